@@ -1,0 +1,81 @@
+# Two commands are all a new user needs: `make serve` and `make test`. Both set up what they need, once, in .venv.
+# Written for GNU make 3.81 and later.
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# cpu, cuda or none; tools/setup finds out when it is empty
+BACKEND ?=
+export BACKEND
+
+.PHONY: help serve test test-clients test-oracle bench check format setup clean
+.NOTPARALLEL:
+
+help:
+	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
+	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
+	@echo "make check         lint, formatting and types"
+	@echo "make test-clients  tests with other projects' clients"
+	@echo "make test-oracle   tests against transformers (installs torch)"
+	@echo "make bench         compare with other servers"
+	@echo "make format        put the code in shape"
+	@echo "make setup         everything for development, and the pre-commit hook"
+	@echo "make clean         remove the environment and everything that was built"
+
+serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
+	@$(BIN)/ingot serve $(ARGS)
+
+test: $(VENV)/.ready-test $(VENV)/.ready-kernels
+	$(BIN)/ingot pull
+	$(BIN)/python -m pytest -m "not clients and not oracle" $(ARGS)
+
+test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
+	$(BIN)/ingot pull
+	$(BIN)/python -m pytest -m clients $(ARGS)
+
+test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
+	$(BIN)/ingot pull
+	$(BIN)/python -m pytest -m oracle $(ARGS)
+
+bench: $(VENV)/.ready-bench $(VENV)/.ready-kernels
+	$(BIN)/python -m bench $(ARGS)
+
+check: $(VENV)/.ready-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-check
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-kernels
+	$(BIN)/pre-commit install
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache node_modules
+	rm -f ingot/kernels/*.so
+	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A purpose's stamp is as new as its last set-up. Removing .venv forgets them all.
+$(VENV)/.ready-serve: pyproject.toml tools/setup
+	@tools/setup serve
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml tools/setup $(VENV)/.ready-serve
+	@tools/setup test
+	@tools/install-chromium
+	@touch $@
+
+$(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle: pyproject.toml tools/setup $(VENV)/.ready-serve
+	@tools/setup $(patsubst .ready-%,%,$(notdir $@))
+	@touch $@
+
+$(VENV)/.ready-clients: $(wildcard tests/clients/package.json) $(VENV)/.ready-serve
+	@tools/install-node-clients
+	@touch $@
+
+# Slower without a compiler, but never in the way.
+$(VENV)/.ready-kernels: $(wildcard ingot/kernels/*.c ingot/kernels/build.py) $(VENV)/.ready-serve
+	-@$(BIN)/python -m ingot.kernels.build
+	@touch $@

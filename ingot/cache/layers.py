@@ -1,0 +1,444 @@
+"""Live layer states: what running sequences have computed, in slots, for three kinds of layer.
+
+*Append* holds every key and value, *window* the last few, *recurrent* a state that only moves forward. `Slots` owns
+one state per layer and a length per slot. A launch runs the model over consecutive slots, each with its own number
+of tokens before it; while it is open, the states are the caches that mlx-lm's models call.
+
+Only the engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from ingot.cache.footprint import CAPACITY_STEP, window_capacity
+from ingot.cache.positions import Offset, consecutive
+from ingot.models.upstream import caches
+
+Kind = Literal["append", "window", "recurrent"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which rows run and how: slots [first, first + rows), `width` tokens each, of which `valid[i]` are real."""
+
+    first: int
+    starts: tuple[int, ...]
+    width: int
+    valid: tuple[int, ...]
+    offset: Offset
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts)
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows
+
+    @property
+    def ragged(self) -> bool:
+        return len(set(self.starts)) > 1
+
+
+class LayerState:
+    """What the three kinds share: the launch they are part of and how to move a row from slot to slot."""
+
+    kind: Kind
+
+    def __init__(self) -> None:
+        self.launch: Launch | None = None
+
+    @property
+    def open_launch(self) -> Launch:
+        assert self.launch is not None, "a layer state is used outside a launch"
+        return self.launch
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Make room for `slots` rows of `capacity` tokens; rows below `slots` keep what they hold."""
+        raise NotImplementedError
+
+    def move(self, source: int, target: int, length: int) -> None:
+        raise NotImplementedError
+
+    def swap(self, one: int, other: int) -> None:
+        raise NotImplementedError
+
+    def clear(self, slot: int) -> None:
+        """Make `slot` hold an empty sequence."""
+
+    def prepare(self, launch: Launch) -> None:
+        """Called before the model runs, once a launch."""
+
+    def arrays(self) -> list[mx.array]:
+        raise NotImplementedError
+
+    def row(self, slot: int, length: int) -> list[mx.array]:
+        """What `slot` holds for its first `length` tokens, as views."""
+        raise NotImplementedError
+
+
+class AppendState(LayerState):
+    kind: Kind = "append"
+
+    def __init__(self, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
+        super().__init__()
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._slots, self._capacity = slots, capacity
+
+    # What slots ask for.
+
+    def resize(self, slots: int, capacity: int) -> None:
+        self._slots, self._capacity = slots, capacity
+        if self.keys is not None and self.values is not None:
+            self.keys = _resized(self.keys, slots, capacity)
+            self.values = _resized(self.values, slots, capacity)
+            # One layer at a time: old and new of one layer are alive together, never of all.
+            mx.eval(self.keys, self.values)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        if self.keys is not None and self.values is not None:
+            _move_tokens(self.keys, source, 0, target, 0, length)
+            _move_tokens(self.values, source, 0, target, 0, length)
+
+    def swap(self, one: int, other: int) -> None:
+        if self.keys is not None and self.values is not None:
+            _swap_rows(self.keys, one, other)
+            _swap_rows(self.values, one, other)
+
+    def arrays(self) -> list[mx.array]:
+        return [] if self.keys is None or self.values is None else [self.keys, self.values]
+
+    def row(self, slot: int, length: int) -> list[mx.array]:
+        return [array[slot : slot + 1, :, :length] for array in self.arrays()]
+
+    # What mlx-lm's models ask for.
+
+    @property
+    def offset(self) -> Offset:
+        return self.open_launch.offset
+
+    def _begins(self) -> Sequence[int]:
+        """Where each row's new tokens go in the buffer."""
+        return self.open_launch.starts
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.keys is None or self.values is None:
+            self.keys = _empty_like(keys, self._slots, self._capacity)
+            self.values = _empty_like(values, self._slots, self._capacity)
+        begins = self._begins()
+        _write(self.keys, keys, self.open_launch, begins)
+        _write(self.values, values, self.open_launch, begins)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        launch = self.open_launch
+        assert self.keys is not None and self.values is not None
+        end = max(self._begins()) + launch.width
+        rows = slice(launch.first, launch.last)
+        return self.keys[rows, :, :end], self.values[rows, :, :end]
+
+    def make_mask(
+        self, width: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        launch = self.open_launch
+        if not launch.ragged and window_size is None and not return_array:
+            return None if width == 1 else "causal"
+        starts = launch.starts
+        return _mask(starts, [0] * launch.rows, width, max(starts) + width, window_size)
+
+    # Llama 4's chunked attention masks for itself and asks its cache to forget; this one need not.
+
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        pass
+
+
+class WindowState(AppendState):
+    """Keeps a row's last tokens in order; `_first[slot]` is the position of the oldest one in the buffer."""
+
+    kind: Kind = "window"
+
+    def __init__(self, window: int, widest: int, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
+        super().__init__(slots, window_capacity(window, widest, capacity))
+        self.window, self.widest = window, widest
+        self._first = [0] * slots
+
+    def resize(self, slots: int, capacity: int) -> None:
+        super().resize(slots, window_capacity(self.window, self.widest, capacity))
+        self._first = (self._first + [0] * slots)[:slots]
+
+    def clear(self, slot: int) -> None:
+        self._first[slot] = 0
+
+    def move(self, source: int, target: int, length: int) -> None:
+        super().move(source, target, length - self._first[source])
+        self._first[target] = self._first[source]
+
+    def swap(self, one: int, other: int) -> None:
+        super().swap(one, other)
+        self._first[one], self._first[other] = self._first[other], self._first[one]
+
+    def row(self, slot: int, length: int) -> list[mx.array]:
+        end = length - self._first[slot]
+        return [array[slot : slot + 1, :, max(0, end - self.window) : end] for array in self.arrays()]
+
+    def prepare(self, launch: Launch) -> None:
+        for slot, start in zip(range(launch.first, launch.last), launch.starts, strict=True):
+            if start - self._first[slot] + launch.width > self._capacity:
+                self._forget(slot, start)
+
+    def _forget(self, slot: int, length: int) -> None:
+        """Move the part of the row that a later token can still see to the front of its buffer."""
+        keep = min(length, self.window - 1)
+        for array in self.arrays():
+            _move_tokens(array, slot, length - keep - self._first[slot], slot, 0, keep)
+        self._first[slot] = length - keep
+
+    def _firsts(self) -> list[int]:
+        return self._first[self.open_launch.first : self.open_launch.last]
+
+    def _begins(self) -> Sequence[int]:
+        launch = self.open_launch
+        return [start - first for start, first in zip(launch.starts, self._firsts(), strict=True)]
+
+    def make_mask(
+        self, width: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        launch = self.open_launch
+        window = window_size or self.window
+        end = max(self._begins()) + width
+        if launch.rows == 1 and end <= window and not return_array:
+            return None if width == 1 else "causal"
+        return _mask(launch.starts, self._firsts(), width, end, window)
+
+
+class RecurrentState(LayerState, caches.ArraysCache):
+    """Convolution tails, SSM and gated-delta states. An ArraysCache, since models tell recurrent layers by that."""
+
+    kind: Kind = "recurrent"
+    left_padding = None
+
+    def __init__(self, parts: int, slots: int = 1) -> None:
+        LayerState.__init__(self)
+        self.cache: list[mx.array | None] = [None] * parts
+        self._slots = slots
+
+    # What slots ask for.
+
+    def resize(self, slots: int, capacity: int) -> None:
+        self._slots = slots
+        self.cache = [None if part is None else _with_rows(part, slots) for part in self.cache]
+        mx.eval(self.arrays())
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for part in self.arrays():
+            part[target] = part[source]
+
+    def swap(self, one: int, other: int) -> None:
+        for part in self.arrays():
+            _swap_rows(part, one, other)
+
+    def clear(self, slot: int) -> None:
+        for part in self.arrays():
+            part[slot] = mx.zeros_like(part[slot])
+
+    def arrays(self) -> list[mx.array]:
+        return [part for part in self.cache if part is not None]
+
+    def row(self, slot: int, length: int) -> list[mx.array]:
+        return [part[slot : slot + 1] for part in self.arrays()]
+
+    # What mlx-lm's models ask for.
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        part = self.cache[index]
+        return None if part is None else part[self.open_launch.first : self.open_launch.last]
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        launch, part = self.open_launch, self.cache[index]
+        if launch.rows == self._slots:
+            self.cache[index] = value
+            return
+        if part is None:
+            part = self.cache[index] = mx.zeros((self._slots, *value.shape[1:]), value.dtype)
+        part[launch.first : launch.last] = value
+
+    @property
+    def lengths(self) -> mx.array | None:
+        launch = self.open_launch
+        return None if min(launch.valid) == launch.width else mx.array(launch.valid)
+
+    def advance(self, count: int) -> None:
+        """Lengths belong to the slots, which advance when the launch ends."""
+
+    def make_mask(self, width: int) -> mx.array | None:
+        lengths = self.lengths
+        return None if lengths is None else mx.arange(width) < lengths[:, None]
+
+    @property
+    def offset(self) -> Offset:
+        return self.open_launch.offset
+
+
+class GroupState(LayerState):
+    """Several states of one layer, as models with two mixers in a layer ask for."""
+
+    def __init__(self, parts: list[LayerState]) -> None:
+        super().__init__()
+        self.caches = parts
+        self.kind = "recurrent" if any(part.kind == "recurrent" for part in parts) else parts[0].kind
+
+    def __getitem__(self, index: int) -> LayerState:
+        return self.caches[index]
+
+
+class Slots:
+    """The live states of all running sequences: `slots` rows, each with room for `capacity` tokens."""
+
+    def __init__(self, layers: list[LayerState]) -> None:
+        self.layers = layers
+        self.count, self.capacity = 1, CAPACITY_STEP
+        self.lengths: list[int] = [0]
+        self.states = [part for layer in layers for part in _parts(layer)]
+
+    @property
+    def kinds(self) -> set[Kind]:
+        return {state.kind for state in self.states}
+
+    def arrays(self) -> list[mx.array]:
+        return [array for state in self.states for array in state.arrays()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Rows at or above `slots` must be empty, and no row longer than `capacity`."""
+        assert not any(self.lengths[slots:]) and max(self.lengths) <= capacity
+        if (slots, capacity) == (self.count, self.capacity):
+            return
+        for state in self.states:
+            state.resize(slots, capacity)
+        self.count, self.capacity = slots, capacity
+        self.lengths = (self.lengths + [0] * slots)[:slots]
+
+    def clear(self, slot: int) -> None:
+        if self.lengths[slot]:
+            for state in self.states:
+                state.clear(slot)
+        self.lengths[slot] = 0
+
+    def move(self, source: int, target: int) -> None:
+        """Give `target` what `source` holds and leave `source` empty."""
+        if source != target:
+            for state in self.states:
+                state.move(source, target, self.lengths[source])
+            self.lengths[target] = self.lengths[source]
+            self.clear(source)
+
+    def swap(self, one: int, other: int) -> None:
+        for state in self.states:
+            state.swap(one, other)
+        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
+
+    @contextmanager
+    def launch(
+        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None, offset: Offset | None = None
+    ) -> Iterator[list[LayerState]]:
+        """The caches of a forward pass over slots [first, first + rows); afterwards the rows are longer.
+
+        A row with fewer than `width` real tokens is padded on the right; what it computes for the padding is never
+        seen by a real token. Raises nothing and changes no length if the forward pass fails.
+        """
+        starts = tuple(self.lengths[first : first + rows])
+        counts = tuple(valid) if valid is not None else (width,) * rows
+        opened = Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
+        assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
+        for state in self.states:
+            state.launch = opened
+            state.prepare(opened)
+        try:
+            yield self.layers
+        finally:
+            for state in self.states:
+                state.launch = None
+        for slot, start, count in zip(range(first, first + rows), starts, counts, strict=True):
+            self.lengths[slot] = start + count
+
+
+def _parts(layer: LayerState) -> list[LayerState]:
+    return layer.caches if isinstance(layer, GroupState) else [layer]
+
+
+def state_for(asked: Any, widest: int) -> LayerState:
+    """Our live state for a cache that mlx-lm's `make_cache` asks for; KeyError where there is none."""
+    return _FACTORIES[type(asked)](asked, widest)
+
+
+def _group(asked: Any, widest: int) -> GroupState:
+    return GroupState([state_for(part, widest) for part in asked.caches])
+
+
+_FACTORIES: dict[type, Callable[[Any, int], LayerState]] = {
+    caches.KVCache: lambda asked, widest: AppendState(),
+    caches.ChunkedKVCache: lambda asked, widest: AppendState(),
+    caches.RotatingKVCache: lambda asked, widest: WindowState(asked.max_size, widest),
+    caches.ArraysCache: lambda asked, widest: RecurrentState(len(asked.cache)),
+    caches.CacheList: _group,
+}
+
+
+def _empty_like(part: mx.array, slots: int, capacity: int) -> mx.array:
+    return mx.zeros((slots, part.shape[1], capacity, part.shape[3]), part.dtype)
+
+
+def _with_rows(array: mx.array, rows: int) -> mx.array:
+    if rows <= array.shape[0]:
+        return mx.contiguous(array[:rows])
+    return mx.concatenate([array, mx.zeros((rows - array.shape[0], *array.shape[1:]), array.dtype)])
+
+
+def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
+    kept_slots, kept = min(slots, array.shape[0]), min(capacity, array.shape[2])
+    fresh = mx.zeros((slots, array.shape[1], capacity, array.shape[3]), array.dtype)
+    fresh[:kept_slots, :, :kept] = array[:kept_slots, :, :kept]
+    return fresh
+
+
+def _move_tokens(array: mx.array, source: int, begin: int, target: int, to: int, count: int) -> None:
+    array[target, :, to : to + count] = array[source, :, begin : begin + count]
+
+
+def _swap_rows(array: mx.array, one: int, other: int) -> None:
+    kept = array[one]
+    array[one] = array[other]
+    array[other] = kept
+
+
+def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:
+    """Put each row's new tokens behind the ones it has. In place: the arena has no other owner."""
+    width = update.shape[2]
+    if len(set(begins)) == 1:
+        arena[launch.first : launch.last, :, begins[0] : begins[0] + width] = update
+    elif width == 1:
+        rows = mx.arange(launch.first, launch.last)
+        arena[rows, :, mx.array(begins)] = update[:, :, 0]
+    else:
+        for row, begin in enumerate(begins):
+            arena[launch.first + row, :, begin : begin + width] = update[row]
+
+
+def _mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
+    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j."""
+    token = (mx.array(starts)[:, None] + mx.arange(width))[:, None, :, None]
+    key = (mx.array(firsts)[:, None] + mx.arange(end))[:, None, None, :]
+    mask = key <= token
+    return mask if window is None else mask & (key > token - window)

@@ -1,0 +1,191 @@
+"""`ingot chat [MODEL|URL]`: a conversation in the terminal, or one question from a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from ingot.cli.chat_commands import run_command
+from ingot.cli.client import Client, ServerError, delta_of, is_url
+from ingot.cli.conversation import SAMPLING, Conversation, sampling_value
+from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.config import SETTINGS, Settings
+from ingot.errors import ConfigError, ModelError
+
+ABOUT = "Talk to a model. MODEL runs here, in this process; a URL is any OpenAI-compatible server."
+LOCAL_SECTIONS = ("the model", "the engine")  # settings that say how to run a model: no use with a URL
+FENCE = '"""'
+HISTORY_LENGTH = 2000
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+# A model's text is not to be trusted with the terminal: no control characters but line feed and tab.
+_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
+
+
+def run(arguments: list[str]) -> int:
+    namespace = _parser().parse(arguments)
+    config = settle(namespace)
+    given = vars(namespace)
+    with contextlib.ExitStack() as stack:
+        client = _client(namespace, config.settings, stack)
+        sampling = {name: sampling_value(name, given[name]) for name in SAMPLING if name in given}
+        name = given.get("name") or _served_name(client)
+        conversation = Conversation(name, system=given.get("system"), sampling=sampling)
+        if not sys.stdin.isatty():
+            return _one_shot(client, conversation)
+        return _converse(client, conversation)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("chat", ABOUT)
+    parser.add_argument("model", nargs="?", metavar="MODEL|URL", help="what to talk to", default=None)
+    parser.flag("--system", metavar="TEXT", section="the chat", help="the system prompt")
+    parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to ask")
+    for name in SAMPLING:
+        flag = "--" + name.replace("_", "-")
+        parser.flag(flag, dest=name, metavar="X", section="the chat", help=f"{name} of the requests")
+    add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
+    known = SETTINGS["api_key"]
+    parser.flag(known.flag, dest=known.name, metavar="KEY", section="the chat", help="key of the server at URL")
+    return parser
+
+
+def _client(namespace: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack) -> Client:
+    """A client of the server at URL, or of one that is started here and lives as long as `stack`."""
+    if not is_url(settings.model):
+        from ingot.cli.local_server import local_server
+
+        return Client(stack.enter_context(local_server(settings)), settings.api_key)
+    useless = [SETTINGS[name] for name in vars(namespace) if name in SETTINGS and name != "model"]
+    for known in useless:
+        if known.section in LOCAL_SECTIONS:
+            raise ConfigError(f"{known.flag} says how to run a model here; it means nothing to {settings.model}")
+    return Client(settings.model, settings.api_key)
+
+
+def _served_name(client: Client) -> str:
+    try:
+        return str(client.get("models")["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ModelError(f"{client.url} lists no models; name one with --name") from None
+
+
+def answer(client: Client, conversation: Conversation, question: str) -> Generator[tuple[str, str], None, None]:
+    """(reasoning, text) as they arrive. What was said is kept, also when the answer is stopped or fails."""
+    said: list[str] = []
+    try:
+        with contextlib.closing(client.stream("chat/completions", conversation.ask(question))) as chunks:
+            for chunk in chunks:
+                reasoning, text = delta_of(chunk.data)
+                said.append(text)
+                yield reasoning, text
+    finally:
+        if any(said):
+            conversation.answered("".join(said))
+
+
+def _one_shot(client: Client, conversation: Conversation) -> int:
+    question = sys.stdin.read().removesuffix("\n")
+    if not question:
+        raise ConfigError("nothing to ask: standard input is empty")
+    clean = sys.stdout.isatty()
+    for _, text in answer(client, conversation, question):
+        _write(printable(text) if clean else text)
+    _write("\n")
+    return 0
+
+
+def _converse(client: Client, conversation: Conversation) -> int:
+    print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D leaves")
+    with _history(history_path()):
+        while True:
+            try:
+                message = read_message(input)
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D or /quit leaves)")
+                continue
+            if message.startswith("/"):
+                outcome = run_command(conversation, message)
+                if outcome.say:
+                    print(outcome.say)
+                if outcome.leave:
+                    return 0
+                message = outcome.ask or ""
+            if message.strip():
+                _show_answer(client, conversation, message)
+
+
+def read_message(read: Callable[[str], str]) -> str:
+    """One message: a line, lines joined by a backslash at their end, or a block between two `\"\"\"`."""
+    line = read("> ")
+    if line.lstrip().startswith(FENCE):
+        lines = [line.lstrip().removeprefix(FENCE)]
+        while not lines[-1].rstrip().endswith(FENCE):
+            lines.append(read(". "))
+        lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
+        return "\n".join(lines).strip("\n")
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + read(". ")
+    return line
+
+
+def _show_answer(client: Client, conversation: Conversation, question: str) -> None:
+    """Ctrl-C ends the answer, not the program; a failed one is said and the chat goes on."""
+    stream = answer(client, conversation, question)
+    thinking = False
+    try:
+        for reasoning, text in stream:
+            if bool(reasoning) != thinking and (reasoning or text):
+                thinking = bool(reasoning)
+                _write(DIM if thinking else f"{PLAIN}\n")
+            _write(printable(reasoning + text))
+        _write("\n")
+    except KeyboardInterrupt:
+        _write(f"{PLAIN}\n(stopped)\n")
+    except ServerError as error:
+        _write(f"{PLAIN}\n")
+        print(f"ingot chat: {error.message}", file=sys.stderr)
+    finally:
+        stream.close()
+
+
+def printable(text: str) -> str:
+    return text.translate(_CONTROLS)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def history_path() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "ingot" / "history"
+
+
+@contextlib.contextmanager
+def _history(path: Path) -> Iterator[None]:
+    """Line editing with the lines of earlier chats; those of this one are added when it ends."""
+    try:
+        import readline
+    except ImportError:  # a Python built without it still reads lines
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY_LENGTH)
+    try:
+        yield
+    finally:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
+        except OSError as error:
+            print(f"ingot chat: the history was not saved: {error}", file=sys.stderr)

@@ -1,0 +1,183 @@
+"""A small client for OpenAI-compatible servers: JSON in and out, and server-sent events as they arrive.
+
+Blocking, one connection a call; closing a stream closes its connection, which tells the server to stop.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ingot.errors import ConfigError, IngotError
+from ingot.version import __version__
+
+_READ = 1 << 16
+_LONGEST_ERROR = 1 << 20
+
+
+class ServerError(IngotError):
+    """The server could not be reached, refused, or broke off. `answered` is its HTTP status, if any."""
+
+    def __init__(self, message: str, answered: int | None = None) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a stream, and when its last byte was read, on the clock of time.perf_counter()."""
+
+    at: float
+    data: Mapping[str, Any]
+
+
+def is_url(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
+
+
+class Client:
+    """`url` is a server's root (`http://host:8000`) or its API's base (`http://host:8000/v1`)."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise ConfigError(f"{url} holds no valid port") from None
+        if not is_url(url) or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"{url!r} is no server address; write it like http://127.0.0.1:8000")
+        if parts.username or parts.password:
+            raise ConfigError("give the key with --api-key or INGOT_API_KEY, not inside the address")
+        self.host, self.port, self.tls = parts.hostname, port, parts.scheme.lower() == "https"
+        self.base = parts.path.rstrip("/") or "/v1"
+        self.url, self.timeout = url, timeout
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"ingot/{__version__}"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path` below the API's base, or from the server's root when `path` starts with `/`."""
+        return self._json("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._json("POST", path, body)
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Chunk, None, None]:
+        """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
+        connection = self._connect()
+        try:
+            response = self._ask(connection, "POST", path, body)
+            events = EventLines()
+            while piece := self._read(response):
+                now = time.perf_counter()
+                for data in events.feed(piece):
+                    if data == b"[DONE]":
+                        return
+                    yield Chunk(now, _event(data))
+            raise ServerError("the server closed the stream before its end")
+        finally:
+            connection.close()
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        connection = self._connect()
+        try:
+            response = self._ask(connection, method, path, body)
+            return json.loads(response.read())
+        except ValueError:
+            raise ServerError(f"{self.url} did not answer {path} with JSON") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.tls:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
+        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> http.client.HTTPResponse:
+        target = path if path.startswith("/") else f"{self.base}/{path}"
+        payload = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, target, body=payload, headers=self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            text = response.read(_LONGEST_ERROR)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+        raise ServerError(_refusal(response.status, text), response.status)
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read1(_READ)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> ServerError:
+        if isinstance(error, ConnectionRefusedError):
+            return ServerError(f"no server answers at {self.url}")
+        if isinstance(error, TimeoutError):
+            return ServerError(f"{self.url} was silent for {self.timeout:g} s")
+        return ServerError(f"the connection to {self.url} failed: {error or type(error).__name__}")
+
+
+class EventLines:
+    """Bytes of a `text/event-stream`, in any pieces, to the data of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data
+
+
+def delta_of(chunk: Mapping[str, Any]) -> tuple[str, str]:
+    """(reasoning, text) that a chunk of a chat or a completion adds; empty where none."""
+    choices = chunk.get("choices") or [{}]
+    delta = choices[0].get("delta") or {}
+    return delta.get("reasoning_content") or "", delta.get("content") or choices[0].get("text") or ""
+
+
+def _event(data: bytes) -> Mapping[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from None
+    if not isinstance(event, dict):
+        raise ServerError(f"the server sent an event that is no object: {data[:80]!r}")
+    if event.get("error"):
+        raise ServerError(_message(event) or "the server reported an error")
+    return event
+
+
+def _refusal(status: int, text: bytes) -> str:
+    try:
+        message = _message(json.loads(text))
+    except ValueError:
+        message = text.decode("utf-8", "replace").strip()[:200]
+    return f"{message or http.client.responses.get(status, 'refused')} (HTTP {status})"
+
+
+def _message(body: Any) -> str | None:
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error if isinstance(error, str) else None

@@ -1,0 +1,61 @@
+"""`ingot doctor`: what this machine offers, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from ingot.cli import examine
+from ingot.cli.examine import Finding
+from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.config import Settings
+
+ABOUT = "Say what this machine offers, what is missing and how to get it. Fails when something required is missing."
+MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
+
+
+def run(arguments: list[str]) -> int:
+    parser = CommandParser("doctor", ABOUT)
+    parser.flag("--json", action="store_true", help="print the findings as JSON")
+    parser.flag("--network", action="store_true", help="also ask whether the model hub can be reached")
+    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    namespace = parser.parse(arguments)
+    settings = settle(namespace).settings
+    given = vars(namespace)
+    findings = list(look(settings, network="network" in given))
+    healthy = all(finding.state != "missing" for finding in findings)
+    if "json" in given:
+        print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(_text(findings))
+    return 0 if healthy else 1
+
+
+def look(settings: Settings, network: bool) -> Iterator[Finding]:
+    probed = examine.probe_mlx()
+    yield examine.python()
+    yield examine.processor()
+    yield from examine.nvidia(probed)
+    yield from examine.mlx(probed)
+    yield from examine.packages()
+    if sys.platform == "linux":
+        yield examine.compiler("C compiler", ("cc", "gcc", "clang"), "the fast BLAS bridge is built with it")
+        yield examine.compiler("C++ compiler", ("g++",), "mx.compile needs it at run time on CPUs")
+    yield examine.memory()
+    yield examine.disk(settings.models_dir)
+    yield examine.open_files()
+    yield from examine.extras()
+    if network:
+        yield examine.hub(settings)
+
+
+def _text(findings: list[Finding]) -> str:
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{MARKS[finding.state]:<8}{finding.name:<{width}}  {finding.detail}")
+        if finding.advice:
+            lines.append(f"{'':<8}{'':<{width}}  -> {finding.advice}")
+    return "\n".join(lines)

@@ -1,0 +1,174 @@
+"""The doctor's single examinations: each looks at one thing and says what it found. None imports mlx."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.config import GIB, Settings
+from ingot.kernels import device
+
+REQUIRED = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
+EXTRAS = {"matplotlib": ("bench", "plots of `ingot bench`")}
+FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+PROBE_SECONDS = 120
+LEAST_DISK = 2 * GIB
+LEAST_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`missing`: required and not there; `note`: works, and could be better; `advice`: what to do about it."""
+
+    name: str
+    state: Literal["ok", "note", "missing"]
+    detail: str
+    advice: str | None = None
+
+
+def python() -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def processor() -> Finding:
+    cores = f"{os.cpu_count()} cores"
+    features = ", ".join(_features())
+    return Finding("processor", "ok", "; ".join(part for part in (device.cpu_name(), cores, features) if part))
+
+
+def _features() -> list[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return []
+    for line in cpuinfo.read_text().splitlines():
+        if line.lower().startswith(("flags", "features")):
+            present = set(line.partition(":")[2].split())
+            return [feature for feature in FEATURES if feature in present]
+    return []
+
+
+def probe_mlx() -> dict[str, Any] | str:
+    """What `probe_mlx` printed, or why it could not."""
+    command = [sys.executable, "-m", "ingot.cli.probe_mlx"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"mlx did nothing for {PROBE_SECONDS} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"mlx died with code {done.returncode}"])[-1]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
+    if isinstance(probed, str):
+        extra = "" if sys.platform == "darwin" else "[cpu]"
+        yield Finding("mlx", "missing", probed, f"pip install 'ingot{extra}'")
+        return
+    speed = f"{probed['gflops']:.0f} GFLOP/s in float32"
+    yield Finding("mlx", "ok", f"{probed['version']} on {probed['kind']} ({probed['name']}), {speed}")
+    if probed["kind"] == "cpu" and sys.platform == "linux":
+        blas = "OpenBLAS" if probed["fast_blas"] else "mlx's reference BLAS (slow)"
+        yield Finding("BLAS", "note" if probed["blas_advice"] else "ok", blas, probed["blas_advice"])
+
+
+def nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:
+    """Nothing where there is no NVIDIA GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("NVIDIA GPU", "note", f"nvidia-smi failed: {error}", "check the driver")
+        return
+    if done.returncode != 0:
+        yield Finding("NVIDIA GPU", "note", "nvidia-smi finds no working GPU", "check the driver")
+        return
+    unused = isinstance(probed, dict) and probed["kind"] == "cpu"
+    advice = "mlx runs on the CPU: install into a fresh environment with pip install 'ingot[cuda]'"
+    detail = "; ".join(done.stdout.strip().splitlines())
+    yield Finding("NVIDIA GPU", "note" if unused else "ok", detail, advice if unused else None)
+
+
+def packages() -> Iterator[Finding]:
+    for name in REQUIRED:
+        try:
+            yield Finding(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "missing", "not installed", f"pip install {name}")
+
+
+def compiler(name: str, programs: Sequence[str], use: str) -> Finding:
+    found = next((path for program in programs if (path := shutil.which(program))), None)
+    if found is None:
+        return Finding(name, "note", f"none; {use}", "apt-get install g++ (or your system's package)")
+    return Finding(name, "ok", found)
+
+
+def memory() -> Finding:
+    total, available = device.total_memory(), device.available_memory()
+    return Finding("memory", "ok", f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB")
+
+
+def disk(folder: Path) -> Finding:
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / GIB:.1f} GiB free for {folder}"
+    if not os.access(there, os.W_OK):
+        return Finding("models folder", "missing", f"{there} cannot be written", "choose another: --models-dir")
+    if free < LEAST_DISK:
+        return Finding("models folder", "note", detail, "make room, or choose another folder: --models-dir")
+    return Finding("models folder", "ok", detail)
+
+
+def open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{_limit(soft)} (at most {_limit(hard)})"
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        return Finding("open files", "note", detail, f"each client needs one: ulimit -n {LEAST_FILES}")
+    return Finding("open files", "ok", detail)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def extras() -> Iterator[Finding]:
+    for package, (extra, use) in EXTRAS.items():
+        if importlib.util.find_spec(package) is None:
+            yield Finding(package, "note", f"not installed; for {use}", f"pip install 'ingot[{extra}]'")
+        else:
+            yield Finding(package, "ok", importlib.metadata.version(package))
+
+
+def hub(settings: Settings) -> Finding:
+    """Whether the model hub answers; not asked when the settings forbid the network."""
+    if settings.offline:
+        return Finding("model hub", "ok", "not asked: offline")
+    from huggingface_hub.constants import ENDPOINT as address  # follows the user's own settings for the hub
+
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return Finding("model hub", "ok", f"{address} answers")
+    except urllib.error.HTTPError as error:
+        return Finding("model hub", "ok", f"{address} answers (HTTP {error.code})")
+    except (OSError, ValueError) as error:
+        return Finding(
+            "model hub", "note", f"{address} cannot be reached: {error}", "check the network, or use --offline"
+        )

@@ -1,0 +1,94 @@
+"""`ingot COMMAND ...`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
+
+A command is a module with `run(arguments) -> exit code`, imported only when it is called, so that `--help`
+and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ingot.errors import ConfigError, IngotError, nearest
+from ingot.version import __version__
+
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "chat": "talk to a model, or to a server, in the terminal",
+    "pull": "fetch a model, and convert it if need be",
+    "models": "list the models that are here, and those that can be fetched by name",
+    "bench": "measure a running server",
+    "doctor": "say what this machine offers, what is missing and how to get it",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else "--help"
+    if name in ("--help", "-h", "help"):
+        print(_help())
+        return 0
+    if name in ("--version", "-V", "version"):
+        print(f"ingot {__version__}")
+        return 0
+    if name not in COMMANDS:
+        return _refuse(f"ingot: {_unknown(name)}")
+    return _run(name, words[1:])
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<8} {about}" for name, about in COMMANDS.items())
+    return (
+        "usage: ingot COMMAND [ARGUMENTS]\n\n"
+        "An inference server for language models on MLX.\n\n"
+        f"commands:\n{rows}\n\n"
+        "options:\n  -h, --help     show this\n  -V, --version  show the version\n\n"
+        "`ingot COMMAND --help` lists a command's flags."
+    )
+
+
+def _unknown(name: str) -> str:
+    what = "unknown flag" if name.startswith("-") else "unknown command"
+    near = nearest(name, [*COMMANDS, "--help", "--version"])
+    return f"{what} {name}; " + (f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}")
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    try:
+        code: int = importlib.import_module(f"ingot.cli.{name}").run(arguments)
+        sys.stdout.flush()  # so that a closed pipe is noticed here and not at exit
+        return code
+    except ConfigError as error:
+        return _refuse(f"ingot {name}: {error.message}")
+    except IngotError as error:
+        return _fail(name, error, error.message)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough. Python would complain when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the program's last line of defence: a person reads this, not a traceback
+        return _fail(name, error, f"{type(error).__name__}: {error}")
+
+
+def _fail(name: str, error: Exception, message: str) -> int:
+    import logging
+    import traceback
+
+    if logging.getLogger("ingot").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error)
+    print(f"ingot {name}: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
+def _refuse(line: str) -> int:
+    print(line, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""`ingot models`: those that are here, and those that can be fetched by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from ingot.cli.flags import CommandParser, add_settings, settle
+
+ABOUT = "List the models that are here, and those that can be fetched by name."
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """`name` is what `ingot serve` takes; without a `path` the model is not here yet."""
+
+    name: str
+    kind: Literal["packaged", "local", "hub"]
+    bytes: int
+    path: str | None
+    source: str
+
+
+def run(arguments: list[str]) -> int:
+    parser = CommandParser("models", ABOUT)
+    parser.flag("--json", action="store_true", help="print the list as JSON")
+    leave_out = ("offline", "context", "dtype", "chat_template")
+    add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
+    namespace = parser.parse(arguments)
+    folder = settle(namespace).settings.models_dir
+    listed = [*packaged(folder), *local(folder), *cached_from_hub()]
+    if "json" in vars(namespace):
+        print(json.dumps({"models_dir": str(folder), "models": [asdict(model) for model in listed]}, indent=2))
+    else:
+        print(_table(listed))
+    return 0
+
+
+def packaged(folder: Path) -> Iterator[Listed]:
+    from ingot.models.packaged import PACKAGED
+    from ingot.models.shelf import inventory
+
+    here = {kept.path: kept for kept in inventory(folder)}
+    for model in PACKAGED:
+        kept = here.get(folder / model.name)
+        size, path = (kept.size, str(kept.path)) if kept else (model.size, None)
+        yield Listed(model.name, "packaged", size, path, model.origin["source"])
+
+
+def local(folder: Path) -> Iterator[Listed]:
+    """Folders and .gguf files in the models folder, whether ingot put them there or the user did."""
+    from ingot.models.packaged import names
+    from ingot.models.shelf import inventory
+
+    sources = {kept.path: kept.source for kept in inventory(folder)}
+    for path in sorted(folder.glob("*")):
+        if path.name.startswith(".") or path.name in names():
+            continue
+        if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
+            yield Listed(str(path), "local", _size(path), str(path), sources.get(path, str(path)))
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def cached_from_hub() -> Iterator[Listed]:
+    """What `huggingface_hub` has fetched for anyone on this machine."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda found: found.repo_id):
+        if repository.repo_type == "model":
+            name, path = repository.repo_id, str(repository.repo_path)
+            yield Listed(name, "hub", repository.size_on_disk, path, f"hub:{name}")
+
+
+def _table(listed: list[Listed]) -> str:
+    from ingot.models.progress import format_bytes
+
+    width = max([len(model.name) for model in listed], default=0)
+    return "\n".join(
+        f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {model.path or 'not fetched yet'}"
+        for model in listed
+    )

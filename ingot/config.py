@@ -1,0 +1,367 @@
+"""One frozen settings object. Flags, `INGOT_*` variables and a TOML file all map to it, and nowhere else.
+
+A field's metadata holds its help text and its limits; its flag is `--field-name`, its variable
+`INGOT_FIELD_NAME`, its key in the file `field_name`. Precedence: flag, then variable, then file, then the
+default here. A `Settings` that exists is valid: every limit is checked when one is made, whoever makes it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError, nearest
+
+DEFAULT_MODEL = "smollm2-135m"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PREFIX = "INGOT_"
+# Variables with our prefix that are no settings: the file's place, and the choice of kernels for one process.
+OTHER_VARIABLES = frozenset({"INGOT_CONFIG", "INGOT_KERNELS"})
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def memory_bytes(text: str, total: int) -> int:
+    """What `12GB`, `800MiB` or `60%` means on a device with `total` bytes. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(%|[KMGT]?i?B)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ConfigError(f"{text!r} is no amount of memory; write it like 12GB, 800MiB or 60%")
+    number, unit = float(match[1]), match[2].upper()
+    amount = int(total * number / 100) if unit == "%" else int(number * _UNITS[unit])
+    if not 0 < amount <= total:
+        raise ConfigError(f"{text} is {amount} bytes; the memory here is {total} bytes")
+    return amount
+
+
+def _memory_problem(text: str) -> str | None:
+    try:
+        memory_bytes(text, 1 << 62)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def _key_problem(key: str) -> str | None:
+    return (
+        None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
+    )
+
+
+def _host_problem(hosts: tuple[str, ...]) -> str | None:
+    wrong = [host for host in hosts if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", host)]
+    return f"{wrong[0]!r} is no host name (no scheme, no port, no wildcard)" if wrong else None
+
+
+def _origin_problem(origins: tuple[str, ...]) -> str | None:
+    wrong = [origin for origin in origins if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+", origin)]
+    return f"{wrong[0]!r} is no origin; write it like https://chat.example.org" if wrong else None
+
+
+def setting(default: Any, help: str, **metadata: Any) -> Any:
+    """A field of `Settings`. Metadata: section (kept by the fields that follow), positional (the argument
+    in place of a flag), low, high, choices, secret, check (value -> problem or None)."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: str = setting(
+        DEFAULT_MODEL,
+        "local folder, .gguf file, hub id, or the name of a packaged model",
+        section="the model",
+        positional="MODEL",
+    )
+    models_dir: Path = setting(Path("~/.cache/ingot/models"), "where fetched and converted models are kept")  # noqa: RUF009
+    offline: bool = setting(False, "never use the network: only models that are already here")
+    context: int | None = setting(
+        None, "longest sequence, in tokens (default: what the model was trained for)", low=1, high=1 << 24
+    )
+    dtype: str | None = setting(
+        None,
+        "float32, bfloat16 or float16 (default: what suits the device)",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
+
+    host: str = setting(
+        "127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door"
+    )
+    port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
+    api_key: str | None = setting(
+        None, "key that clients must send (Bearer or x-api-key)", secret=True, check=_key_problem
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "extra Host names to answer to, besides the listening address", check=_host_problem
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), "origins that browsers may call from (none by default)", check=_origin_problem
+    )
+    strict: bool = setting(False, "refuse requests that hold an unknown field")
+    max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
+    max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)
+    max_json_depth: int = setting(64, "deepest nesting of a JSON body", low=1, high=512)
+    keepalive_s: float = setting(
+        10.0, "seconds of silence after which a stream gets a keep-alive comment", low=0.01, high=3600.0
+    )
+    request_timeout_s: float = setting(
+        3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
+    )
+
+    memory: str | None = setting(
+        None,
+        "memory budget for weights and sequences, such as 12GB or 60% (default: what the device can spare)",
+        section="the engine",
+        check=_memory_problem,
+    )
+    max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
+    max_queue: int = setting(
+        256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000
+    )
+    target_itl_ms: float = setting(
+        100.0,
+        "longest wanted time between two tokens of a stream while others prefill",
+        low=1.0,
+        high=60_000.0,
+    )
+    prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
+
+    log_level: str = setting(
+        "info",
+        "debug, info, warning or error",
+        section="the rest",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+    def __post_init__(self) -> None:
+        for known in SETTINGS.values():
+            value = _checked(known, getattr(self, known.name), known.name)
+            object.__setattr__(self, known.name, value)
+        if self.api_key is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, so an API key is needed: "
+                "set INGOT_API_KEY or --api-key, or listen on 127.0.0.1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of `Settings` as flags, variables and files see it."""
+
+    name: str
+    kind: Any  # str, int, float, bool, Path or tuple
+    optional: bool
+    default: Any
+    help: str
+    section: str
+    positional: str | None
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...] | None
+    secret: bool
+    check: Callable[[Any], str | None] | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings, the file that was read, and where each value came from: `default`, `file PATH`,
+    `env INGOT_X`, `flag --x` or `argument X`."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    file: Path | None
+
+
+def _settings() -> Iterator[Setting]:
+    hints = typing.get_type_hints(Settings)
+    section = ""
+    for each in fields(Settings):
+        meta = each.metadata
+        section = meta.get("section", section)
+        kind, optional = _kind(hints[each.name])
+        limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
+        secret = meta.get("secret", False)
+        yield Setting(each.name, kind, optional, each.default, meta["help"], section, secret=secret, **limits)
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) is types.UnionType:
+        plain = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
+        return plain[0], True
+    return typing.get_origin(hint) or hint, False
+
+
+SETTINGS: Mapping[str, Setting] = {known.name: known for known in _settings()}
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Config:
+    """Settle every value. `flags` holds only what was given, by field name; `file` is what `--config` named.
+
+    Raises ConfigError, naming the flag, variable or key at fault and the nearest known one.
+    """
+    path = _file_path(environ, file)
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(SETTINGS, "default")
+    for known, value, origin, place in _sources(flags, environ, path):
+        values[known.name] = _checked(known, value, place)
+        origins[known.name] = origin
+    return Config(Settings(**values), origins, path)
+
+
+def _sources(
+    flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
+) -> Iterator[tuple[Setting, Any, str, str]]:
+    """(setting, typed value, origin, place to name in an error), weakest source first."""
+    if path is not None:
+        for name, raw in _read(path).items():
+            known, place = _known(name, f"{path}: unknown key", SETTINGS), f"{path}: {name}"
+            yield known, _from_toml(known, raw, place), f"file {path}", place
+    variables = {known.variable: known for known in SETTINGS.values()}
+    for name, raw in environ.items():
+        if name.startswith(PREFIX) and name not in OTHER_VARIABLES:
+            known = _known(name, "unknown variable", variables, OTHER_VARIABLES)
+            yield known, _from_text(known, raw, name), f"env {name}", name
+    for name, raw in flags.items():
+        known = _known(name, "unknown flag", SETTINGS)
+        origin = f"argument {known.positional}" if known.positional else f"flag {known.flag}"
+        place = known.positional or known.flag
+        yield known, _from_text(known, raw, place) if isinstance(raw, str) else raw, origin, place
+
+
+def _known(name: str, what: str, table: Mapping[str, Setting], also: frozenset[str] = frozenset()) -> Setting:
+    if name in table:
+        return table[name]
+    near = nearest(name, [*table, *also])
+    raise ConfigError(f"{what} {name}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _file_path(environ: Mapping[str, str], given: Path | None) -> Path | None:
+    if given is not None:
+        return given.expanduser()
+    if named := environ.get("INGOT_CONFIG"):
+        return Path(named).expanduser()
+    usual = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "ingot" / "config.toml"
+    return usual if usual.is_file() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # broken TOML or broken UTF-8
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _from_text(known: Setting, text: str, place: str) -> Any:
+    """A value from a flag or a variable. Empty means none where that is possible and no secret."""
+    if text == "" and known.optional and not known.secret:
+        return None
+    if known.kind is bool:
+        if text.strip().lower() not in _WORDS:
+            raise ConfigError(f"{place}: {text!r} is neither true nor false")
+        return _WORDS[text.strip().lower()]
+    if known.kind in (int, float):
+        try:
+            return known.kind(text)
+        except ValueError:
+            wanted = "whole number" if known.kind is int else "number"
+            raise ConfigError(f"{place}: {text!r} is not a {wanted}") from None
+    if known.kind is tuple:
+        return tuple(part for piece in text.split(",") if (part := piece.strip()))
+    return Path(text) if known.kind is Path and text else text
+
+
+def _from_toml(known: Setting, value: Any, place: str) -> Any:
+    if known.kind is float and type(value) is int:
+        return float(value)
+    if known.kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if known.kind is Path and isinstance(value, str) and value:
+        path = Path(value).expanduser()
+        if not path.is_absolute():
+            raise ConfigError(f"{place}: a path in the file must be absolute or start with ~")
+        return path
+    return value
+
+
+def _checked(known: Setting, value: Any, place: str) -> Any:
+    """`value` within the setting's type and limits, paths with their ~ expanded; else ConfigError."""
+    if value is None and known.optional:
+        return None
+    problem = _type_problem(known, value) or _limit_problem(known, value)
+    if problem is None and known.check is not None:
+        problem = known.check(value)
+    if problem is not None:
+        raise ConfigError(f"{place}: {problem}")
+    return value.expanduser() if isinstance(value, Path) else value
+
+
+_NAMES = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list of texts",
+    Path: "a path",
+}
+
+
+def _type_problem(known: Setting, value: Any) -> str | None:
+    number = known.kind is float and type(value) is int
+    if not (isinstance(value, known.kind) or number) or (isinstance(value, bool) and known.kind is not bool):
+        shown = "this" if known.secret else repr(value)
+        return f"{shown} is not {_NAMES[known.kind]}"
+    if known.kind is tuple and not all(isinstance(part, str) and part for part in value):
+        return f"{value!r} is not a list of texts"
+    return "must not be empty" if value == "" else None
+
+
+def _limit_problem(known: Setting, value: Any) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if known.low is not None and value < known.low:
+        return f"{value} is too small; the least is {known.low}"
+    if known.high is not None and value > known.high:
+        return f"{value} is too large; the most is {known.high}"
+    if known.choices is not None and value not in known.choices:
+        near = nearest(value, known.choices)
+        return f"{value!r} is not one of {', '.join(known.choices)}" + (
+            f"; did you mean {near}?" if near else ""
+        )
+    return None

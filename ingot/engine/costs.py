@@ -1,0 +1,68 @@
+"""What a step costs, learned from the steps that were run."""
+
+from __future__ import annotations
+
+MEMORY = 0.95
+"""How much of what was known is kept at each new measurement."""
+
+
+class Line:
+    """cost = fixed + slope * size, fitted to recent measurements."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, size: float, cost: float) -> None:
+        self._n = self._n * MEMORY + 1
+        self._x = self._x * MEMORY + size
+        self._y = self._y * MEMORY + cost
+        self._xx = self._xx * MEMORY + size * size
+        self._xy = self._xy * MEMORY + size * cost
+
+    @property
+    def known(self) -> bool:
+        return self._n > 0
+
+    def fit(self) -> tuple[float, float]:
+        """(fixed, slope), neither negative."""
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - mean_x * mean_x
+        if spread <= 1e-9 * mean_x * mean_x:
+            return 0.0, mean_y / max(mean_x, 1e-9)
+        slope = (self._xy / self._n - mean_x * mean_y) / spread
+        slope = min(max(slope, 0.0), mean_y / max(mean_x, 1e-9))
+        return max(0.0, mean_y - slope * mean_x), slope
+
+    def cost(self, size: float) -> float:
+        fixed, slope = self.fit()
+        return fixed + slope * size
+
+    def size_for(self, cost: float) -> float:
+        """The largest size that costs at most `cost`; may be negative."""
+        fixed, slope = self.fit()
+        return (cost - fixed) / slope if slope > 0 else float("inf")
+
+
+class StepCosts:
+    """Milliseconds of decoding rows and of prefilling tokens."""
+
+    def __init__(self) -> None:
+        self._decode, self._prefill = Line(), Line()
+
+    def observe_decode(self, rows: int, milliseconds: float) -> None:
+        self._decode.observe(rows, milliseconds)
+
+    def observe_prefill(self, tokens: int, milliseconds: float) -> None:
+        self._prefill.observe(tokens, milliseconds)
+
+    def decode_ms(self, rows: int) -> float:
+        return self._decode.cost(rows) if rows and self._decode.known else 0.0
+
+    def prefill_ms(self, tokens: int) -> float:
+        return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
+
+    def tokens_within(self, milliseconds: float, default: int) -> int:
+        """How many tokens can be prefilled in that time; `default` as long as nothing was measured."""
+        if not self._prefill.known:
+            return default
+        return int(min(max(self._prefill.size_for(milliseconds), 0.0), 1 << 30))

@@ -1,0 +1,54 @@
+"""A request while it runs: its sequences, their writers, and what its reader may ask about it."""
+
+from __future__ import annotations
+
+from ingot.engine.output import Writer
+from ingot.engine.request import Ended, Phase, Request, RequestStatus, Timing, Usage
+from ingot.engine.sequence import Sequence
+from ingot.engine.stream import Reader
+from ingot.text.tokenizer import Tokenizer
+
+PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
+
+
+class Job:
+    def __init__(self, request: Request, reader: Reader, sequences: list[Sequence], tokenizer: Tokenizer) -> None:
+        self.request, self.reader, self.sequences = request, reader, sequences
+        self.writers = {sequence: Writer(sequence, tokenizer) for sequence in sequences}
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the sequence that is furthest on."""
+        phases = [sequence.phase for sequence in self.sequences if not sequence.ended]
+        return max(phases, key=PHASES.index, default="decode")
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
+            completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
+        )
+
+    def ended(self, now: float) -> Ended:
+        return Ended(self.usage(), self._timing(now))
+
+    def _timing(self, now: float) -> Timing:
+        arrived = self.request.arrived
+        began = min((s.admitted_at for s in self.sequences if s.admitted_at is not None), default=now)
+        first = min((s.first_token_at for s in self.sequences if s.first_token_at is not None), default=now)
+        return Timing(queue=began - arrived, prefill=first - began, decode=now - first)
+
+    def status(self, now: float) -> RequestStatus:
+        usage = self.usage()
+        first = min((s.first_token_at for s in self.sequences if s.first_token_at is not None), default=None)
+        since = now - first if first is not None else 0.0
+        return RequestStatus(
+            id=self.request.id,
+            phase=self.phase,
+            prompt_tokens=usage.prompt_tokens,
+            prefilled_tokens=sum(min(s.computed, len(s.prompt)) for s in self.sequences),
+            completion_tokens=usage.completion_tokens,
+            max_tokens=sum(sequence.limit for sequence in self.sequences),
+            age_s=now - self.request.arrived,
+            tokens_per_second=usage.completion_tokens / since if since > 0 else 0.0,
+            preemptions=sum(sequence.preemptions for sequence in self.sequences),
+        )

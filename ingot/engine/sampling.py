@@ -1,0 +1,182 @@
+"""From logits to tokens, for all rows at once, each with its own parameters.
+
+Order: logit bias and penalties, temperature, top-k, top-p, min-p, then a draw. A row's draw is a number that
+depends on its seed and on how many tokens it has, on nothing else: the same seed gives the same text whatever else
+is in the batch. Logprobs are the model's own, before any of this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.engine.request import Sampling
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, index: int) -> float:
+    """The index-th number of a seed's sequence, in [0, 1): a hash, so that no state is kept (splitmix64)."""
+    x = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1B54A32D192ED03) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    # 24 bits: what a float32 between 0 and 1 holds exactly.
+    return ((x ^ (x >> 31)) >> 40) / (1 << 24)
+
+
+class SampledRow(Protocol):
+    """What sampling needs to know of a sequence."""
+
+    sampling: Sampling
+    seed: int
+    sampled: int  # tokens drawn so far, also those not yet read back
+    prompt: Sequence[int]
+
+    @property
+    def generated(self) -> Sequence[int]: ...
+    @property
+    def banned(self) -> Sequence[int]:
+        """Tokens that may not come next."""
+        ...
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Arrays with an entry per row, not yet evaluated."""
+
+    tokens: mx.array
+    logprobs: mx.array | None = None
+    top_tokens: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        found = (self.tokens, self.logprobs, self.top_tokens, self.top_logprobs)
+        return [array for array in found if array is not None]
+
+
+def needs_history(sampling: Sampling) -> bool:
+    """Whether the next draw depends on tokens that must have been read back."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+def draw(logits: mx.array, rows: Sequence[SampledRow]) -> Drawn:
+    """Draw one token for each row of `logits` [rows, vocab]."""
+    logits = logits.astype(mx.float32)
+    adjusted = _adjusted(logits, rows)
+    tokens = _choose(adjusted, rows)
+    wanted = [row.sampling.logprobs for row in rows if row.sampling.logprobs is not None]
+    if not wanted:
+        return Drawn(tokens)
+    return score(logits, tokens, max(wanted))
+
+
+def score(logits: mx.array, tokens: mx.array, top: int) -> Drawn:
+    """Logprobs of `tokens` [rows] and of the `top` likeliest tokens of each row."""
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    if top == 0:
+        return Drawn(tokens, chosen)
+    best = mx.argpartition(-logprobs, kth=top - 1, axis=-1)[:, :top]
+    values = mx.take_along_axis(logprobs, best, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    return Drawn(tokens, chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1))
+
+
+def _adjusted(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """Apply logit bias, penalties and bans, which touch few tokens of few rows."""
+    for number, row in enumerate(rows):
+        if row.sampling.repetition_penalty != 1.0:
+            logits = _repetition(logits, number, row)
+    places: list[tuple[int, int]] = []
+    amounts: list[float] = []
+    for number, row in enumerate(rows):
+        for token, amount in _additions(row).items():
+            places.append((number, token))
+            amounts.append(amount)
+    if not places:
+        return logits
+    at = np.array(places, dtype=np.int32)
+    return logits.at[mx.array(at[:, 0]), mx.array(at[:, 1])].add(mx.array(amounts))
+
+
+def _additions(row: SampledRow) -> dict[int, float]:
+    sampling = row.sampling
+    added = dict(sampling.logit_bias)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        for token, count in Counter(row.generated).items():
+            penalty = sampling.presence_penalty + sampling.frequency_penalty * count
+            added[token] = added.get(token, 0.0) - penalty
+    for token in row.banned:
+        added[token] = -float("inf")
+    return added
+
+
+def _repetition(logits: mx.array, number: int, row: SampledRow) -> mx.array:
+    seen = mx.array(sorted({*row.prompt, *row.generated}), dtype=mx.int32)
+    values = logits[number, seen]
+    penalty = row.sampling.repetition_penalty
+    logits[number, seen] = mx.where(values > 0, values / penalty, values * penalty)
+    return logits
+
+
+def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    greedy = mx.argmax(logits, axis=-1)
+    if all(row.sampling.greedy for row in rows):
+        return greedy
+    temperature = _column([row.sampling.temperature or 1.0 for row in rows])
+    draws = _column([uniform(row.seed, row.sampled) for row in rows])
+    scaled = logits / temperature
+    if any(_filters(row.sampling) for row in rows):
+        drawn = _draw_filtered(scaled, draws, rows)
+    else:
+        drawn = _first_above(mx.softmax(scaled, axis=-1), draws)
+    return mx.where(mx.array([row.sampling.greedy for row in rows]), greedy, drawn)
+
+
+def _filters(sampling: Sampling) -> bool:
+    return not sampling.greedy and bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+
+
+def _draw_filtered(scaled: mx.array, draws: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    vocab = scaled.shape[-1]
+    ranked = _ranked(scaled, rows)
+    probabilities = mx.softmax(mx.take_along_axis(scaled, ranked, axis=-1), axis=-1)
+    rank = mx.arange(ranked.shape[-1])
+    keep = rank < _column([row.sampling.top_k or vocab for row in rows])
+    kept = mx.where(keep, probabilities, 0.0)
+    kept = kept / kept.sum(axis=-1, keepdims=True)
+    before = mx.cumsum(kept, axis=-1) - kept
+    keep = keep & (before < _column([row.sampling.top_p for row in rows]))
+    keep = keep & (kept >= _column([row.sampling.min_p for row in rows]) * kept[:, :1])
+    # The likeliest token always stays, also where rounding says otherwise.
+    keep = keep | (rank == 0)
+    place = _first_above(mx.where(keep, kept, 0.0), draws)
+    return mx.take_along_axis(ranked, place[:, None], axis=-1)[:, 0]
+
+
+def _ranked(scaled: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """Token ids by falling probability: all of them, or no more than the largest top-k needs."""
+    vocab = scaled.shape[-1]
+    needed = max(row.sampling.top_k or (1 if row.sampling.greedy else vocab) for row in rows)
+    if needed >= vocab // 2:
+        return mx.argsort(-scaled, axis=-1)
+    best = mx.argpartition(-scaled, kth=needed - 1, axis=-1)[:, :needed]
+    order = mx.argsort(-mx.take_along_axis(scaled, best, axis=-1), axis=-1)
+    return mx.take_along_axis(best, order, axis=-1)
+
+
+def _first_above(weights: mx.array, draws: mx.array) -> mx.array:
+    """The first index at which the running sum exceeds the draw; an index of weight zero is never it."""
+    running = mx.cumsum(weights, axis=-1)
+    above = running > draws * running[:, -1:]
+    # A draw so close to one that rounding leaves nothing above it takes the heaviest.
+    return mx.where(above[:, -1], mx.argmax(above, axis=-1), mx.argmax(weights, axis=-1))
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]

@@ -1,0 +1,90 @@
+"""One answer in the making. A few integers say all that scheduling needs to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from ingot.engine.request import Phase, Request, Sampling
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """`tokens` are known, `computed` of them have their states in a slot, `sampled` new ones were drawn.
+
+    A drawn token may not be known yet: the engine reads a step's tokens while the next step runs.
+    """
+
+    request: Request
+    index: int
+    ticket: int  # order of arrival
+    prompt: tuple[int, ...]
+    limit: int  # most new tokens
+    seed: int
+    stop_tokens: frozenset[int] = frozenset()
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    sampled: int = 0
+    reserved: int = 0
+    slot: int | None = None
+    decoding: bool = False
+    ended: bool = False
+    preemptions: int = 0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    scored: int = 0  # prompt tokens whose logprobs are read back
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
+
+    @property
+    def arrived(self) -> float:
+        return self.request.arrived
+
+    @property
+    def generated(self) -> Many[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def total(self) -> int:
+        """Tokens that exist, known or not."""
+        return len(self.prompt) + self.sampled
+
+    @property
+    def known(self) -> bool:
+        """Every drawn token has been read back."""
+        return len(self.tokens) == self.total
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose states are still to be computed."""
+        return self.total - self.computed
+
+    @property
+    def peak(self) -> int:
+        """Tokens that its slot holds when it is longest: the last one drawn is never computed."""
+        return len(self.prompt) + max(0, self.limit - 1)
+
+    @property
+    def exhausted(self) -> bool:
+        """All its tokens are drawn; what is left is to read them."""
+        return self.sampled >= max(1, self.limit)  # a prompt that is only scored still runs to its end
+
+    @property
+    def banned(self) -> Many[int]:
+        return sorted(self.stop_tokens) if self.sampled < self.request.stop.min_tokens else ()
+
+    @property
+    def scoring(self) -> bool:
+        """Its prompt's logprobs are asked for and not all computed yet."""
+        return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt) - 1
+
+    @property
+    def phase(self) -> Phase:
+        if self.slot is None:
+            return "queued"
+        return "decode" if self.decoding else "prefill"

@@ -1,0 +1,92 @@
+"""From settings and a model folder to a running engine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ingot.config import Settings, memory_bytes
+from ingot.engine.budget import Budget
+from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.request import ModelCard
+from ingot.errors import ConfigError, ModelError
+from ingot.kernels import device, fastblas
+from ingot.models import adapter as adapters
+from ingot.text.tokenizer import Tokenizer
+
+DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
+"""The part of the device's memory that is used when the settings do not say."""
+SHORTEST_CONTEXT = 512
+"""A model that cannot hold this many tokens in the budget is not worth loading."""
+
+
+def start_engine(settings: Settings, folder: Path, *, name: str, source: str) -> Engine:
+    """Load the model and start the engine thread. Raises ModelError or ConfigError with what is wrong."""
+    template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
+    tokenizer = Tokenizer.load(folder, template)
+    limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
+    return Engine(lambda: load(settings, folder, tokenizer, name=name, source=source), limits)
+
+
+def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, source: str) -> Loaded:
+    """Runs on the engine thread, the only one that may touch mlx."""
+    here = device.current()
+    total = (
+        memory_bytes(settings.memory, here.memory) if settings.memory else int(here.memory * DEVICE_SHARE[here.kind])
+    )
+    _refuse_what_cannot_fit(folder, total)
+    adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk)
+    context = _context(settings, adapter.context)
+    budget = Budget(
+        total,
+        adapter.weight_bytes,
+        adapter.footprint,
+        context=context,
+        widest=settings.prefill_chunk,
+        rows=settings.max_sequences,
+    )
+    fitting = budget.longest(context)
+    notes = [*adapter.notes, *([advice] if (advice := fastblas.advice()) and here.kind == "cpu" else [])]
+    if fitting < min(SHORTEST_CONTEXT, context):
+        raise ModelError(
+            f"The weights take {_gb(adapter.weight_bytes)} of a memory budget of {_gb(total)}; what is left holds a "
+            f"sequence of {fitting} tokens. Raise --memory or choose a smaller model."
+        )
+    if fitting < context:
+        notes.append(f"context cut from {context} to {fitting} tokens, which is what the memory budget holds")
+    card = ModelCard(
+        name=name,
+        source=source,
+        family=adapter.family,
+        context=fitting,
+        vocab=adapter.vocab,
+        device=f"{here.name} ({here.kind})",
+        dtype=adapter.dtype,
+        weight_bytes=adapter.weight_bytes,
+        memory_budget=total,
+        max_sequences=settings.max_sequences,
+        created=int(time.time()),
+        notes=tuple(notes),
+    )
+    return Loaded(adapter, tokenizer, card, budget)
+
+
+def _context(settings: Settings, stated: int) -> int:
+    if settings.context is None:
+        return stated
+    if settings.context > stated:
+        raise ConfigError(f"context is {settings.context}, but the model was made for {stated} tokens", param="context")
+    return settings.context
+
+
+def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
+    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    if size > total:
+        raise ModelError(
+            f"The weights are {_gb(size)}, the memory budget is {_gb(total)}. "
+            "Raise --memory, or choose a smaller or more strongly quantised model."
+        )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,133 @@
+"""The application: the table of operations bound to endpoints, inside the guard, inside the edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ingot.config import Settings
+from ingot.errors import MethodNotAllowed, NotFound, nearest
+from ingot.http.body import read_json_bytes
+from ingot.http.edge import Edge, Json, answer_of
+from ingot.http.generation import Generation
+from ingot.http.guard import Guard
+from ingot.http.page import Page
+from ingot.http.service import Service
+from ingot.protocol.health import HealthBody
+from ingot.protocol.models import list_models, retrieve_model
+from ingot.protocol.openai_chat import read_chat
+from ingot.protocol.openai_completions import read_completion
+from ingot.protocol.openapi import OPERATIONS, document
+from ingot.protocol.requests import CancelledBody, list_requests
+from ingot.protocol.served import Served
+from ingot.protocol.tokens import detokenize, tokenize
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Engine
+
+T = TypeVar("T")
+
+
+def build_app(engine: Engine, settings: Settings) -> Starlette:
+    """The whole HTTP side of `engine`. Nothing is started; `app.state.service` is what the endpoints share."""
+    service = Service(engine, settings)
+    app = Starlette(
+        routes=routes(service),
+        middleware=[Middleware(Edge), Middleware(Guard, settings=settings)],
+        exception_handlers={HTTPException: refuse},
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+def routes(service: Service) -> list[Route]:
+    endpoints = endpoints_of(service)
+    page, described = Page(), Json(document(service.served.terms, keyed=bool(service.settings.api_key)))
+
+    async def openapi(request: Request) -> Response:
+        return described
+
+    return [
+        *(Route(route_path(op.path), endpoints[op.name], methods=[op.method]) for op in OPERATIONS),
+        Route("/openapi.json", openapi),
+        Route("/", page.index),
+        Route("/static/{name}", page.file),
+    ]
+
+
+def route_path(path: str) -> str:
+    """Model names may hold slashes."""
+    return path.replace("{model}", "{model:path}")
+
+
+def endpoints_of(service: Service) -> dict[str, Any]:
+    engine, served = service.engine, service.served
+
+    async def models(request: Request) -> Response:
+        return Json(list_models(served))
+
+    async def model(request: Request) -> Response:
+        return Json(retrieve_model(request.path_params["model"], served))
+
+    async def running(request: Request) -> Response:
+        # The engine may have to be asked, which must not hold up the streams.
+        return Json(list_requests(await asyncio.to_thread(engine.status)))
+
+    async def cancel(request: Request) -> Response:
+        request_id = request.path_params["id"]
+        if not await asyncio.to_thread(engine.cancel, request_id):
+            raise NotFound(f"No request '{request_id[:100]}' is running.")
+        return Json(CancelledBody(request_id))
+
+    async def live(request: Request) -> Response:
+        health = engine.health()
+        return Json(HealthBody.of(health, ok=health.alive), 200 if health.alive else 503)
+
+    async def ready(request: Request) -> Response:
+        health = engine.health()
+        return Json(HealthBody.of(health, ok=health.ready), 200 if health.ready else 503)
+
+    return {
+        "createChatCompletion": Generation(service, read_chat),
+        "createCompletion": Generation(service, read_completion),
+        "listModels": models,
+        "retrieveModel": model,
+        "tokenize": reader(service, tokenize),
+        "detokenize": reader(service, detokenize),
+        "listRequests": running,
+        "cancelRequest": cancel,
+        "live": live,
+        "ready": ready,
+    }
+
+
+def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callable[[Request], Any]:
+    """An endpoint whose answer is `translate` of the body."""
+
+    async def endpoint(request: Request) -> Response:
+        raw = await read_json_bytes(request.scope, request.receive)
+        return Json(await service.read(raw, lambda value: translate(value, service.served)))
+
+    return endpoint
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """The router's own refusals, in our words."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        answer_of(request.scope).headers.append(("allow", allowed))
+        raise MethodNotAllowed(f"{path[:200]} takes {allowed}, not {method}.")
+    meant = nearest(path[:200], [operation.path for operation in OPERATIONS])
+    hint = f" Did you mean {meant}?" if meant else " See /openapi.json for what there is."
+    raise NotFound(f"There is no {path[:200]} here.{hint}")

@@ -1,0 +1,80 @@
+"""A request's body: read in bounded time, and decoded only where it is JSON of bounded depth."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from ingot.errors import BadRequest, TooSlow, UnsupportedMedia
+from ingot.http.edge import ClientGone
+
+SILENCE_S: Final = 30.0  # between two pieces of a body
+ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+
+async def read_json_bytes(scope: Scope, receive: Receive) -> bytes:
+    """The whole body, of a request that says it is JSON."""
+    check_media_type(Headers(scope=scope))
+    pieces = []
+    more = True
+    while more:
+        with anyio.move_on_after(SILENCE_S) as patience:
+            message = await receive()
+        if patience.cancelled_caught:
+            raise TooSlow(f"Nothing of the body came for {SILENCE_S:g} seconds.")
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+def check_media_type(headers: Headers) -> None:
+    media, _, parameters = headers.get("content-type", "").partition(";")
+    if media.strip().lower() != "application/json":
+        raise UnsupportedMedia(f"Send JSON, with the header 'content-type: application/json' (got '{media[:100]}').")
+    charset = parameters.replace('"', "").strip().lower()
+    if charset not in ("", "charset=utf-8"):
+        raise UnsupportedMedia("JSON is sent in UTF-8.")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("Compressed bodies are not taken: send it without content-encoding.")
+
+
+def decode(raw: bytes, max_depth: int) -> Any:
+    """The JSON value of `raw`. Of a key that comes twice the last counts."""
+    if depth_of(raw, max_depth) > max_depth:
+        raise too_deep(max_depth)
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise too_deep(max_depth) from None
+    except UnicodeDecodeError:
+        raise BadRequest("The body is not UTF-8.") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+
+
+def too_deep(max_depth: int) -> BadRequest:
+    return BadRequest(f"The body is nested deeper than {max_depth} levels.")
+
+
+def depth_of(raw: bytes, enough: int) -> int:
+    """How deep the brackets outside strings nest, counted no further than one past `enough`.
+
+    Works by whole-buffer passes, one a level, as walking over each byte would take seconds for a large body. Where
+    the brackets do not match up, what is left over counts for nothing: the decoder refuses such a body.
+    """
+    outside = b"".join(ESCAPED.sub(b"", raw).split(b'"')[::2])
+    left = outside.translate(BRACKETS, NO_BRACKETS)
+    depth = 0
+    while depth <= enough and b"[]" in left:
+        left = left.replace(b"[]", b"")
+        depth += 1
+    return depth

@@ -1,0 +1,106 @@
+"""The outermost layer: each request gets its id, its log line, and an answer even where something broke."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import Any, Final
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ingot.errors import IngotError
+from ingot.protocol.errors import ErrorBody, retry_after
+
+log = logging.getLogger("ingot.http")
+
+ID_PREFIXES: Final = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+# Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
+UNREAD: Final = frozenset({401, 403, 408, 413, 415})
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+class Edge:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answer = Answer(scope, send)
+        try:
+            await self.app(scope, receive, answer.send)
+        except ClientGone:
+            answer.status = answer.status or 499
+        except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
+            await answer.fail(as_ingot_error(error, answer.id))
+        finally:
+            answer.write_log()
+
+
+class Answer:
+    """The answer to one request, as it goes out. `headers` go with it whatever it will be, an error included."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.scope, self._send = scope, send
+        self.began = time.perf_counter()
+        self.status = 0
+        self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
+        self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
+        scope.setdefault("state", {})["answer"] = self
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in self.headers:
+                headers.append(name, value)
+        await self._send(message)
+
+    async def fail(self, error: IngotError) -> None:
+        if self.status:
+            return  # half an answer is out: the server closes the connection, which tells the client
+        if error.status in UNREAD:
+            self.headers.append(("connection", "close"))
+        if (seconds := retry_after(error)) is not None:
+            self.headers.append(("retry-after", seconds))
+        await Json(ErrorBody.of(error), error.status)(self.scope, nothing, self.send)
+
+    def write_log(self) -> None:
+        took = (time.perf_counter() - self.began) * 1000
+        method, path = self.scope["method"], self.scope["path"]
+        log.info("%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
+
+
+def answer_of(scope: Scope) -> Answer:
+    answer: Answer = scope["state"]["answer"]
+    return answer
+
+
+def as_ingot_error(error: Exception, request_id: str) -> IngotError:
+    """`error` as a client may see it. One that nobody foresaw is logged, and shown as nothing but an id."""
+    if isinstance(error, IngotError):
+        return error
+    log.error("request %s failed", request_id, exc_info=error)
+    return IngotError(f"The server failed on this request. Its log has the reason under {request_id}.")
+
+
+async def nothing() -> Message:
+    """For responses, which may ask for the rest of a request and do not need it."""
+    return {"type": "http.disconnect"}
+
+
+class Json(Response):
+    """A response whose content is any value that JSON has a form for."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)

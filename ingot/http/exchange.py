@@ -1,0 +1,77 @@
+"""Requests under way, and the three ways they end early: the client leaves, time is up, the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+from starlette.types import Receive
+
+from ingot.errors import DeadlineExceeded, IngotError
+from ingot.http.edge import ClientGone
+
+# The engine ends a request at its deadline by itself; this much later the edge does, as when nobody reads.
+GRACE_S: Final = 5.0
+
+
+class Exchange:
+    """One request's work, and the right to end it from outside."""
+
+    def __init__(self, receive: Receive, limit_s: float) -> None:
+        self._receive = receive
+        self._limit_s = limit_s
+        self._scope = anyio.CancelScope()
+        self._cause: IngotError | ClientGone | None = None
+
+    def abandon(self, cause: IngotError | ClientGone) -> None:
+        if self._cause is None:
+            self._cause = cause
+            self._scope.cancel()
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does `work`; raises the cause where it was abandoned before its end."""
+        self._scope.deadline = anyio.current_time() + self._limit_s + GRACE_S
+        with self._scope:
+            async with beside(self._watch()):
+                await work()
+        if self._scope.cancelled_caught:
+            raise self._cause or DeadlineExceeded("The request took longer than it may.")
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.abandon(ClientGone())
+
+
+class Live:
+    """The exchanges under way."""
+
+    def __init__(self) -> None:
+        self._exchanges: set[Exchange] = set()
+
+    def __len__(self) -> int:
+        return len(self._exchanges)
+
+    async def run(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+        self._exchanges.add(exchange)
+        try:
+            await exchange.run(work)
+        finally:
+            self._exchanges.discard(exchange)
+
+    def abandon_all(self, cause: IngotError) -> None:
+        for exchange in list(self._exchanges):
+            exchange.abandon(cause)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs `work` next to the block, and ends it with the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,91 @@
+"""The endpoints that run the engine: read a body, open a stream, tell its events, close it whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from ingot.engine.request import Ended, Event, Failed
+from ingot.errors import Unavailable
+from ingot.http.body import read_json_bytes
+from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
+from ingot.http.exchange import Exchange, beside
+from ingot.http.service import Service
+from ingot.http.sse import DONE, EventStream, framed
+from ingot.protocol.answers import Job, Streamed, Whole
+from ingot.protocol.served import Served
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Stream
+
+Read = Callable[[Any, Served, str], Job]
+
+
+class Generation:
+    """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
+
+    def __init__(self, service: Service, read: Read) -> None:
+        self.service, self.read = service, read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await read_json_bytes(scope, receive)
+        request_id = answer_of(scope).id
+        out = EventStream(send, self.service.settings.keepalive_s)
+
+        async def answer() -> None:
+            job = await self.service.read(raw, lambda value: self.read(value, self.service.served, request_id))
+            stream = self.service.engine.open(job.request)
+            try:
+                if isinstance(job.view, Streamed):
+                    await tell(stream, job.view, out)
+                else:
+                    await Json(await gathered(stream, job.view))(scope, receive, send)
+            finally:
+                stream.close()
+
+        exchange = Exchange(receive, self.service.settings.request_timeout_s)
+        try:
+            await self.service.live.run(exchange, answer)
+        except ClientGone:
+            raise
+        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+            if not out.started:
+                raise
+            await out.fail(as_ingot_error(error, request_id))
+
+
+async def gathered(stream: Stream, view: Whole) -> Struct:
+    last: Event | None = None
+    async for events in stream:
+        for last in events:
+            if isinstance(last, Failed):
+                raise last.error
+            view.take(last)
+    if not isinstance(last, Ended):
+        raise cut_short()
+    return view.body()
+
+
+async def tell(stream: Stream, view: Streamed, out: EventStream) -> None:
+    """One write a batch, so that a step of many sequences costs one."""
+    await out.start()
+    await out.write(framed(view.opening()))
+    async with beside(out.keep_alive()):
+        async for events in stream:
+            last = events[-1]
+            told = events[:-1] if isinstance(last, Failed) else events
+            frames = framed(chunk for event in told for chunk in view.chunks(event))
+            if isinstance(last, Ended):
+                await out.end(frames + DONE)
+                return
+            await out.write(frames)
+            if isinstance(last, Failed):
+                raise last.error
+    raise cut_short()
+
+
+def cut_short() -> Unavailable:
+    return Unavailable("The engine stopped before the answer was complete.")

@@ -1,0 +1,168 @@
+"""Who may come in: names the server answers to, origins, the key, and how much may be sent.
+
+Everything here is judged before a route is chosen, so that no route can forget it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ingot.config import Settings
+from ingot.errors import BadRequest, ConfigError, Forbidden, TooLarge, Unauthorized
+from ingot.http.edge import Answer, answer_of
+from ingot.protocol.openapi import OPERATIONS
+
+PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
+PUBLIC_FOLDER: Final = "/static/"
+SAFE_METHODS: Final = ("GET", "HEAD")
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+PREFLIGHT_AGE_S: Final = 600
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        if "*" in settings.cors_origins:
+            raise ConfigError("cors_origins takes origins such as https://chat.example.com, not '*'.")
+        self.app = app
+        self.key = settings.api_key.encode() if settings.api_key else None
+        self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
+        self.any_address = is_wildcard(settings.host)
+        self.origins = frozenset(origin.rstrip("/").lower() for origin in settings.cors_origins)
+        self.max_body_bytes = settings.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, answer = Headers(scope=scope), answer_of(scope)
+        self._check_host(headers)
+        if self._check_origin(headers):
+            answer.headers += [
+                ("access-control-allow-origin", headers["origin"]),
+                ("access-control-expose-headers", "x-request-id, retry-after"),
+                ("vary", "origin"),
+            ]
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await send_preflight(headers, send)
+                return
+        if self.key is not None and not is_public(scope):
+            self._check_key(headers, answer)
+        self._check_length(headers)
+        await self.app(scope, self._bounded(receive), send)
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            raise BadRequest("A request has exactly one Host header.")
+        name = host_name(hosts[0])
+        if name in self.names or "*" in self.names:
+            return
+        address = as_address(name)
+        if address is not None and (address.is_loopback or self.any_address):
+            return
+        raise Forbidden(
+            f"This server does not answer to the name '{name[:100]}'. If it is right, start it with "
+            "--allowed-hosts and that name."
+        )
+
+    def _check_origin(self, headers: Headers) -> bool:
+        """Whether the request comes from another origin that may call; refuses any other that may not."""
+        origins = headers.getlist("origin")
+        if not origins:
+            return False
+        if len(origins) == 1 and origins[0].lower() in self.origins:
+            return True
+        if len(origins) == 1 and is_same_origin(origins[0], headers["host"]):
+            return False
+        raise Forbidden(
+            f"Pages of the origin '{origins[0][:100]}' may not call this server. If they should, start it with "
+            "--cors-origins and that origin."
+        )
+
+    def _check_key(self, headers: Headers, answer: Answer) -> None:
+        assert self.key is not None
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
+        # Both are compared, always, so that the time taken says nothing about the key.
+        matches = [hmac.compare_digest(key.encode("latin-1", "replace"), self.key) for key in given]
+        if not any(matches):
+            answer.headers.append(("www-authenticate", "Bearer"))
+            raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()):
+            raise BadRequest("Content-Length is not a number.")
+        # Digits are counted first: a number may be too long to be worth reading.
+        if len(length) > 20 or int(length) > self.max_body_bytes:
+            raise self._too_large()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The body is larger than {self.max_body_bytes} bytes, the most this server takes.")
+
+
+def is_public(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] in SAFE_METHODS and (path in PUBLIC or path.startswith(PUBLIC_FOLDER))
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port: `[::1]:8000` is `::1`."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    return host.rstrip(".")
+
+
+def as_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` listens on every address. A page's own address cannot be faked by a name, so all are right."""
+    address = as_address(host_name(host))
+    return not host or (address is not None and address.is_unspecified)
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    try:
+        from_page, to_server = urlsplit(origin.lower()), urlsplit(f"//{host.lower()}")
+        default = DEFAULT_PORTS[from_page.scheme]
+        here = (from_page.hostname, from_page.port or default)
+        return here == (to_server.hostname, to_server.port or default)
+    except (ValueError, KeyError):  # no port that is a number, or no scheme of the web
+        return False
+
+
+async def send_preflight(headers: Headers, send: Send) -> None:
+    answer = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", headers.get("access-control-request-headers", "").encode("latin-1")),
+        (b"access-control-max-age", str(PREFLIGHT_AGE_S).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": answer})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,65 @@
+"""What MLX runs on here: its name, its memory, and the dtypes that suit it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+DeviceKind = Literal["metal", "cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    kind: DeviceKind
+    name: str
+    memory: int  # bytes MLX may use at most
+
+    @property
+    def unfused_attention(self) -> bool:
+        """Attention scores of a whole launch exist in memory at once."""
+        return self.kind == "cpu"
+
+
+def current() -> Device:
+    """The device that this process's mlx runs on. Imports mlx."""
+    import mlx.core as mx
+
+    info = mx.device_info()
+    if mx.default_device().type == mx.cpu:
+        return Device("cpu", cpu_name(), available_memory())
+    name = str(info.get("device_name", "GPU"))
+    if mx.metal.is_available():
+        return Device("metal", name, int(info["max_recommended_working_set_size"]))
+    return Device("cuda", name, int(info.get("free_memory") or info.get("total_memory") or available_memory()))
+
+
+def available_memory() -> int:
+    """Bytes that a new process could use without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, _cgroup_limit())
+    return total_memory()
+
+
+def total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_limit() -> int:
+    """The container's memory limit, if there is one."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return total_memory() if text == "max" else int(text)
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

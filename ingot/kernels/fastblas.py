@@ -1,0 +1,63 @@
+"""Gives mlx's Linux CPU build a fast matrix product in place of its reference BLAS.
+
+`install()` must run before the first import of mlx in the process, since that import binds `cblas_sgemm`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from ingot.kernels.build import LIBRARY
+
+_installed: ctypes.CDLL | None = None
+
+
+def install() -> bool:
+    """Load the bridge if it is wanted, built and in time; True when mlx uses it. Calling again is harmless."""
+    global _installed
+    if _installed is not None:
+        return True
+    openblas = _openblas()
+    if _unwanted() or openblas is None or not LIBRARY.exists() or "mlx.core" in sys.modules:
+        return False
+    fast = ctypes.CDLL(str(openblas))
+    bridge = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    bridge.ingot_blas_use.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    bridge.ingot_blas_use(
+        ctypes.cast(fast.scipy_cblas_sgemm, ctypes.c_void_p), ctypes.cast(fast.scipy_cblas_sgemv, ctypes.c_void_p)
+    )
+    _installed = bridge
+    return True
+
+
+def installed() -> bool:
+    return _installed is not None
+
+
+def advice() -> str | None:
+    """Why the bridge is not in use and what to do about it; None when it is, or is not needed here."""
+    if _installed is not None or sys.platform != "linux":
+        return None
+    if _unwanted():
+        return "INGOT_KERNELS=mlx: mlx's reference BLAS is used (slow)"
+    if _openblas() is None:
+        return "no fast BLAS: pip install scipy-openblas32"
+    if not LIBRARY.exists():
+        return "no BLAS bridge: install gcc, then run python -m ingot.kernels.build"
+    return "mlx was imported before ingot: its reference BLAS is used (slow)"
+
+
+def _unwanted() -> bool:
+    return sys.platform != "linux" or os.environ.get("INGOT_KERNELS") == "mlx"
+
+
+def _openblas() -> Path | None:
+    found = importlib.util.find_spec("scipy_openblas32")
+    if found is None or found.origin is None:
+        return None
+    library = Path(found.origin).parent / "lib" / "libscipy_openblas.so"
+    return library if library.exists() else None

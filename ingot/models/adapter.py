@@ -1,0 +1,203 @@
+"""A loaded model behind one face: tokens and live states in, logits out.
+
+Everything mlx-lm can load comes in here. The model's own code runs unchanged; its RoPE modules and its output head
+are swapped for ours at load, its caches are our live layer states. A probe at load runs the model once each way it
+will be used, so that what cannot work is said then and not in the middle of somebody's answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ingot.cache.footprint import Footprint
+from ingot.cache.layers import AppendState, LayerState, RecurrentState, Slots, WindowState, state_for
+from ingot.errors import ModelError
+from ingot.kernels.device import Device
+from ingot.models.modules import Selection, select_at_heads, swap_ropes
+from ingot.models.precision import settle
+from ingot.models.upstream import caches, load_model
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+UNSTATED_CONTEXT = 8192
+"""Context of a model whose config does not state one (recurrent models, mostly)."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    model: Any
+    config: dict[str, Any]
+    device: Device
+    selection: Selection | None
+    widest: int
+    footprint: Footprint
+    ragged: bool  # rows of different lengths may share a launch
+    vocab: int
+    notes: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        return str(self.config.get("model_type", "unknown"))
+
+    @property
+    def context(self) -> int:
+        return stated_context(self.config)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+    @property
+    def dtype(self) -> str:
+        return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
+
+    def new_slots(self) -> Slots:
+        return Slots(layer_states(self.model, self.widest))
+
+    def forward(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
+        """Logits [rows, 1, vocab] at position `at[i]` of each row, or [rows, width, vocab] when `at` is None."""
+        return _forward(self.model, self.selection, tokens, layers, at)
+
+
+def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
+    """Load the model in `folder`. Raises ModelError with what is wrong with it."""
+    try:
+        model, config = load_model(folder, lazy=True)
+    except (ValueError, FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ModelError(f"The model in {folder.name} cannot be loaded: {error}") from error
+    notes = settle(model, device, dtype)
+    mx.eval(model.parameters())
+    model.eval()
+    return adapt(model, config, device, widest=widest, notes=notes)
+
+
+def adapt(
+    model: nn.Module, config: dict[str, Any], device: Device, *, widest: int = 2048, notes: Sequence[str] = ()
+) -> Adapter:
+    """Swap the modules of a model that is in memory, probe it, and describe it."""
+    said = list(notes)
+    swap_ropes(model)
+    selection = select_at_heads(model)
+    if selection is None:
+        said.append("logits are computed for whole prompts: the output head of this family is not known")
+    slots, vocab = _probe(model, selection, widest)
+    ragged = _takes_ragged_rows(model, selection, widest)
+    if not ragged:
+        said.append("sequences of different lengths run one after another: this family's positions are single numbers")
+    footprint = _footprint(slots, config, vocab, device)
+    return Adapter(model, config, device, selection, widest, footprint, ragged, vocab, tuple(said))
+
+
+def layer_states(model: Any, widest: int) -> list[LayerState]:
+    """Live states of the kinds that the model asks for."""
+    asked = caches.make_prompt_cache(model)
+    try:
+        return [state_for(cache, widest) for cache in asked]
+    except KeyError as error:
+        kind = error.args[0].__name__
+        raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
+
+
+def stated_context(config: dict[str, Any]) -> int:
+    for part in (config, config.get("text_config") or {}):
+        for key in CONTEXT_KEYS:
+            if isinstance(part.get(key), int):
+                return part[key]
+    return UNSTATED_CONTEXT
+
+
+def _forward(
+    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
+) -> mx.array:
+    positions = None if at is None else mx.array(at, dtype=mx.int32)
+    if selection is None:
+        logits = model(tokens, cache=layers)
+        return logits if positions is None else mx.take_along_axis(logits, positions[:, None, None], axis=1)
+    selection.at = positions if tokens.shape[1] > 1 else None
+    try:
+        return model(tokens, cache=layers)
+    finally:
+        selection.at = None
+
+
+def _probe(model: Any, selection: Selection | None, widest: int) -> tuple[Slots, int]:
+    """Run a short prompt and one more token. Returns the slots, which now know every state's shape."""
+    slots = Slots(layer_states(model, widest))
+    logits = _run(model, selection, slots, 0, [[0, 1, 2]], at=[2])
+    if logits.shape[:2] != (1, 1):
+        raise ModelError(f"The model answers with logits of shape {logits.shape}; ingot expects one row a token")
+    again = _run(model, selection, slots, 0, [[3]])
+    return slots, again.shape[-1]
+
+
+def _takes_ragged_rows(model: Any, selection: Selection | None, widest: int) -> bool:
+    slots = Slots(layer_states(model, widest))
+    slots.resize(2, slots.capacity)
+    _run(model, selection, slots, 0, [[0, 1]])
+    _run(model, selection, slots, 1, [[0]])
+    try:
+        _run(model, selection, slots, 0, [[2], [1]])
+    # Whatever it is that a model cannot do with an array for an offset, the answer is the same.
+    except Exception:
+        return False
+    return True
+
+
+def _run(
+    model: Any,
+    selection: Selection | None,
+    slots: Slots,
+    first: int,
+    rows: list[list[int]],
+    at: Sequence[int] | None = None,
+) -> mx.array:
+    with slots.launch(first, len(rows), len(rows[0])) as layers:
+        logits = _forward(model, selection, mx.array(rows), layers, at)
+        mx.eval(logits, slots.arrays())
+    return logits
+
+
+def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device) -> Footprint:
+    append = recurrent = largest = 0
+    windows: list[tuple[int, int]] = []
+    for state in slots.states:
+        size = sum(array.nbytes // array.shape[0] for array in state.arrays())
+        if isinstance(state, RecurrentState):
+            recurrent += size
+            continue
+        assert isinstance(state, AppendState)
+        per_token = sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in state.arrays())
+        largest = max(largest, per_token)
+        if isinstance(state, WindowState):
+            windows.append((state.window, per_token))
+        else:
+            append += per_token
+    text = {**config, **(config.get("text_config") or {})}
+    hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
+    inner = int(text.get("intermediate_size") or 4 * hidden)
+    return Footprint(
+        append=append,
+        windows=tuple(windows),
+        recurrent=recurrent,
+        largest_layer=largest,
+        activation=4 * (12 * hidden + 4 * inner),
+        # Scores, their mask and their softmax, alive together for one layer.
+        score=4 * 3 * heads if device.unfused_attention else 0,
+        logits=4 * vocab,
+    )
+
+
+def _main_dtype(model: Any) -> mx.Dtype:
+    sizes: dict[mx.Dtype, int] = {}
+    for _, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
+    return max(sizes, key=lambda dtype: sizes[dtype])

@@ -1,0 +1,203 @@
+"""Reads the header of a GGUF file: its metadata, and where each tensor lies.
+
+A reader of our own, because it has to name what is wrong: the tensor whose type nobody knows, the one that lies
+beyond the end of a half-downloaded file. Every length in the file is checked against the bytes that are there
+before anything of that length is made.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from ingot.errors import ModelError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies. `shape` has the fastest axis last, as numpy and Hugging Face have it."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+
+    @property
+    def type(self) -> GGMLQuantizationType:
+        try:
+            return GGMLQuantizationType(self.type_id)
+        except ValueError:
+            raise ModelError(f"tensor {self.name!r} has the unknown type number {self.type_id}") from None
+
+    @property
+    def row_bytes(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.type]
+        columns = self.shape[-1]
+        if columns % block:
+            raise ModelError(f"tensor {self.name!r}: rows of {columns} do not divide into {self.type.name} blocks")
+        return columns // block * size
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape[:-1]) * self.row_bytes
+
+
+class GGUFFile:
+    """An open GGUF file; a context manager. Arrays from `rows` must not outlive it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as stream:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ModelError(f"{path.name} is empty") from None
+        try:
+            self._read_header()
+        except BaseException:
+            self._map.close()
+            raise
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._map.close()
+
+    def rows(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of a tensor as raw bytes, one row a line, copied out of the file."""
+        size = entry.row_bytes
+        begin = entry.offset + start * size
+        raw = np.frombuffer(self._map[begin : begin + (stop - start) * size], np.uint8)
+        return raw.reshape(stop - start, size)
+
+    def check_bounds(self, entry: TensorEntry) -> None:
+        if entry.offset + entry.size > len(self._map):
+            raise ModelError(
+                f"tensor {entry.name!r} lies beyond the end of {self.path.name}: the file is cut short, fetch it again"
+            )
+
+    def header(self) -> bytes:
+        """Everything before the weights: what identifies the file without reading all of it."""
+        return self._map[: self.data_offset]
+
+    def _read_header(self) -> None:
+        cursor = _Cursor(self._map, self.path.name)
+        if cursor.take(4) != MAGIC:
+            raise ModelError(f"{self.path.name} is not a GGUF file")
+        version = cursor.scalar("<I")
+        if version not in VERSIONS:
+            known = " and ".join(str(number) for number in VERSIONS)
+            raise ModelError(
+                f"{self.path.name} is GGUF version {version} or big-endian; {known} (little-endian) are read"
+            )
+        tensor_count, key_count = cursor.scalar("<Q"), cursor.scalar("<Q")
+        self.metadata = _read_metadata(cursor, key_count)
+        entries = [_read_entry(cursor) for _ in cursor.countable(tensor_count, at_least=24)]
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise ModelError(f"{self.path.name}: general.alignment is {alignment!r}, not a power of two")
+        self.data_offset = -(-cursor.position // alignment) * alignment
+        self.tensors = self._placed(entries)
+
+    def _placed(self, entries: list[TensorEntry]) -> dict[str, TensorEntry]:
+        placed: dict[str, TensorEntry] = {}
+        for entry in entries:
+            if entry.name in placed:
+                raise ModelError(f"{self.path.name} holds the tensor {entry.name!r} twice")
+            placed[entry.name] = TensorEntry(entry.name, entry.type_id, entry.shape, self.data_offset + entry.offset)
+        return placed
+
+
+class _Cursor:
+    """A position in the header that never moves beyond the end of the file."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self._data, self._name, self.position = data, name, 0
+
+    def take(self, count: int) -> bytes:
+        end = self.position + count
+        if end > len(self._data):
+            raise self._cut_short()
+        found = self._data[self.position : end]
+        self.position = end
+        return found
+
+    def scalar(self, layout: str) -> Any:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+
+    def countable(self, count: int, *, at_least: int) -> range:
+        """range(count), if `count` things of `at_least` bytes can still follow."""
+        if count * at_least > len(self._data) - self.position:
+            raise self._cut_short()
+        return range(count)
+
+    def text(self) -> str:
+        raw = self.take(self.scalar("<Q"))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise ModelError(f"{self._name}: the header holds text that is not UTF-8") from None
+
+    def value(self, type_id: int) -> Any:
+        if type_id == _STRING:
+            return self.text()
+        if type_id == _ARRAY:
+            return self._array()
+        return self.scalar(self._layout(type_id))
+
+    def _array(self) -> list[Any]:
+        type_id, count = self.scalar("<I"), self.scalar("<Q")
+        if type_id == _ARRAY:
+            raise ModelError(f"{self._name}: the header holds an array of arrays, which is not supported")
+        if type_id == _STRING:
+            return [self.text() for _ in self.countable(count, at_least=8)]
+        layout = self._layout(type_id)
+        width = struct.calcsize(layout)
+        self.countable(count, at_least=width)
+        return np.frombuffer(self.take(count * width), np.dtype(layout)).tolist()
+
+    def _layout(self, type_id: int) -> str:
+        if type_id not in _SCALARS:
+            raise ModelError(f"{self._name}: the header holds a value of the unknown type number {type_id}")
+        return _SCALARS[type_id]
+
+    def _cut_short(self) -> ModelError:
+        return ModelError(f"{self._name} is cut short or damaged: its header does not fit into it")
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in cursor.countable(count, at_least=13):
+        key = cursor.text()
+        if key in metadata:
+            raise ModelError(f"the header holds the key {key!r} twice")
+        metadata[key] = cursor.value(cursor.scalar("<I"))
+    return metadata
+
+
+def _read_entry(cursor: _Cursor) -> TensorEntry:
+    name = cursor.text()
+    dimensions = cursor.scalar("<I")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ModelError(f"tensor {name!r} has {dimensions} dimensions")
+    shape = tuple(reversed([cursor.scalar("<Q") for _ in range(dimensions)]))
+    return TensorEntry(name, cursor.scalar("<I"), shape, cursor.scalar("<Q"))

@@ -1,0 +1,166 @@
+"""Modules that stand in for a loaded model's own, with its weights: MLX's idiom for changing a model.
+
+RoPE modules learn to read explicit positions, and output heads to compute only the positions that are sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ingot.cache.positions import Offset, Positions
+from ingot.models.upstream import rope_utils
+
+
+class Selection:
+    """Which position of each row the output head computes; None computes all of them."""
+
+    def __init__(self) -> None:
+        self.at: mx.array | None = None
+
+    def of(self, hidden: mx.array) -> mx.array:
+        if self.at is None or hidden.ndim != 3:
+            return hidden
+        return mx.take_along_axis(hidden, self.at[:, None, None], axis=1)
+
+
+class SelectiveLinear(nn.Linear):
+    selection: Selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(self.selection.of(x))
+
+
+class SelectiveQuantizedLinear(nn.QuantizedLinear):
+    selection: Selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(self.selection.of(x))
+
+
+class SelectiveEmbedding(nn.Embedding):
+    selection: Selection
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return super().as_linear(self.selection.of(x))
+
+
+class SelectiveQuantizedEmbedding(nn.QuantizedEmbedding):
+    selection: Selection
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return super().as_linear(self.selection.of(x))
+
+
+SELECTIVE: dict[type, type] = {
+    nn.Linear: SelectiveLinear,
+    nn.QuantizedLinear: SelectiveQuantizedLinear,
+    nn.Embedding: SelectiveEmbedding,
+    nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
+}
+
+
+def adopt(module: nn.Module, cls: type) -> Any:
+    """A module of class `cls` that owns what `module` owns. `cls` must be a subclass of `module`'s class."""
+    assert issubclass(cls, type(module))
+    taken = cls.__new__(cls)
+    nn.Module.__init__(taken)
+    dict.update(taken, module)
+    taken.__dict__.update(vars(module))
+    return taken
+
+
+def select_at_heads(model: nn.Module) -> Selection | None:
+    """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
+    selection = Selection()
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if path.rsplit(".", 1)[-1] == "lm_head" and type(module) in SELECTIVE
+    ] or [
+        (path, module)
+        for path, module in model.named_modules()
+        if path.rsplit(".", 1)[-1] in TIED_NAMES and type(module) in SELECTIVE
+    ]
+    if len(found) != 1:
+        return None
+    path, module = found[0]
+    replacement = adopt(module, SELECTIVE[type(module)])
+    replacement.selection = selection
+    model.update_modules(tree_unflatten([(path, replacement)]))
+    return selection
+
+
+TIED_NAMES = ("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A RoPE module as data: `x[..., :dims] * gain` is rotated by position * scale / periods."""
+
+    dims: int
+    traditional: bool
+    periods: mx.array
+    scale: float = 1.0
+    gain: float = 1.0
+
+    def __call__(self, x: mx.array, at: mx.array) -> mx.array:
+        """Rotate x [rows, heads, width, size] to the positions `at` [rows, width]."""
+        angles = (at.astype(mx.float32) * self.scale)[:, None, :, None] / self.periods
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        rotated, rest = x[..., : self.dims].astype(mx.float32) * self.gain, x[..., self.dims :]
+        if self.traditional:
+            one, two = rotated[..., 0::2], rotated[..., 1::2]
+        else:
+            one, two = mx.split(rotated, 2, axis=-1)
+        pair = (one * cos - two * sin, one * sin + two * cos)
+        if self.traditional:
+            turned = mx.stack(pair, axis=-1).reshape(rotated.shape)
+        else:
+            turned = mx.concatenate(pair, axis=-1)
+        return mx.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+class PositionedRope(nn.Module):
+    """Takes what the wrapped RoPE takes as offset, and explicit positions too."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._rotation = rotation_of(inner)
+
+    def __call__(self, x: mx.array, offset: Offset = 0, **options: Any) -> mx.array:
+        if isinstance(offset, Positions):
+            assert not options, "explicit positions with options that this RoPE does not know"
+            return self._rotation(x, offset.at)
+        return self.inner(x, offset=offset, **options)
+
+
+def rotation_of(rope: nn.Module) -> Rotation:
+    """Describe one of the known RoPE modules; KeyError for others."""
+    return _ROTATIONS[type(rope)](rope)
+
+
+def _plain(rope: Any) -> Rotation:
+    periods = rope.base ** (mx.arange(0, rope.dims, 2, dtype=mx.float32) / rope.dims)
+    return Rotation(rope.dims, rope.traditional, periods, scale=rope.scale)
+
+
+_ROTATIONS: dict[type, Any] = {
+    nn.RoPE: _plain,
+    rope_utils.Llama3RoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.ProportionalRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.YarnRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
+    rope_utils.SuScaledRoPE: lambda rope: Rotation(rope.dim, False, rope._freqs, gain=rope._scale),
+}
+
+
+def swap_ropes(model: nn.Module) -> int:
+    """Swap every known RoPE module of the model; returns how many were swapped."""
+    found = [(path, module) for path, module in model.named_modules() if type(module) in _ROTATIONS]
+    model.update_modules(tree_unflatten([(path, PositionedRope(module)) for path, module in found]))
+    return len(found)

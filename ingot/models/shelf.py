@@ -1,0 +1,143 @@
+"""The models folder: finished models stand on it whole, or not at all.
+
+A model is built in a hidden folder beside its place, synced, and renamed into it. One process builds a model at a
+time; whoever comes meanwhile waits and finds it done. What a killed process left behind is removed by the next
+one that builds the same model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ModelError
+from ingot.models.progress import Progress
+
+MANIFEST = "ingot.json"
+CONVERTER = 1  # raise it when converting the same source gives another result: old conversions are then redone
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A finished model on the shelf."""
+
+    path: Path
+    source: str
+    size: int  # bytes
+
+
+def keep(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None], progress: Progress) -> Path:
+    """`folder`, holding what `build` makes of `origin`; built now if it is not there or was made of another origin.
+
+    `origin` is compared as a whole: it says everything that the result depends on, and its "source" is shown to
+    people. `build` fills an empty folder; that folder's parent is scratch space that vanishes afterwards.
+    """
+    if is_kept(folder, origin):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, progress):
+        if not is_kept(folder, origin):
+            _sweep(folder)
+            _build(folder, origin, build)
+    return folder
+
+
+def is_kept(folder: Path, origin: Mapping[str, Any]) -> bool:
+    """Whether the finished model is there. Looks at the manifest and at file sizes, so it takes milliseconds."""
+    manifest = _manifest(folder)
+    if manifest is None or manifest.get("origin") != {**origin, "converter": CONVERTER}:
+        return False
+    return all(_size(folder / name) == size for name, size in manifest.get("files", {}).items())
+
+
+def inventory(models_dir: Path) -> list[Kept]:
+    """The finished models on the shelf, by name."""
+    found = []
+    for folder in sorted(models_dir.expanduser().glob("*/")):
+        manifest = _manifest(folder)
+        if manifest is not None:
+            found.append(Kept(folder, str(manifest["origin"]["source"]), sum(manifest["files"].values())))
+    return found
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    complete = isinstance(manifest, dict) and {"origin", "files"} <= manifest.keys()
+    return manifest if complete else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+@contextmanager
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that prepares {folder.name}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed builds left; none is running, as the lock is ours."""
+    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _build(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    try:
+        made = scratch / "model"
+        made.mkdir()
+        build(made)
+        _write_manifest(made, origin)
+        _sync(made)
+        if folder.exists():
+            folder.rename(scratch / "outdated")
+        made.rename(folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise ModelError(f"cannot prepare {folder.name} in the models folder: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_manifest(made: Path, origin: Mapping[str, Any]) -> None:
+    files = {str(path.relative_to(made)): path.stat().st_size for path in sorted(made.rglob("*")) if path.is_file()}
+    manifest = {"origin": {**origin, "converter": CONVERTER}, "files": files}
+    (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _sync(made: Path) -> None:
+    for path in sorted(made.rglob("*"), reverse=True):
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+    _sync_folder(made)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

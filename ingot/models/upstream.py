@@ -1,0 +1,49 @@
+"""The one place that imports mlx-lm, and leaves the process as it found it.
+
+mlx-lm lowers RLIMIT_NOFILE while it is imported, the hard limit included, which an ordinary user cannot raise
+again. So that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def _process_unchanged() -> Iterator[None]:
+    inert = types.ModuleType("resource")
+    inert.__dict__.update({name: value for name, value in vars(resource).items() if not name.startswith("__")})
+    inert.__dict__["setrlimit"] = lambda *_: None
+    environment = dict(os.environ)
+    sys.modules["resource"] = inert
+    try:
+        yield
+    finally:
+        sys.modules["resource"] = resource
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+def import_upstream(name: str) -> types.ModuleType:
+    """Import `mlx_lm` or one of its modules."""
+    if "mlx_lm" in sys.modules:
+        return importlib.import_module(name)
+    with _process_unchanged():
+        return importlib.import_module(name)
+
+
+import_upstream("mlx_lm")
+
+from mlx_lm.models import cache as caches  # noqa: E402
+from mlx_lm.models import rope_utils  # noqa: E402
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: E402
+from mlx_lm.utils import load_model  # noqa: E402
+
+__all__ = ["QuantizedSwitchLinear", "SwitchLinear", "caches", "load_model", "rope_utils"]

@@ -1,0 +1,201 @@
+"""Events as OpenAI's chat completions: one body, or chunks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import (
+    Ended,
+    Event,
+    FinishReason,
+    SequenceEnded,
+    TextDelta,
+    TokenInfo,
+    TokenLogprob,
+)
+from ingot.protocol.answers import Head, Receipt, Streamed, UsageBody, Whole, sayable
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenEntry]
+    refusal: None = None
+
+
+class AnswerMessage(Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    system_fingerprint: str
+    service_tier: Literal["default"] | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+    ingot: Receipt
+
+
+class Delta(Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: Literal["default"] | UnsetType = UNSET
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    ingot: Receipt | UnsetType = UNSET
+
+
+class ChatWhole(Whole):
+    """One body. `metadata` and `tiered` are the request's own words, given back."""
+
+    def __init__(self, head: Head, n: int, *, logprobs: bool, metadata: dict[str, str] | None, tiered: bool) -> None:
+        self.head = head
+        self.logprobs = logprobs
+        self.metadata = metadata
+        self.tiered = tiered
+        self.texts: list[list[str]] = [[] for _ in range(n)]
+        self.entries: list[list[TokenEntry]] = [[] for _ in range(n)]
+        self.reasons: list[FinishReason] = ["stop"] * n
+        self.ended: Ended | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self.texts[event.index].append(event.text)
+                if self.logprobs:
+                    self.entries[event.index] += map(entry, event.tokens)
+            case SequenceEnded():
+                self.reasons[event.index] = event.reason
+            case Ended():
+                self.ended = event
+
+    def body(self) -> ChatCompletion:
+        assert self.ended is not None
+        return ChatCompletion(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[self._choice(index) for index in range(len(self.texts))],
+            usage=UsageBody.of(self.ended.usage),
+            system_fingerprint=self.head.fingerprint,
+            service_tier="default" if self.tiered else UNSET,
+            metadata=UNSET if self.metadata is None else self.metadata,
+            ingot=Receipt.of(self.head, self.ended),
+        )
+
+    def _choice(self, index: int) -> ChatChoice:
+        message = AnswerMessage("assistant", "".join(self.texts[index]))
+        logprobs = ChatLogprobs(self.entries[index]) if self.logprobs else None
+        return ChatChoice(index, message, logprobs, self.reasons[index])
+
+
+class ChatStreamed(Streamed):
+    """Chunks: the role, the text, one finish a choice, and the usage where it was asked for.
+
+    The last chunk, whichever it is, carries the receipt; so the last finish waits for `Ended`, which comes in the
+    same batch.
+    """
+
+    def __init__(self, head: Head, n: int, *, logprobs: bool, include_usage: bool, tiered: bool) -> None:
+        self.head = head
+        self.logprobs = logprobs
+        self.include_usage = include_usage
+        self.tiered = tiered
+        self.running = n
+        self.last: ChatChunk | None = None
+
+    def opening(self) -> list[Struct]:
+        return [self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))]) for index in range(self.running)]
+
+    def chunks(self, event: Event) -> list[Struct]:
+        match event:
+            case TextDelta():
+                return self._text(event)
+            case SequenceEnded():
+                return self._finish(event)
+            case Ended():
+                return self._close(event)
+        return []
+
+    def _text(self, event: TextDelta) -> list[Struct]:
+        tokens = event.tokens if self.logprobs else ()
+        if not event.text and not tokens:
+            return []
+        logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
+        return [self._chunk([ChunkChoice(event.index, Delta(content=event.text), logprobs)])]
+
+    def _finish(self, event: SequenceEnded) -> list[Struct]:
+        chunk = self._chunk([ChunkChoice(event.index, Delta(), None, event.reason)])
+        self.running -= 1
+        if self.running or self.include_usage:
+            return [chunk]
+        self.last = chunk
+        return []
+
+    def _close(self, event: Ended) -> list[Struct]:
+        last = self.last if self.last is not None else self._chunk([])
+        last.ingot = Receipt.of(self.head, event)
+        if self.include_usage:
+            last.usage = UsageBody.of(event.usage)
+        return [last]
+
+    def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.fingerprint,
+            service_tier="default" if self.tiered else UNSET,
+            choices=choices,
+            usage=None if self.include_usage else UNSET,
+        )
+
+
+def entry(token: TokenInfo) -> TokenEntry:
+    chosen = token.chosen
+    return TokenEntry(chosen.text, sayable(chosen.logprob), list(chosen.raw), [top(one) for one in token.top])
+
+
+def top(token: TokenLogprob) -> TopLogprob:
+    return TopLogprob(token.text, sayable(token.logprob), list(token.raw))

@@ -1,0 +1,100 @@
+"""The fields that every way of asking for text shares, and what the engine makes of them."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ingot.engine.request import Sampling, Stop
+from ingot.errors import BadRequest
+from ingot.protocol import bounds
+from ingot.protocol.fields import Bool, Either, Int, ListOf, ModelName, Number, Text, Timeout
+from ingot.protocol.records import Record, accepts, refuses
+from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.vocabulary import Biases, TokenIds
+
+STOP_STRING = Text(bounds.STOP_STRING_CHARS, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    include_usage: bool = accepts(Bool(), "Send one more chunk, with the usage.", default=False)
+    include_obfuscation: None = refuses("is not supported: chunks are never padded. Send false.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationBody:
+    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
+    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
+    stream_options: StreamOptions | None = accepts(Record(StreamOptions), "Only together with `stream`.")
+
+    temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
+    top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
+    top_k: int = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 is all.", default=0)
+    min_p: float = accepts(
+        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's.", default=0.0
+    )
+    presence_penalty: float = accepts(
+        Number(bounds.PENALTY), "Taken off the logit of tokens that were generated.", default=0.0
+    )
+    frequency_penalty: float = accepts(
+        Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
+    )
+    repetition_penalty: float = accepts(
+        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur.", default=1.0
+    )
+    logit_bias: tuple[tuple[int, float], ...] = accepts(
+        Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES), "Added to the logit, by token id.", default=()
+    )
+    seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
+
+    stop: str | tuple[str, ...] = accepts(
+        Either((STOP_STRING, ListOf(STOP_STRING, bounds.STOP_STRINGS))), "Text that ends the answer.", default=()
+    )
+    stop_token_ids: tuple[int, ...] = accepts(
+        TokenIds(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
+    )
+    include_stop_str_in_output: bool = accepts(Bool(), "Leave the stop text in the answer.", default=False)
+    ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
+    min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
+    timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
+    user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        """Refuse what the fields say together but not each alone."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options is allowed only where stream is true.", param="stream_options")
+
+    def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            # Seeds are 64 bits wide on the wire, signed; generators take them unsigned.
+            seed=None if self.seed is None else self.seed % 2**64,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def stopping(self) -> Stop:
+        return Stop(
+            strings=(self.stop,) if isinstance(self.stop, str) else self.stop,
+            token_ids=frozenset(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            keep=self.include_stop_str_in_output,
+        )
+
+    def deadline(self, served: Served) -> float:
+        return time.monotonic() + (served.terms.timeout_s if self.timeout is None else self.timeout)

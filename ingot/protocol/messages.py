@@ -1,0 +1,140 @@
+"""The messages of a chat as they come over the wire, and as a chat template takes them."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.protocol.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, PARTS, TOOL_CALLS
+from ingot.protocol.fields import Either, ListOf, OneOf, Text
+from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+
+TEXT_ONLY = "input is not supported: the served model is run on text alone."
+MEDIA = {
+    "image_url": f"(image) {TEXT_ONLY}",
+    "input_audio": f"(audio) {TEXT_ONLY}",
+    "video_url": f"(video) {TEXT_ONLY}",
+    "file": f"(file) {TEXT_ONLY}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    type: str = requires(OneOf(("text",)), "The kind of part.")
+    text: str = requires(Text(), "The text.")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalPart:
+    type: str = requires(OneOf(("refusal",)), "The kind of part.")
+    refusal: str = requires(Text(), "What the assistant said when it declined.")
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+TEXT_PARTS = ListOf(Tagged("type", {"text": Record(TextPart)}, refused=MEDIA), most=PARTS, least=1)
+ASSISTANT_PARTS = ListOf(
+    Tagged("type", {"text": Record(TextPart), "refusal": Record(RefusalPart)}, refused=MEDIA), most=PARTS, least=1
+)
+CONTENT = Either((Text(), TEXT_PARTS))
+Content = str | tuple[TextPart | RefusalPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    role: str = requires(OneOf(("system", "developer")), "Who speaks.")
+    content: Content = requires(CONTENT, "The instructions.")
+    name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return spoken(self.role, self.content, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    role: str = requires(OneOf(("user",)), "Who speaks.")
+    content: Content = requires(CONTENT, "What the user says.")
+    name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return spoken(self.role, self.content, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledFunction:
+    name: str = requires(Text(NAME_CHARS, least=1), "The function's name.")
+    arguments: str = requires(Text(), "Its arguments, as JSON text.")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str = requires(Text(IDENTIFIER_CHARS), "The call's id, to which a tool message answers.")
+    type: str = requires(OneOf(("function",), {"custom": "tools are not supported."}), "Functions are the only tools.")
+    function: CalledFunction = requires(Record(CalledFunction), "What was called.")
+
+    def as_dict(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    role: str = requires(OneOf(("assistant",)), "Who speaks.")
+    content: Content | None = accepts(
+        Either((Text(), ASSISTANT_PARTS)), "What the assistant said; none is an empty turn."
+    )
+    name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
+    refusal: str | None = accepts(Text(), "What the assistant said when it declined; stands in for the content.")
+    tool_calls: tuple[ToolCall, ...] = accepts(ListOf(Record(ToolCall), TOOL_CALLS), "The calls it made.", default=())
+    audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY}")
+    function_call: None = refuses("is not supported; send `tool_calls`, which replaced it.")
+
+    def as_dict(self) -> dict[str, Any]:
+        content = self.content if self.content is not None else self.refusal
+        message = spoken(self.role, content or "", self.name)
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMessage:
+    role: str = requires(OneOf(("tool",)), "Who speaks.")
+    content: Content = requires(CONTENT, "What the tool returned.")
+    tool_call_id: str = requires(Text(IDENTIFIER_CHARS), "The call that this answers.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return spoken(self.role, self.content, None) | {"tool_call_id": self.tool_call_id}
+
+
+Message = Instruction | UserMessage | AssistantMessage | ToolMessage
+
+MESSAGE = Tagged(
+    "role",
+    {
+        "system": Record(Instruction),
+        "developer": Record(Instruction),
+        "user": Record(UserMessage),
+        "assistant": Record(AssistantMessage),
+        "tool": Record(ToolMessage),
+    },
+    refused={"function": "messages are not supported; send role 'tool', which replaced it."},
+)
+CONVERSATION = ListOf(MESSAGE, most=MESSAGES, least=1)
+
+
+def as_dicts(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+    return [message.as_dict() for message in messages]
+
+
+def spoken(role: str, content: Content, name: str | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role, "content": joined(content)}
+    return message if name is None else message | {"name": name}
+
+
+def joined(content: Content) -> str:
+    """The parts' text end to end, as templates that take parts do: nothing is put between them."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,80 @@
+"""`POST /v1/tokenize` and `/v1/detokenize`: the served model's own view of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.errors import BadRequest
+from ingot.protocol import bounds
+from ingot.protocol.answers import Note
+from ingot.protocol.fields import Bool, ModelName, Text
+from ingot.protocol.messages import CONVERSATION, Message
+from ingot.protocol.prompts import chat_prompt
+from ingot.protocol.records import Record, accepts, requires
+from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.vocabulary import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeBody:
+    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    prompt: str | None = accepts(Text(), "A text. Either this or `messages`.")
+    messages: tuple[Message, ...] | None = accepts(CONVERSATION, "A conversation, put through the chat template.")
+    add_special_tokens: bool | None = accepts(
+        Bool(), "Add what the tokenizer puts around a text (default: true). Only with `prompt`."
+    )
+    add_generation_prompt: bool | None = accepts(
+        Bool(), "End where an answer begins (default: true). Only with `messages`."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeBody:
+    tokens: tuple[int, ...] = requires(TokenIds(bounds.PROMPT_TOKENS, least=0), "Token ids.")
+    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    skip_special_tokens: bool = accepts(Bool(), "Leave special tokens out.", default=False)
+
+
+TOKENIZE_BODY = Record(TokenizeBody)
+DETOKENIZE_BODY = Record(DetokenizeBody)
+
+
+class Tokenized(Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    ingot: Note | UnsetType = UNSET
+
+
+class Detokenized(Struct):
+    prompt: str
+    ingot: Note | UnsetType = UNSET
+
+
+def tokenize(value: Any, served: Served) -> Tokenized:
+    reading = served.reading()
+    tokens = tokens_of(TOKENIZE_BODY.parse(value, "", reading), served)
+    return Tokenized(list(tokens), len(tokens), served.card.context, Note.of(reading))
+
+
+def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either prompt or messages.", param="prompt")
+    if body.messages is not None:
+        if body.add_special_tokens is not None:
+            raise BadRequest("add_special_tokens goes with prompt.", param="add_special_tokens")
+        return chat_prompt(served, body.messages, ending="closed" if body.add_generation_prompt is False else "opened")
+    if body.add_generation_prompt is not None:
+        raise BadRequest("add_generation_prompt goes with messages.", param="add_generation_prompt")
+    assert body.prompt is not None
+    return tuple(served.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False))
+
+
+def detokenize(value: Any, served: Served) -> Detokenized:
+    reading = served.reading()
+    body: DetokenizeBody = DETOKENIZE_BODY.parse(value, "", reading)
+    text = served.tokenizer.decode(body.tokens, skip_special=body.skip_special_tokens)
+    return Detokenized(text, Note.of(reading))

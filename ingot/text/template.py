@@ -1,0 +1,165 @@
+"""A model's chat template: messages in, the prompt's text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+from ingot.errors import BadRequest, ModelError
+from ingot.text.filters import Refusal
+from ingot.text.messages import Message, Traits, prepared, probed
+from ingot.text.meter import Exhausted, Limits, Meter, current
+from ingot.text.sandbox import Sandbox
+
+_OURS = ("messages", "tools", "add_generation_prompt")
+_LONGEST_REASON = 1000
+
+
+class ChatTemplate:
+    """Compiled once; any number of threads may render.
+
+    A template sees `messages`, `tools` (None when there are none), `add_generation_prompt`, the model's named special
+    tokens (`bos_token`, `eos_token`, ...), and what the caller gives as `extra`: nothing else. `tool_source`, where a
+    model has one, takes the place of `source` when there are tools. Raises ModelError for a source that cannot be
+    compiled or uses what a chat template may not.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        tool_source: str | None = None,
+        tokens: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._tokens = dict(tokens or {})
+        sandbox = Sandbox()
+        self._plain = _Program(sandbox, source, self._tokens, self._limits)
+        self._with_tools = self._plain
+        if tool_source is not None:
+            self._with_tools = _Program(sandbox, tool_source, self._tokens, self._limits)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads: an `extra` that is not among them has no effect."""
+        return self._plain.variables | self._with_tools.variables
+
+    @property
+    def traits(self) -> Traits:
+        return self._plain.traits
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Messages need no preparing.
+
+        Raises BadRequest where the template refuses the messages (in its own words), cannot read them, or would take
+        more than its limits allow; ModelError where it tries to leave its sandbox.
+        """
+        program = self._with_tools if tools else self._plain
+        for name in extra or ():
+            if name in _OURS or name in self._tokens:
+                raise BadRequest(
+                    f"The chat template's variable {name!r} cannot be set by a request.",
+                    param="chat_template_kwargs",
+                )
+        variables = {
+            **(extra or {}),
+            "messages": prepared(messages, program.traits),
+            "tools": tools or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return program.run(variables, self._limits)
+
+
+def prepare_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
+    """The messages in the form that the template can read; preparing them again changes nothing."""
+    return prepared(messages, template.traits)
+
+
+class _Program:
+    """One compiled template, with what was found out about it."""
+
+    def __init__(self, sandbox: Sandbox, source: str, tokens: Mapping[str, str], limits: Limits) -> None:
+        self._tokens = tokens
+        tree, self._generate = _compile(sandbox, source, limits)
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+        self.traits = probed(lambda messages: self._trial(messages, limits), literals)
+
+    def run(self, variables: Mapping[str, Any], limits: Limits) -> str:
+        with _metered(limits), _explained():
+            return _collected(self._generate({**self._tokens, **variables}), limits.output)
+
+    def _trial(self, messages: list[dict[str, Any]], limits: Limits) -> str:
+        variables = {"messages": messages, "tools": None, "add_generation_prompt": False}
+        return self.run(variables, limits)
+
+
+def _compile(
+    sandbox: Sandbox, source: str, limits: Limits
+) -> tuple[nodes.Template, Callable[[Mapping[str, Any]], Iterator[str]]]:
+    if len(source) > limits.source:
+        raise ModelError(f"The chat template is longer than {limits.source} characters.")
+    with _metered(limits):
+        try:
+            return sandbox.parse(source), sandbox.compiled(sandbox.parse(source))
+        except TemplateSyntaxError as error:
+            raise ModelError(f"The chat template does not compile: {error.message} (line {error.lineno}).") from error
+        except Exhausted as error:
+            raise ModelError(f"The chat template is refused: {error}.") from error
+        # Python's compiler has its own limits on nesting and numbers, and constants are computed while compiling.
+        except Exception as error:
+            raise ModelError(f"The chat template does not compile: {_reason(error)}.") from error
+
+
+@contextmanager
+def _metered(limits: Limits) -> Iterator[None]:
+    token = current.set(Meter(limits))
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except Refusal as error:
+        text = str(error) or "The chat template refuses these messages."
+        raise BadRequest(text[:_LONGEST_REASON], param="messages") from error
+    except Exhausted as error:
+        raise BadRequest(f"The chat template asks for too much: {error}.", param="messages") from error
+    except SecurityError as error:
+        raise ModelError(f"The model's chat template is not allowed what it tries: {_reason(error)}.") from error
+    # A template can raise whatever Python raises for the operations it writes down.
+    except Exception as error:
+        text = f"The chat template cannot render these messages: {_reason(error)}."
+        raise BadRequest(text, param="messages") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    return (str(error) or type(error).__name__)[:_LONGEST_REASON].rstrip(".")
+
+
+def _collected(pieces: Iterator[str], limit: int) -> str:
+    taken, size = [], 0
+    for piece in pieces:
+        taken.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise Exhausted(f"its text is longer than {limit} characters")
+    return "".join(taken)

@@ -1,0 +1,194 @@
+"""A model's tokenizer: text to ids and back, its special tokens, and its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ModelError
+from ingot.text import vocabulary
+from ingot.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer, byte_of
+from ingot.text.template import ChatTemplate
+from ingot.text.vocabulary import Vocabulary
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Unchanging once loaded; any thread may use it, and each sequence takes its own `detokenizer()`.
+
+    `eos_ids` are all ids that end an answer by any of the model's files. `template` is None for a model that has no
+    chat template. `vocab_size` is one more than the largest id; a model may have more rows than that.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        named: Mapping[str, str],
+        eos_ids: Iterable[int] = (),
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+        self.template = template
+        self.bos_id = vocabulary.id_of(named["bos_token"]) if "bos_token" in named else None
+        eos = vocabulary.id_of(named["eos_token"]) if "eos_token" in named else None
+        self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
+        self.special_ids = vocabulary.special_ids
+        self.vocab_size = vocabulary.size
+        self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
+
+    @classmethod
+    def load(cls, folder: Path, template: str | None = None) -> Tokenizer:
+        """The tokenizer of the model in `folder`. `template`, a Jinja source, replaces the model's own.
+
+        Raises ModelError where a file is missing, broken or asks for what cannot be honoured.
+        """
+        config = _read_json(folder / "tokenizer_config.json")
+        named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        sources = {"default": template} if template is not None else _template_sources(folder, config)
+        return cls(
+            vocabulary.load(folder, config, named),
+            named=named,
+            eos_ids=_eos_ids(folder),
+            template=_chat_template(sources, named),
+        )
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of `text`, in which the text of a special token becomes that token.
+
+        `add_special` adds what the model wants around a bare prompt, such as its first token; a rendered chat
+        already holds it.
+        """
+        return self._vocabulary.encode(text, add_special=add_special)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; an id that has no token has no text."""
+        return self._vocabulary.decode(ids, skip_special=skip_special)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The token's own bytes, which may be part of a character. A special token's are its name's."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._spell(token)
+        return known
+
+    def token_text(self, token: int) -> str:
+        """The token alone, with U+FFFD where its bytes are not whole characters."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def detokenizer(self) -> Detokenizer:
+        if self._anchor is None:
+            return ByteDetokenizer(self.token_bytes, self.special_ids)
+        return PieceDetokenizer(self._vocabulary, self._anchor)
+
+    def _spell(self, token: int) -> bytes:
+        piece = self._vocabulary.piece(token)
+        if piece is None:
+            return b""
+        if token in self.special_ids or self._vocabulary.spelling == "plain":
+            return piece.encode()
+        if self._vocabulary.spelling == "bytes":
+            return _from_byte_alphabet(piece)
+        byte = byte_of(piece)
+        return piece.replace("▁", " ").encode() if byte is None else bytes([byte])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones stand for themselves, the others for U+0100 and on, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _from_byte_alphabet(piece: str) -> bytes:
+    try:
+        return bytes(_ALPHABET[char] for char in piece)
+    except KeyError:  # an added token, written as plain text
+        return piece.encode()
+
+
+def _find_anchor(vocabulary: Vocabulary) -> int:
+    """A token that decodes to the same plain text whatever follows it."""
+    letters = (vocabulary.id_of(chr(code)) for code in range(ord("a"), ord("z") + 1))
+    for id in (*letters, *range(vocabulary.size)):
+        if id is None or id in vocabulary.special_ids:
+            continue
+        text = vocabulary.decode([id], skip_special=True)
+        if text.isascii() and text.isalnum() and vocabulary.piece(id) == text:
+            return id
+    raise ModelError("The tokenizer has no token of plain ASCII text, which streaming its text relies on.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} does not hold a JSON object.")
+    return value
+
+
+def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; the first file that states one wins. A token is a string, or an object with its text."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in _NAMED:
+            token = config.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and text and name not in found:
+                found[name] = text
+    return found
+
+
+def _eos_ids(folder: Path) -> set[int]:
+    config = _read_json(folder / "config.json")
+    inner = config.get("text_config")
+    sources = [_read_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
+    ids: set[int] = set()
+    for source in sources:
+        stated = source.get("eos_token_id")
+        ids.update(id for id in (stated if isinstance(stated, list) else [stated]) if isinstance(id, int))
+    return ids
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The model's chat templates by name. A file of its own wins over the configuration's copy."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        return {path.stem: _read_text(path) for path in more} | {"default": _read_text(jinja)}
+    stated = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(stated, str):
+        return {"default": stated}
+    if isinstance(stated, list):
+        stated = {entry["name"]: entry["template"] for entry in stated}
+    return dict(stated or {})
+
+
+def _chat_template(sources: Mapping[str, str], named: Mapping[str, str]) -> ChatTemplate | None:
+    if not sources:
+        return None
+    main = sources.get("default") if len(sources) > 1 else next(iter(sources.values()))
+    if main is None:
+        raise ModelError(
+            f"The model has several chat templates ({', '.join(sources)}) and none is called 'default'; "
+            "choose one with --chat-template FILE."
+        )
+    return ChatTemplate(main, tool_source=sources.get("tool_use"), tokens=named)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path.name} is not UTF-8 text: {error}") from error

@@ -1,0 +1,32 @@
+// A conversation as a file to keep: JSON with everything, or Markdown to read.
+
+export function exportJson(conversation) {
+  download(conversation, 'json', 'application/json', `${JSON.stringify(conversation, null, 2)}\n`);
+}
+
+export function exportMarkdown(conversation) {
+  download(conversation, 'md', 'text/markdown', asMarkdown(conversation));
+}
+
+export function asMarkdown({ title, system, messages }) {
+  const parts = [`# ${title}`];
+  if (system.trim()) parts.push(`**System**\n\n${system.trim()}`);
+  for (const { role, content } of messages) {
+    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${content.trim()}`);
+  }
+  return `${parts.join('\n\n')}\n`;
+}
+
+function download({ title }, extension, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement('a');
+  link.href = url;
+  link.download = `${fileName(title)}.${extension}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000); // the download may not have begun yet
+}
+
+function fileName(title) {
+  const name = title.normalize('NFKD').replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-+|-+$/g, '');
+  return name.slice(0, 60).toLowerCase() || 'conversation';
+}

@@ -1,0 +1,131 @@
+// How one message looks. A view owns its node and redraws from the message it was given.
+
+import { announce, announceBlocks } from './announce.js';
+import { copyFrom } from './clipboard.js';
+import { element, icon, iconButton } from './element.js';
+import { describe } from './facts.js';
+import { growing, isSend } from './field.js';
+import { LiveMarkdown } from './markdown.js';
+import { Pace } from './pace.js';
+
+export function messageView(message, actions) {
+  return message.role === 'user' ? new QuestionView(message, actions) : new AnswerView(message, actions);
+}
+
+class QuestionView {
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.bubble = element('div', { class: 'bubble' }, message.content);
+    this.tools = element(
+      'div',
+      { class: 'tools' },
+      iconButton('edit', 'Edit message', () => this.edit()),
+      copyButton('Copy message', message),
+      iconButton('delete', 'Delete message', () => actions.remove(message)),
+    );
+    this.node = element('article', { class: 'message question' }, heading('You said:'), this.bubble, this.tools);
+  }
+
+  edit() {
+    const field = element('textarea', { 'aria-label': 'Edit message', rows: '1' });
+    field.value = this.message.content;
+    const form = element(
+      'form',
+      { class: 'editor' },
+      field,
+      element('button', { type: 'button', class: 'secondary', onclick: () => this.#close(form) }, 'Cancel'),
+      element('button', { class: 'primary' }, 'Send'),
+    );
+    form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      if (field.value.trim()) this.actions.edit(this.message, field.value);
+    });
+    form.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape') this.#close(form);
+      else if (isSend(event)) form.requestSubmit();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    this.bubble.replaceWith(form);
+    this.tools.hidden = true;
+    growing(field);
+    field.focus();
+  }
+
+  #close(form) {
+    form.replaceWith(this.bubble);
+    this.tools.hidden = false;
+    this.tools.firstElementChild.focus();
+  }
+}
+
+class AnswerView {
+  constructor(message, actions) {
+    this.message = message;
+    this.body = element('div', { class: 'prose' });
+    this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
+    this.facts = element('span', { class: 'facts' });
+    this.tools = element(
+      'div',
+      { class: 'tools' },
+      copyButton('Copy answer', message),
+      iconButton('retry', 'Retry', () => actions.retry(message)),
+      iconButton('delete', 'Delete answer', () => actions.remove(message)),
+    );
+    const foot = element('footer', {}, this.facts, this.tools);
+    this.node = element('article', { class: 'message answer' }, heading('Answer:'), this.body, this.problem, foot);
+    this.markdown = new LiveMarkdown(this.body);
+    this.pace = new Pace(() => this.#draw());
+    this.retry = () => actions.retry(message);
+    if (message.state === 'streaming') this.grow();
+    else this.settle();
+  }
+
+  // More text has arrived.
+  grow() {
+    this.pace.request();
+    this.#state();
+  }
+
+  // Nothing more will arrive.
+  settle() {
+    this.pace.flush();
+    this.#state();
+  }
+
+  #draw() {
+    const isStreaming = this.message.state === 'streaming';
+    const finished = this.markdown.update(this.message.content, !isStreaming);
+    if (this.node.isConnected) announceBlocks(finished);
+  }
+
+  #state() {
+    const { state, error, content } = this.message;
+    this.node.dataset.state = state;
+    this.node.classList.toggle('waiting', state === 'streaming' && content === '');
+    this.facts.textContent = state === 'streaming' ? '' : describe(this.message);
+    this.problem.hidden = state !== 'failed';
+    if (state === 'failed') this.problem.replaceChildren(...problem(error, this.retry));
+    if (state === 'stopped' && this.node.isConnected) announce('Stopped.');
+  }
+}
+
+function problem(error, retry) {
+  const wait = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : '';
+  return [
+    icon('warning'),
+    element('p', {}, error.text + wait),
+    element('button', { type: 'button', class: 'secondary', onclick: retry }, 'Try again'),
+  ];
+}
+
+function heading(text) {
+  return element('h2', { class: 'visually-hidden' }, text);
+}
+
+function copyButton(label, message) {
+  const button = iconButton('copy', label, () => copyFrom(button, message.content));
+  return button;
+}

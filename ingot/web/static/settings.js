@@ -1,0 +1,174 @@
+// System prompt, sampling and the API key. The rule for sampling: what is shown is sent, what is empty is not,
+// and then the server's own default holds.
+
+import { element, find } from './element.js';
+
+const KEY = 'ingot.sampling';
+
+// `neutral` is where the slider stands while the field is empty; without one there is no slider.
+const CONTROLS = [
+  {
+    name: 'temperature',
+    label: 'Temperature',
+    hint: 'Lower is steadier, higher is freer',
+    bounds: { min: 0, max: 2, step: 0.05 },
+    neutral: 1,
+    initial: 0.7,
+  },
+  {
+    name: 'top_p',
+    label: 'Top p',
+    hint: 'Keep the likeliest tokens up to this share',
+    bounds: { min: 0, max: 1, step: 0.01 },
+    neutral: 1,
+    initial: 0.95,
+  },
+  {
+    name: 'top_k',
+    label: 'Top k',
+    hint: 'Keep this many tokens; 0 keeps all',
+    bounds: { min: 0, max: 1000, step: 1 },
+  },
+  {
+    name: 'min_p',
+    label: 'Min p',
+    hint: 'Drop tokens below this share of the likeliest',
+    bounds: { min: 0, max: 1, step: 0.01 },
+    neutral: 0,
+  },
+  {
+    name: 'presence_penalty',
+    label: 'Presence penalty',
+    hint: 'Against anything said before',
+    bounds: { min: -2, max: 2, step: 0.1 },
+    neutral: 0,
+  },
+  {
+    name: 'frequency_penalty',
+    label: 'Frequency penalty',
+    hint: 'Against what was said often',
+    bounds: { min: -2, max: 2, step: 0.1 },
+    neutral: 0,
+  },
+  {
+    name: 'repetition_penalty',
+    label: 'Repetition penalty',
+    hint: '1 is off',
+    bounds: { min: 0.5, max: 2, step: 0.05 },
+    neutral: 1,
+  },
+  {
+    name: 'max_tokens',
+    label: 'Max tokens',
+    hint: 'Longest answer; empty: until it ends',
+    bounds: { min: 1, max: 1000000, step: 1 },
+  },
+  {
+    name: 'seed',
+    label: 'Seed',
+    hint: 'Same seed, same text; empty: random',
+    bounds: { min: 0, max: 2147483647, step: 1 },
+  },
+];
+
+export class Settings {
+  constructor(api, { onSystem, reveal }) {
+    this.reveal = reveal;
+    this.form = find('sampling');
+    this.form.append(...CONTROLS.map((control) => this.#row(control)));
+    this.form.addEventListener('submit', (event) => event.preventDefault());
+    this.#fill(stored() ?? initial());
+    find('sampling-reset').addEventListener('click', () => this.#reset());
+    find('system').addEventListener('input', ({ target }) => onSystem(target.value));
+    const key = find('key');
+    key.value = api.key;
+    key.addEventListener('input', () => (api.key = key.value.trim()));
+  }
+
+  showSystem(text) {
+    const field = find('system');
+    if (field.value !== text) field.value = text;
+  }
+
+  // The sampling fields of a request: numbers, and only those that are set.
+  sampling() {
+    const set = CONTROLS.map(({ name }) => [name, this.#input(name).valueAsNumber]);
+    return Object.fromEntries(set.filter(([, value]) => Number.isFinite(value)));
+  }
+
+  // Shows what is wrong instead of sending something else than what is shown.
+  isValid() {
+    if (this.form.checkValidity()) return true;
+    this.reveal();
+    this.form.reportValidity();
+    return false;
+  }
+
+  #reset() {
+    this.#fill(initial());
+    localStorage.removeItem(KEY);
+  }
+
+  #row({ name, label, hint, bounds, neutral }) {
+    const isWhole = bounds.step === 1;
+    const input = element('input', {
+      ...bounds,
+      id: `sampling-${name}`,
+      type: 'number',
+      step: isWhole ? 1 : 'any',
+      inputmode: isWhole ? 'numeric' : 'decimal',
+      placeholder: 'default',
+      'aria-describedby': `hint-${name}`,
+    });
+    input.addEventListener('input', () => this.#store());
+    return element(
+      'div',
+      { class: 'control' },
+      element('label', { for: input.id }, label),
+      input,
+      neutral === undefined ? null : this.#slider(input, label, bounds, neutral),
+      element('p', { id: `hint-${name}`, class: 'hint' }, hint),
+    );
+  }
+
+  #slider(input, label, bounds, neutral) {
+    const slider = element('input', { ...bounds, type: 'range', 'aria-label': `${label}, slider` });
+    const follow = () => (slider.value = input.value || neutral);
+    input.addEventListener('input', follow);
+    input.addEventListener('fill', follow);
+    slider.addEventListener('input', () => {
+      input.value = slider.value;
+      this.#store();
+    });
+    return slider;
+  }
+
+  #fill(values) {
+    for (const { name } of CONTROLS) {
+      const input = this.#input(name);
+      input.value = values[name] ?? '';
+      input.dispatchEvent(new Event('fill'));
+    }
+  }
+
+  #store() {
+    localStorage.setItem(KEY, JSON.stringify(this.sampling()));
+  }
+
+  #input(name) {
+    return find(`sampling-${name}`);
+  }
+}
+
+function initial() {
+  return Object.fromEntries(CONTROLS.map((control) => [control.name, control.initial]));
+}
+
+function stored() {
+  try {
+    const values = JSON.parse(localStorage.getItem(KEY));
+    return typeof values === 'object' ? values : null;
+  } catch {
+    return null;
+  }
+}

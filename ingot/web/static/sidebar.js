@@ -1,0 +1,142 @@
+// The list of conversations, and what can be done with one.
+
+import { element, find, icon } from './element.js';
+import { exportJson, exportMarkdown } from './export.js';
+
+const DAY = 24 * 60 * 60 * 1000;
+
+export class Sidebar {
+  constructor(chat, close) {
+    this.chat = chat;
+    this.close = close;
+    this.list = find('conversations');
+    this.menu = find('conversation-menu');
+    find('new-chat').addEventListener('click', () => this.#go(() => chat.start()));
+    chat.addEventListener('change', () => this.draw());
+    this.#wireMenu();
+    this.draw();
+  }
+
+  draw() {
+    if (this.list.querySelector('form')) return; // a title is being edited
+    const focused = document.activeElement?.dataset?.conversation;
+    const rows = [];
+    let group = null;
+    for (const conversation of this.chat.store.list()) {
+      const age = ageOf(conversation.updated);
+      if (age !== group) rows.push(element('li', { class: 'age', role: 'presentation' }, age));
+      group = age;
+      rows.push(this.#row(conversation));
+    }
+    this.list.replaceChildren(...rows);
+    if (focused) this.list.querySelector(`[data-conversation="${focused}"]`)?.focus();
+  }
+
+  #row(conversation) {
+    const isCurrent = conversation === this.chat.current;
+    const isBusy = this.chat.answers.has(conversation.id);
+    const open = element(
+      'button',
+      {
+        type: 'button',
+        class: 'title',
+        'aria-current': isCurrent ? 'true' : null,
+        'data-conversation': conversation.id,
+        onclick: () => this.#go(() => this.chat.open(conversation)),
+      },
+      conversation.title,
+    );
+    const more = element(
+      'button',
+      {
+        type: 'button',
+        class: 'quiet more',
+        'aria-label': `More for ${conversation.title}`,
+        'aria-haspopup': 'menu',
+        onclick: () => this.#openMenu(conversation, more),
+      },
+      icon('more'),
+    );
+    const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': 'being answered' }) : null;
+    return element('li', { class: isCurrent ? 'current' : '' }, open, dot, more);
+  }
+
+  #go(action) {
+    action();
+    this.close();
+    find('prompt').focus();
+  }
+
+  #openMenu(conversation, button) {
+    this.subject = conversation;
+    this.opener = button;
+    this.menu.showPopover();
+    const spot = button.getBoundingClientRect();
+    const top = Math.min(spot.bottom + 4, innerHeight - this.menu.offsetHeight - 8);
+    const left = Math.min(spot.left, innerWidth - this.menu.offsetWidth - 8);
+    Object.assign(this.menu.style, { top: `${top}px`, left: `${left}px` });
+    this.menu.querySelector('button').focus();
+  }
+
+  #wireMenu() {
+    const actions = {
+      rename: () => this.#rename(this.subject),
+      markdown: () => exportMarkdown(this.subject),
+      json: () => exportJson(this.subject),
+      delete: () => this.chat.discard(this.subject),
+    };
+    this.menu.addEventListener('click', ({ target }) => {
+      const action = target.closest('button')?.dataset.action;
+      if (!action) return;
+      this.menu.hidePopover();
+      actions[action]();
+    });
+    this.menu.addEventListener('keydown', (event) => this.#moveInMenu(event));
+  }
+
+  #moveInMenu(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (event.key === 'Escape') {
+      event.stopPropagation();
+      this.menu.hidePopover();
+      this.opener.focus();
+    }
+    if (!step) return;
+    event.preventDefault();
+    const items = [...this.menu.querySelectorAll('button')];
+    items.at((items.indexOf(document.activeElement) + step) % items.length).focus();
+  }
+
+  #rename(conversation) {
+    const button = this.list.querySelector(`[data-conversation="${conversation.id}"]`);
+    const field = element('input', { type: 'text', 'aria-label': 'Title', maxlength: '120', required: true });
+    field.value = conversation.title;
+    const form = element('form', { class: 'rename' }, field);
+    const finish = (isKept) => {
+      if (!form.isConnected) return;
+      const title = field.value.trim();
+      form.replaceWith(button); // first, so that the list is free to redraw
+      if (isKept && title) this.chat.rename(conversation, title);
+      this.list.querySelector(`[data-conversation="${conversation.id}"]`)?.focus();
+    };
+    form.addEventListener('submit', (event) => {
+      event.preventDefault();
+      finish(true);
+    });
+    field.addEventListener('blur', () => finish(true));
+    field.addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape') return;
+      event.stopPropagation();
+      finish(false);
+    });
+    button.replaceWith(form);
+    field.select();
+  }
+}
+
+function ageOf(time) {
+  const today = new Date().setHours(0, 0, 0, 0);
+  if (time >= today) return 'Today';
+  if (time >= today - DAY) return 'Yesterday';
+  return time >= today - 7 * DAY ? 'This week' : 'Earlier';
+}

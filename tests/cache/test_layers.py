@@ -1,0 +1,147 @@
+"""Live states against the simplest thing that can be right: the whole sequence computed again without any cache."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny
+
+import ingot.engine  # noqa: F401, I001  (binds the fast BLAS before mlx)
+import mlx.core as mx
+from ingot.cache.layers import Slots
+
+KINDS = ["llama", "window", "hybrid", "moe"]
+WIDEST = 32
+TOLERANCE = 2e-4
+
+
+def exact(kind: str, tokens: list[int]) -> mx.array:
+    """Logits after `tokens`, with caches of mlx-lm's own."""
+    from ingot.models.upstream import caches
+
+    model = REFERENCE.setdefault(kind, tiny.build(kind))
+    return model(mx.array([tokens]), cache=caches.make_prompt_cache(model))[0, -1]
+
+
+REFERENCE: dict[str, Any] = {}
+
+
+def feed(slots: Slots, kind: str, slot: int, tokens: list[int]) -> mx.array:
+    adapter = tiny.adapter(kind, WIDEST)
+    logits = mx.array(0)
+    for begin in range(0, len(tokens), WIDEST):
+        chunk = tokens[begin : begin + WIDEST]
+        with slots.launch(slot, 1, len(chunk)) as layers:
+            logits = adapter.forward(mx.array([chunk]), layers, [len(chunk) - 1])
+            mx.eval(logits, slots.arrays())
+    return logits[0, 0]
+
+
+def close(one: mx.array, other: mx.array) -> bool:
+    return mx.abs(one - other).max().item() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_longer_than_window_and_buffer_gives_the_same_logits(kind: str) -> None:
+    rng = random.Random(1)
+    tokens = [rng.randrange(96) for _ in range(400)]
+    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots.resize(1, 512)
+    assert close(feed(slots, kind, 0, tokens[:-1]), exact(kind, tokens[:-1]))
+    assert close(feed(slots, kind, 0, tokens[-1:]), exact(kind, tokens))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["grow", "step", "swap", "move", "resize", "group"]), st.integers(0, 99)), max_size=12
+    )
+)
+def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: list[tuple[str, int]]) -> None:
+    rng = random.Random(5)
+    adapter = tiny.adapter(kind, WIDEST)
+    slots = adapter.new_slots()
+    slots.resize(4, 256)
+    rows: list[list[int]] = []
+
+    def fresh(count: int) -> list[int]:
+        return [rng.randrange(96) for _ in range(count)]
+
+    def launch(chunks: list[list[int]], first: int) -> None:
+        width = max(len(chunk) for chunk in chunks)
+        padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+        with slots.launch(first, len(chunks), width, [len(chunk) for chunk in chunks]) as layers:
+            logits = adapter.forward(mx.array(padded), layers, [len(chunk) - 1 for chunk in chunks])
+            mx.eval(logits, slots.arrays())
+        for row, chunk, own in zip(rows[first:], chunks, logits[:, 0], strict=False):
+            row += chunk
+            assert close(own, exact(kind, row))
+
+    for move, number in moves:
+        if move == "grow" and len(rows) < 4:
+            rows.append([])
+            launch([fresh(1 + number % WIDEST)], len(rows) - 1)
+        elif move == "step" and rows:
+            launch([fresh(1) for _ in rows], 0)
+        elif move == "group" and rows:
+            launch([fresh(1 + (number + 3 * i) % 9) for i in range(len(rows))], 0)
+        elif move == "swap" and len(rows) > 1:
+            one, other = number % len(rows), (number + 1) % len(rows)
+            slots.swap(one, other)
+            rows[one], rows[other] = rows[other], rows[one]
+        elif move == "move" and len(rows) > 1:
+            target = number % (len(rows) - 1)
+            slots.clear(target)
+            slots.move(len(rows) - 1, target)
+            rows[target] = rows.pop()
+        elif move == "resize":
+            slots.resize(4 if len(rows) > 2 else 2 + number % 3, 256 + 256 * (number % 2))
+            slots.resize(max(4, slots.count), 512)
+    if rows:
+        launch([fresh(1) for _ in rows], 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cleared_slot_starts_afresh(kind: str) -> None:
+    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots.resize(2, 256)
+    feed(slots, kind, 1, [5] * 20)
+    slots.clear(1)
+    assert close(feed(slots, kind, 1, [1, 2, 3]), exact(kind, [1, 2, 3]))
+
+
+def test_a_window_layer_holds_no_more_than_its_window_and_one_launch() -> None:
+    slots = tiny.adapter("window", WIDEST).new_slots()
+    slots.resize(1, 4096)
+    feed(slots, "window", 0, [3] * 600)
+    sizes = {state.kind: state.arrays()[0].shape[2] for state in slots.states}
+    assert sizes == {"append": 4096, "window": 256}
+
+
+def test_a_launch_that_fails_leaves_the_lengths_as_they_were() -> None:
+    slots = tiny.adapter("llama", WIDEST).new_slots()
+    feed(slots, "llama", 0, [1, 2, 3])
+    with pytest.raises(RuntimeError), slots.launch(0, 1, 4):
+        raise RuntimeError
+    assert slots.lengths == [3]
+    assert close(feed(slots, "llama", 0, [4]), exact("llama", [1, 2, 3, 4]))
+
+
+def test_decoding_writes_in_place() -> None:
+    slots = tiny.adapter("llama", WIDEST).new_slots()
+    slots.resize(2, 65536)
+    feed(slots, "llama", 0, [1, 2, 3])
+    feed(slots, "llama", 1, [1])
+    adapter = tiny.adapter("llama", WIDEST)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(3):
+        with slots.launch(0, 2, 1) as layers:
+            logits = adapter.forward(mx.array([[1], [2]]), layers)
+        mx.eval(logits, slots.arrays())
+        del logits
+    assert mx.get_peak_memory() - before < slots.arrays()[0].nbytes

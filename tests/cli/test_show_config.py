@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+from ingot.cli.show_config import show
+from ingot.config import SETTINGS, load
+
+FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter2", "keepalive_s": "2.5"}
+
+
+def test_what_is_shown_is_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    config = load(FLAGS, environ)
+    path = tmp_path / "again.toml"
+    path.write_text(show(config))
+    again = load({}, environ, path).settings
+    assert asdict(again) == asdict(config.settings) | {"api_key": None}
+
+
+def test_every_setting_is_shown_with_its_meaning_and_origin(tmp_path: Path) -> None:
+    text = show(load({}, {"XDG_CONFIG_HOME": str(tmp_path)}))
+    assert all(f"# {known.help}\n# from: default\n" in text for known in SETTINGS.values())
+    assert tomllib.loads(text)["port"] == 8000
+
+
+def test_secrets_are_masked(tmp_path: Path) -> None:
+    assert "hunter2" not in show(load(FLAGS, {"XDG_CONFIG_HOME": str(tmp_path)}))

@@ -1,0 +1,144 @@
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+import mlx.core as mx
+from ingot.engine.request import Sampling
+from ingot.engine.sampling import draw, uniform
+
+VOCAB = 40
+
+
+@dataclass
+class Row:
+    sampling: Sampling
+    seed: int = 0
+    sampled: int = 0
+    prompt: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
+    banned: tuple[int, ...] = field(default=())
+
+
+def logits_of(seed: int, rows: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
+
+
+def reference(logits: np.ndarray, row: Row) -> set[int]:
+    """Tokens that may come out, by the definitions, in float64."""
+    x = logits.astype(np.float64).copy()
+    if row.sampling.repetition_penalty != 1.0:
+        for token in {*row.prompt, *row.generated}:
+            x[token] = (
+                x[token] / row.sampling.repetition_penalty
+                if x[token] > 0
+                else x[token] * row.sampling.repetition_penalty
+            )
+    for token, bias in row.sampling.logit_bias:
+        x[token] += bias
+    for token in set(row.generated):
+        count = row.generated.count(token)
+        x[token] -= row.sampling.presence_penalty + row.sampling.frequency_penalty * count
+    x[list(row.banned)] = -np.inf
+    if row.sampling.greedy:
+        return {int(np.argmax(x))}
+    x /= row.sampling.temperature
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    order = np.argsort(-p)
+    order = order[: row.sampling.top_k or VOCAB]
+    kept = p[order] / p[order].sum()
+    before = np.cumsum(kept) - kept
+    order = order[(before < row.sampling.top_p - 1e-6) | (np.arange(len(order)) == 0)]
+    order = order[p[order] >= row.sampling.min_p * p[order[0]] * (1 - 1e-6)]
+    return {int(token) for token in order if p[token] > 0}
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4, 0.05]),
+    top_k=st.sampled_from([0, 1, 3, 15]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([(), ((3, 50.0),), ((0, -100.0), (7, 2.0))]),
+)
+ROWS = st.lists(
+    st.builds(
+        Row,
+        SAMPLINGS,
+        seed=st.integers(0, 2**63 - 1),
+        sampled=st.integers(0, 1000),
+        prompt=st.just((1, 2, 3)),
+        generated=st.lists(st.integers(0, VOCAB - 1), max_size=8).map(tuple),
+        banned=st.sampled_from([(), (5, 9)]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=150)
+@given(rows=ROWS, seed=st.integers(0, 1000))
+def test_only_tokens_that_a_rows_own_parameters_allow_come_out(rows: list[Row], seed: int) -> None:
+    logits = logits_of(seed, len(rows))
+    tokens = draw(mx.array(logits), rows).tokens.tolist()
+    for row, own, token in zip(rows, logits, tokens, strict=True):
+        assert token in reference(own, row)
+
+
+@settings(max_examples=60)
+@given(rows=ROWS, seed=st.integers(0, 1000))
+def test_a_rows_draw_does_not_depend_on_its_neighbours(rows: list[Row], seed: int) -> None:
+    logits = logits_of(seed, len(rows))
+    together = draw(mx.array(logits), rows).tokens.tolist()
+    alone = [draw(mx.array(logits[i : i + 1]), [row]).tokens.item() for i, row in enumerate(rows)]
+    assert together == alone
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.999999), Sampling(temperature=0.5, top_k=5)])
+def test_draws_follow_the_distribution(sampling: Sampling) -> None:
+    logits = logits_of(1, 1)
+    count = 4000
+    rows = [Row(sampling, seed=7, sampled=number) for number in range(count)]
+    tokens = np.array(draw(mx.array(np.repeat(logits, count, 0)), rows).tokens)
+    p = np.exp(logits[0].astype(np.float64) / sampling.temperature)
+    p[~np.isin(np.arange(VOCAB), list(reference(logits[0], rows[0])))] = 0
+    p /= p.sum()
+    seen = np.bincount(tokens, minlength=VOCAB) / count
+    # Four standard errors of each share, with one count to spare.
+    assert np.all(np.abs(seen - p) <= 4 * np.sqrt(p * (1 - p) / count) + 1 / count)
+
+
+def test_uniform_numbers_are_spread_evenly_over_seeds_and_positions() -> None:
+    by_position = np.array([uniform(11, index) for index in range(20_000)])
+    by_seed = np.array([uniform(seed, 0) for seed in range(20_000)])
+    for numbers in (by_position, by_seed):
+        assert numbers.min() >= 0 and numbers.max() < 1
+        share, _ = np.histogram(numbers, bins=20, range=(0, 1))
+        assert abs(share / 20_000 - 0.05).max() < 0.01
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
+
+
+def test_logprobs_are_the_models_own_and_sorted() -> None:
+    logits = logits_of(3, 2)
+    rows = [Row(Sampling(temperature=0.0, logprobs=4, logit_bias=((5, 90.0),))), Row(Sampling(logprobs=2))]
+    drawn = draw(mx.array(logits), rows)
+    exact = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    assert drawn.tokens[0].item() == 5
+    assert drawn.logprobs is not None and drawn.top_tokens is not None and drawn.top_logprobs is not None
+    assert drawn.logprobs[0].item() == pytest.approx(exact[0, 5], abs=1e-4)
+    assert drawn.top_tokens[0].tolist() == np.argsort(-exact[0])[:4].tolist()
+    assert drawn.top_logprobs[0].tolist() == pytest.approx(np.sort(exact[0])[::-1][:4].tolist(), abs=1e-4)
+
+
+def test_a_draw_at_the_very_end_still_finds_a_token() -> None:
+    rows = [Row(Sampling(), seed=seed) for seed in range(200)]
+    flat = mx.zeros((200, 50_000))
+    tokens = draw(flat, rows).tokens.tolist()
+    assert all(0 <= token < 50_000 for token in tokens)

@@ -1,0 +1,133 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.world import World, expected_token
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(1, 1500), st.integers(1, 600), st.booleans()),
+        st.tuples(st.just("cancel"), st.integers(0, 50)),
+        st.tuples(st.just("step"), st.integers(1, 12)),
+    ),
+    max_size=60,
+)
+
+
+def drain(world: World, most_steps: int = 60_000) -> None:
+    for _ in range(most_steps):
+        if not world.alive and not world.in_flight:
+            return
+        world.step()
+    raise AssertionError(f"{len(world.alive)} sequences never ended")
+
+
+def play(world: World, moves: list) -> None:
+    for move in moves:
+        match move:
+            case ("arrive", prompt, limit, stated):
+                world.arrive(prompt, limit, stated)
+            case ("cancel", which) if world.alive:
+                world.cancel(world.alive[which % len(world.alive)])
+            case ("step", times):
+                for _ in range(times):
+                    world.step()
+
+
+@settings(max_examples=60)
+@given(moves=MOVES, memory=st.integers(2048, 12_000), seats=st.integers(1, 6))
+def test_nothing_is_lost_whatever_arrives_leaves_or_is_preempted(moves: list, memory: int, seats: int) -> None:
+    world = World(memory=memory, max_sequences=seats)
+    play(world, moves)
+    drain(world)
+    for sequence in world.finished:
+        assert list(sequence.generated) == [expected_token(sequence.ticket, n) for n in range(sequence.limit)]
+    assert not world.seats.taken and not world.scheduler.running and not world.scheduler.waiting
+    assert not any(world.slots.rows)
+
+
+def test_a_thousand_random_arrivals_cancels_and_preemptions_all_come_to_an_end() -> None:
+    import random
+
+    rng = random.Random(7)
+    world = World(memory=9000, max_sequences=8, context=3000)
+    arrivals = cancels = preempted = 0
+    while arrivals < 1000:
+        for _ in range(rng.randrange(3)):
+            world.arrive(rng.randrange(1, 800), rng.randrange(1, 600), stated=rng.random() < 0.3)
+            arrivals += 1
+        if world.alive and rng.random() < 0.2:
+            victim = rng.choice(world.alive)
+            preempted += victim.preemptions
+            world.cancel(victim)
+            cancels += 1
+        for _ in range(rng.randrange(60)):
+            world.step()
+    drain(world, 400_000)
+    preempted += sum(sequence.preemptions for sequence in world.finished)
+    assert len(world.finished) + cancels == arrivals
+    assert preempted > 0 and cancels > 0
+
+
+def test_a_preempted_sequence_continues_with_the_same_tokens() -> None:
+    world = World(memory=1400, max_sequences=2, context=1400)
+    old = world.arrive(200, 900, stated=False)
+    new = world.arrive(200, 500, stated=False)
+    drain(world)
+    assert new.preemptions > 0 and old.preemptions == 0
+    assert list(new.generated) == [expected_token(new.ticket, n) for n in range(500)]
+
+
+def test_the_newest_sequence_is_the_one_that_is_preempted() -> None:
+    world = World(memory=3000, max_sequences=3, context=1400)
+    rows = [world.arrive(100, 900, stated=False) for _ in range(3)]
+    for _ in range(450):
+        world.step()
+    assert [row.preemptions > 0 for row in rows] == [False, False, True]
+
+
+def test_a_long_prompt_does_not_starve_a_running_stream() -> None:
+    world = World(memory=1 << 20, target_ms=50.0)
+    stream = world.arrive(10, 2000)
+    for _ in range(20):
+        world.step()
+    world.arrive(3000, 1)
+    world.stalls.clear()
+    for _ in range(400):
+        world.step()
+    assert world.stalls[stream.ticket] <= 0.075
+
+
+def test_running_streams_do_not_starve_a_prompt_even_where_they_alone_exceed_the_target() -> None:
+    world = World(memory=1 << 20, target_ms=5.0, max_sequences=8)
+    for _ in range(7):
+        world.arrive(5, 3000)
+    for _ in range(20):
+        world.step()
+    late = world.arrive(1000, 1)
+    asked = world.now
+    while late in world.alive:
+        world.step()
+    # Alone it would take half a second; a quarter of each step and more as it ages bounds the wait.
+    assert world.now - asked < 2.5
+
+
+def test_a_short_prompt_passes_a_long_one_that_has_just_begun() -> None:
+    world = World(memory=1 << 20, target_ms=50.0)
+    world.arrive(5, 1000)
+    for _ in range(5):
+        world.step()
+    long = world.arrive(4000, 1)
+    world.step()
+    short = world.arrive(20, 1)
+    while short in world.alive:
+        world.step()
+    assert long in world.alive
+
+
+def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
+    world = World(memory=1 << 20, target_ms=50.0, max_sequences=8)
+    long = world.arrive(3000, 1)
+    while long in world.alive:
+        world.arrive(60, 1)
+        world.step()
+        assert world.now < 30.0

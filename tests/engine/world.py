@@ -1,0 +1,137 @@
+"""A world without mlx for the scheduler: steps that cost what they say, tokens that can be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingot.cache.footprint import Footprint
+from ingot.engine.budget import Budget
+from ingot.engine.costs import StepCosts
+from ingot.engine.request import Request
+from ingot.engine.scheduler import Chunk, Scheduler
+from ingot.engine.seats import Seats
+from ingot.engine.sequence import Sequence
+
+DECODE_MS, ROW_MS, TOKEN_MS = 20.0, 1.0, 0.5
+SHAPE = Footprint(append=1, windows=(), recurrent=0, largest_layer=0, activation=0, score=0, logits=0)
+
+
+class CountingSlots:
+    """Remembers which tokens each slot was given, and refuses what a real one would corrupt."""
+
+    def __init__(self, count: int) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(count)]
+
+    def clear(self, slot: int) -> None:
+        self.rows[slot] = []
+
+    def move(self, source: int, target: int) -> None:
+        assert not self.rows[target], "a row is moved onto another"
+        self.rows[target], self.rows[source] = self.rows[source], []
+
+    def swap(self, one: int, other: int) -> None:
+        self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
+
+
+def expected_token(ticket: int, number: int) -> int:
+    return ticket * 100_000 + number
+
+
+@dataclass
+class World:
+    memory: int
+    max_sequences: int = 4
+    target_ms: float = 50.0
+    context: int = 4096
+    now: float = 0.0
+    arrived: int = 0
+    in_flight: list[tuple[Sequence, int]] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    alive: list[Sequence] = field(default_factory=list)
+    stalls: dict[int, float] = field(default_factory=dict)
+    last_token_at: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=512, rows=self.max_sequences)
+        self.context = budget.longest(self.context)
+        self.costs = StepCosts()
+        self.scheduler = Scheduler(budget.fits, lambda _: 512, self.costs, self.max_sequences, self.target_ms)
+        self.slots = CountingSlots(self.max_sequences)
+        self.seats = Seats(self.slots)
+
+    def arrive(self, prompt: int, limit: int, stated: bool = True) -> Sequence:
+        prompt = min(prompt, self.context - 1)
+        limit = min(limit, self.context - prompt)
+        tokens = tuple(expected_token(self.arrived, -number) for number in range(prompt, 0, -1))
+        request = Request(f"r{self.arrived}", (tokens,), max_tokens=limit if stated else None, arrived=self.now)
+        sequence = Sequence(request, 0, self.arrived, tokens, limit, seed=0)
+        self.arrived += 1
+        self.alive.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        sequence.ended = True
+        self.alive.remove(sequence)
+        self.scheduler.remove(sequence)
+        if sequence.slot is not None:
+            self.seats.leave(sequence)
+
+    def step(self) -> None:
+        """Plan and launch a step, then read the tokens of the one before, as the engine does."""
+        plan = self.scheduler.plan(self.now)
+        for sequence in (*plan.preempted, *plan.retired):
+            if sequence.slot is not None:
+                self.seats.leave(sequence)
+        for sequence in plan.admitted:
+            self.seats.sit(sequence)
+        before, self.in_flight = self.in_flight, []
+        spent = 0.0
+        if plan.decode:
+            assert {id(s) for s in plan.decode} == {id(s) for s in self.seats.taken[: self.seats.decoding]}
+            spent += self._run([Chunk(sequence, 1, True) for sequence in plan.decode])
+            self.costs.observe_decode(len(plan.decode), spent)
+        for chunk in plan.chunks:
+            cost = TOKEN_MS * chunk.count
+            self._run([chunk])
+            self.costs.observe_prefill(chunk.count, cost)
+            spent += cost
+        self.now += spent / 1000
+        self._read(before)
+        self.scheduler.check()
+        self.seats.check()
+
+    def _run(self, chunks: list[Chunk]) -> float:
+        for chunk in chunks:
+            sequence = chunk.sequence
+            assert sequence.slot is not None
+            row = self.slots.rows[sequence.slot]
+            assert len(row) == sequence.computed
+            row += [self._token(sequence, sequence.computed + number) for number in range(chunk.count)]
+            sequence.computed += chunk.count
+            if chunk.final:
+                self.in_flight.append((sequence, expected_token(sequence.ticket, sequence.sampled)))
+                sequence.sampled += 1
+                if not sequence.decoding:
+                    self.seats.start_decoding(sequence)
+        return DECODE_MS + ROW_MS * len(chunks)
+
+    def _token(self, sequence: Sequence, position: int) -> int:
+        number = position - len(sequence.prompt)
+        return sequence.prompt[position] if number < 0 else expected_token(sequence.ticket, number)
+
+    def _read(self, results: list[tuple[Sequence, int]]) -> None:
+        for sequence, token in results:
+            if sequence.ended:
+                continue
+            sequence.tokens.append(token)
+            last = self.last_token_at.get(sequence.ticket, self.now)
+            self.stalls[sequence.ticket] = max(self.stalls.get(sequence.ticket, 0.0), self.now - last)
+            self.last_token_at[sequence.ticket] = self.now
+            if len(sequence.generated) == sequence.limit:
+                sequence.ended = True
+                self.alive.remove(sequence)
+                self.finished.append(sequence)
+                self.scheduler.remove(sequence)
+                if sequence.slot is not None:
+                    self.seats.leave(sequence)

@@ -1,0 +1,60 @@
+"""Engines for tests: the real one, over tiny models."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ingot.engine.budget import Budget
+from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
+from ingot.text.tokenizer import Tokenizer
+from tests import tiny
+from tests.tokens import write_tokenizer
+
+
+def tiny_tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder))
+        return Tokenizer.load(Path(folder))
+
+
+def start(
+    kind: str, *, memory: int | None = None, context: int = 2048, widest: int = 256, limits: Limits | None = None
+) -> Engine:
+    """A running engine; `memory` are the bytes that states may take."""
+
+    def load() -> Loaded:
+        from ingot.kernels.device import current
+        from ingot.models.adapter import adapt
+
+        adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], current(), widest=widest)
+        total = adapter.weight_bytes + (memory or 1 << 28)
+        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
+        card = ModelCard(
+            name=f"tiny-{kind}",
+            source="random weights",
+            family=adapter.family,
+            context=budget.longest(context),
+            vocab=adapter.vocab,
+            device="cpu",
+            dtype=adapter.dtype,
+            weight_bytes=adapter.weight_bytes,
+            memory_budget=total,
+            max_sequences=32,
+            created=0,
+        )
+        return Loaded(adapter, tokenizer, card, budget)
+
+    tokenizer = tiny_tokenizer()
+    return Engine(load, limits or Limits())
+
+
+def answer(engine: Engine, request: Request) -> list[Event]:
+    """All events of a request, run to its end."""
+    return [event for batch in engine.generate(request) for event in batch]
+
+
+def text_of(events: list[Event], index: int = 0) -> str:
+    assert isinstance(events[-1], Ended), events[-1]
+    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.index == index)

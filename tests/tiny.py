@@ -1,0 +1,94 @@
+"""Tiny random-weight models, one for each kind of layer, built from mlx-lm's own model definitions."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+from ingot.models.upstream import import_upstream
+
+VOCAB = 96
+
+_SHARED = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_SHARED},
+    "tied": {"model_type": "qwen3", **_SHARED, "tie_word_embeddings": True},
+    "window": {
+        "model_type": "gemma3_text",
+        **_SHARED,
+        "num_hidden_layers": 4,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+    },
+    "hybrid": {
+        "model_type": "qwen3_5_text",
+        **_SHARED,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "moe": {
+        "model_type": "qwen3_moe",
+        **_SHARED,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+
+MODULES = {"qwen3_5_text": "qwen3_5"}
+
+
+def build(kind: str, seed: int = 0) -> Any:
+    """A model with random weights large enough that its greedy choices are far from ties."""
+    import_upstream("mlx_lm")
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    config = CONFIGS[kind]
+    module = importlib.import_module(f"mlx_lm.models.{MODULES.get(config['model_type'], config['model_type'])}")
+    mx.random.seed(seed)
+    args = getattr(module, "TextModelArgs", module.ModelArgs) if kind == "hybrid" else module.ModelArgs
+    model_class = module.TextModel if kind == "hybrid" else module.Model
+    model = model_class(args.from_dict(config))
+    model.update(
+        tree_map_with_path(
+            lambda path, x: x if "norm" in path else x + 0.2 * mx.random.normal(x.shape), model.parameters()
+        )
+    )
+    mx.eval(model.parameters())
+    model.eval()
+    return model
+
+
+@cache
+def adapter(kind: str, widest: int = 2048) -> Any:
+    from ingot.kernels.device import current
+    from ingot.models.adapter import adapt
+
+    return adapt(build(kind), CONFIGS[kind], current(), widest=widest)
