@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Sample:
 
     @property
     def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
     @property
     def seconds_per_token(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +29,8 @@ _CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
 def run(arguments: list[str]) -> int:
     namespace = _parser().parse(arguments)
     config = settle(namespace)
+    if config.origins["log_level"] == "default":
+        logging.getLogger("ingot").setLevel(logging.WARNING)  # the terminal belongs to the conversation
     given = vars(namespace)
     with contextlib.ExitStack() as stack:
         client = _client(namespace, config.settings, stack)

@@ -8,27 +8,33 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from ingot.cli.serve import open_door, start_engine
+from ingot.cli.serve import start_engine
 from ingot.config import Settings
 
 
 @contextlib.contextmanager
 def local_server(settings: Settings) -> Iterator[str]:
-    """Yields the server's URL. The door stands in a thread of its own and ends with the process."""
-    engine = start_engine(settings)
+    """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them."""
+    from ingot.http.server import listen, make_server
+
     private = replace(settings, host="127.0.0.1", port=0)
+    engine = start_engine(private)
     ready: Future[str] = Future()
+    server = make_server(engine, private, ready.set_result, listen(private))
 
-    def listen() -> None:
+    def serve() -> None:
         try:
-            open_door(engine, private, ready.set_result)
+            server.run()
         except BaseException as error:  # whatever it is, the thread that waits has to hear of it
-            if not ready.done():
-                ready.set_exception(error)
-            raise
+            if ready.done():
+                raise
+            ready.set_exception(error)
 
-    threading.Thread(target=listen, name="ingot-door", daemon=True).start()
+    door = threading.Thread(target=serve, name="ingot-door", daemon=True)
+    door.start()
     try:
         yield ready.result()
     finally:
+        server.should_exit = True
+        door.join()
         engine.close()

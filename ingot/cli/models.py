@@ -60,7 +60,8 @@ def local(folder: Path) -> Iterator[Listed]:
         if path.name.startswith(".") or path.name in names():
             continue
         if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
-            yield Listed(str(path), "local", _size(path), str(path), sources.get(path, str(path)))
+            name = path.name if path in sources else str(path)
+            yield Listed(name, "local", _size(path), str(path), sources.get(path, str(path)))
 
 
 def _size(path: Path) -> int:

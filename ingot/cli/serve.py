@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.cli.ready import ready_record
 from ingot.cli.show_config import show
-from ingot.config import Settings
+from ingot.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
-    from ingot.engine.request import ModelCard
 
-ABOUT = "Serve a model over HTTP, with the protocols of OpenAI, and a page to chat at the same address."
+ABOUT = "Serve a model over HTTP, with OpenAI's protocols, and a page to chat at the same address."
+INTERRUPTED = 130
 
 
 def run(arguments: list[str]) -> int:
     parser = CommandParser("serve", ABOUT)
-    about = "local folder, .gguf file, hub id, or the name of a packaged model"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
+    known = SETTINGS["model"]
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
     add_settings(parser)
     namespace = parser.parse(arguments)
@@ -33,33 +32,51 @@ def run(arguments: list[str]) -> int:
     if "print_config" in vars(namespace):
         print(show(config))
         return 0
-    return _serve(config.settings)
-
-
-def _serve(settings: Settings) -> int:
-    engine = start_engine(settings)
-    try:
-        open_door(engine, settings, lambda url: print(ready_record(url, engine.card, settings), flush=True))
-    finally:
-        with second_interrupt_exits():
-            engine.close()
+    _serve(config.settings)
     return 0
 
 
+def _serve(settings: Settings) -> None:
+    """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
+    from ingot.http.server import listen, make_server
+
+    # The port is taken before the model is loaded, so that a wrong one is known at once.
+    with contextlib.closing(listen(settings)) as listener:
+        try:
+            engine = start_engine(settings)
+        except KeyboardInterrupt:
+            _leave_at_once()
+
+        def say_ready(url: str) -> None:
+            print(ready_record(url, engine.card, needs_key=settings.api_key is not None), flush=True)
+
+        server = make_server(engine, settings, say_ready, listener)
+        server.run()
+        if server.force_exit:
+            _leave_at_once()
+        signal.signal(signal.SIGINT, _leave_at_once)
+        engine.close()
+
+
 def start_engine(settings: Settings) -> Engine:
-    """Find (fetch, convert) the model and load it. Raises IngotError."""
-    from ingot.engine.engine import Engine
+    """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
     from ingot.models.locate import locate
     from ingot.models.progress import TerminalProgress
 
     progress = TerminalProgress()
-    folder = locate(settings.model, settings, progress)
-    progress.finish()
-    return Engine.start(settings, folder)
+    try:
+        folder = locate(settings.model, settings, progress)
+        progress(f"loading {folder.name}")
+    finally:
+        progress.finish()
+
+    from ingot.engine.start import start_engine as start
+
+    return start(settings, folder.path, name=folder.name, source=folder.source)
 
 
-def open_door(engine: Engine, settings: Settings, on_ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; `on_ready` gets the URL once requests are answered."""
-    from ingot.http.server import serve
-
-    serve(engine, settings, on_ready)
+def _leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+    """Without the usual farewells: the engine's thread may be deep inside mlx, where nothing can interrupt it."""
+    sys.stdout.flush()
+    print(file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)

@@ -215,6 +215,7 @@ class Engine:
             self._expire()
             self._guarded_step()
         self._abandon(Unavailable("The server is shutting down", retry_after=5))
+        self._runner.close()
 
     def _make_rooms(self) -> None:
         costs = StepCosts()

@@ -104,6 +104,11 @@ class Runner:
             self.seats = Seats(self.slots)
             mx.clear_cache()
 
+    def close(self) -> None:
+        """Wait for what the device still does; mlx's threads must not outlive this one."""
+        mx.synchronize()
+        mx.clear_streams()
+
     def check(self) -> None:
         self.seats.check()
         for slot, sequence in enumerate(self.seats.taken):

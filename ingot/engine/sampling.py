@@ -130,11 +130,10 @@ def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
         return greedy
     temperature = _column([row.sampling.temperature or 1.0 for row in rows])
     draws = _column([uniform(row.seed, row.sampled) for row in rows])
-    scaled = logits / temperature
+    probabilities = mx.softmax(logits / temperature, axis=-1)
     if any(_filters(row.sampling) for row in rows):
-        drawn = _draw_filtered(scaled, draws, rows)
-    else:
-        drawn = _first_above(mx.softmax(scaled, axis=-1), draws)
+        probabilities = mx.where(probabilities >= _least(probabilities, rows), probabilities, 0.0)
+    drawn = _first_above(probabilities, draws)
     return mx.where(mx.array([row.sampling.greedy for row in rows]), greedy, drawn)
 
 
@@ -142,32 +141,38 @@ def _filters(sampling: Sampling) -> bool:
     return not sampling.greedy and bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
 
-def _draw_filtered(scaled: mx.array, draws: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    vocab = scaled.shape[-1]
-    ranked = _ranked(scaled, rows)
-    probabilities = mx.softmax(mx.take_along_axis(scaled, ranked, axis=-1), axis=-1)
-    rank = mx.arange(ranked.shape[-1])
-    keep = rank < _column([row.sampling.top_k or vocab for row in rows])
-    kept = mx.where(keep, probabilities, 0.0)
-    kept = kept / kept.sum(axis=-1, keepdims=True)
-    before = mx.cumsum(kept, axis=-1) - kept
-    keep = keep & (before < _column([row.sampling.top_p for row in rows]))
-    keep = keep & (kept >= _column([row.sampling.min_p for row in rows]) * kept[:, :1])
-    # The likeliest token always stays, also where rounding says otherwise.
-    keep = keep | (rank == 0)
-    place = _first_above(mx.where(keep, kept, 0.0), draws)
-    return mx.take_along_axis(ranked, place[:, None], axis=-1)[:, 0]
+def _least(probabilities: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """The smallest probability that each row's filters keep.
+
+    A threshold, not a ranking: tokens that are equally likely are kept or dropped together, so that the outcome does
+    not depend on how a sort orders them, nor on how many values the other rows need sorted.
+    """
+    values = _largest(probabilities, max(_ranks(row.sampling, probabilities.shape[-1]) for row in rows))
+    rank = mx.arange(values.shape[-1])
+    inside = rank < _column([_ranks(row.sampling, values.shape[-1]) for row in rows])
+    share = mx.where(inside, values, 0.0)
+    share = share / share.sum(axis=-1, keepdims=True)
+    before = mx.cumsum(share, axis=-1) - share
+    kept = inside & (before < _column([row.sampling.top_p for row in rows]))
+    kept = kept | (rank == 0)  # the likeliest token always stays, also where rounding says otherwise
+    least = mx.where(kept, values, mx.inf).min(axis=-1, keepdims=True)
+    least = mx.maximum(least, _column([row.sampling.min_p for row in rows]) * values[:, :1])
+    return mx.where(mx.array([_filters(row.sampling) for row in rows])[:, None], least, 0.0)
 
 
-def _ranked(scaled: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    """Token ids by falling probability: all of them, or no more than the largest top-k needs."""
-    vocab = scaled.shape[-1]
-    needed = max(row.sampling.top_k or (1 if row.sampling.greedy else vocab) for row in rows)
-    if needed >= vocab // 2:
-        return mx.argsort(-scaled, axis=-1)
-    best = mx.argpartition(-scaled, kth=needed - 1, axis=-1)[:, :needed]
-    order = mx.argsort(-mx.take_along_axis(scaled, best, axis=-1), axis=-1)
-    return mx.take_along_axis(best, order, axis=-1)
+def _ranks(sampling: Sampling, vocab: int) -> int:
+    """How many of the likeliest tokens a row's top-k and top-p look at; min-p needs only the first."""
+    if sampling.top_k and not sampling.greedy:
+        return min(sampling.top_k, vocab)
+    return vocab if sampling.top_p < 1.0 and not sampling.greedy else 1
+
+
+def _largest(values: mx.array, count: int) -> mx.array:
+    """The `count` largest values of each row, falling."""
+    vocab = values.shape[-1]
+    if count < vocab // 2:
+        values = mx.topk(values, count, axis=-1)
+    return -mx.sort(-values, axis=-1)
 
 
 def _first_above(weights: mx.array, draws: mx.array) -> mx.array:

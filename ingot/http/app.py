@@ -19,7 +19,7 @@ from ingot.http.body import read_json_bytes
 from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.generation import Generation
 from ingot.http.guard import Guard
-from ingot.http.page import Page
+from ingot.http.page import page_routes
 from ingot.http.service import Service
 from ingot.protocol.health import HealthBody
 from ingot.protocol.models import list_models, retrieve_model
@@ -51,7 +51,7 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
 
 def routes(service: Service) -> list[Route]:
     endpoints = endpoints_of(service)
-    page, described = Page(), Json(document(service.served.terms, keyed=bool(service.settings.api_key)))
+    described = Json(document(service.served.terms, keyed=bool(service.settings.api_key)))
 
     async def openapi(request: Request) -> Response:
         return described
@@ -59,8 +59,7 @@ def routes(service: Service) -> list[Route]:
     return [
         *(Route(route_path(op.path), endpoints[op.name], methods=[op.method]) for op in OPERATIONS),
         Route("/openapi.json", openapi),
-        Route("/", page.index),
-        Route("/static/{name}", page.file),
+        *page_routes(),
     ]
 
 

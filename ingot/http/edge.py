@@ -61,7 +61,7 @@ class Answer:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             for name, value in self.headers:
-                headers.append(name, value)
+                headers.setdefault(name, value)
         await self._send(message)
 
     async def fail(self, error: IngotError) -> None:

@@ -1,64 +1,59 @@
-"""The web page: its files, read once, served from memory.
+"""The chat page: its files, read once, served from memory.
 
-A path is looked up among the files that were there at the start, so that no path can lead out of the folder.
+A path is looked up among the files that were there at the start, so that no path can lead out of the folder. The page
+is public: it holds no secret, asks for the key itself, and everything it then calls is guarded.
 """
 
 from __future__ import annotations
 
-import mimetypes
-from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import PurePath
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from ingot.errors import NotFound
-
-INDEX = "index.html"
-HEADERS = {
+INDEX: Final = "index.html"
+HEADERS: Final = {
     "content-security-policy": (
-        "default-src 'self'; script-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'self'; script-src 'self'; style-src 'self'; object-src 'none'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Always asked about again, and answered with 304 while it is the same: a new version shows at once.
+    # Asked about each time, and answered with 304 while it is the same: a new version shows at once.
     "cache-control": "no-cache",
+}
+# Named here rather than guessed: a host's own table of types may be wrong, and `nosniff` makes that fatal.
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    content: bytes
-    media_type: str
-    etag: str
-
-    @classmethod
-    def read(cls, file: Traversable) -> PageFile:
-        content = file.read_bytes()
-        media_type = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return cls(content, media_type, f'"{blake2b(content, digest_size=12).hexdigest()}"')
+def page_routes(folder: Traversable | None = None) -> list[Route]:
+    """`/` and `/static/<name>` for every file of the page; any other name is nobody's route."""
+    folder = folder if folder is not None else files("ingot.web") / "static"
+    found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
+    return [file_route(file) for file in found if PurePath(file.name).suffix in MEDIA_TYPES]
 
 
-class Page:
-    def __init__(self, folder: Traversable | None = None) -> None:
-        folder = folder if folder is not None else files("ingot.web") / "static"
-        found = [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
-        self._files = {file.name: PageFile.read(file) for file in found}
+def file_route(file: Traversable) -> Route:
+    content = file.read_bytes()
+    etag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    headers = HEADERS | {"content-type": MEDIA_TYPES[PurePath(file.name).suffix], "etag": etag}
 
-    async def index(self, request: Request) -> Response:
-        return self._serve(INDEX, request)
-
-    async def file(self, request: Request) -> Response:
-        return self._serve(request.path_params["name"], request)
-
-    def _serve(self, name: str, request: Request) -> Response:
-        file = self._files.get(name)
-        if file is None:
-            raise NotFound("There is no such file of the page.")
-        headers = HEADERS | {"etag": file.etag}
-        if request.headers.get("if-none-match") == file.etag:
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.media_type)
+        return Response(content, headers=headers)
+
+    return Route("/" if file.name == INDEX else f"/static/{file.name}", serve)

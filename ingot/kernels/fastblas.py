@@ -25,6 +25,10 @@ def install() -> bool:
     if _unwanted() or openblas is None or not LIBRARY.exists() or "mlx.core" in sys.modules:
         return False
     fast = ctypes.CDLL(str(openblas))
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        # One core stays free: its threads spin while they wait for each other, and where they outnumber the cores
+        # that are really free, everything is many times slower.
+        fast.scipy_openblas_set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     bridge = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
     bridge.ingot_blas_use.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     bridge.ingot_blas_use(

@@ -236,7 +236,9 @@ def _window_pattern(hyper: Hyper, layers: int) -> int:
         return period
     period = hyper.integer("attention.sliding_window_pattern", 6)
     if period > layers:
-        raise ModelError(f"{hyper.architecture}.block_count is {layers}: a model without global layers is not supported")
+        raise ModelError(
+            f"{hyper.architecture}.block_count is {layers}: a model without global layers is not supported"
+        )
     return period
 
 

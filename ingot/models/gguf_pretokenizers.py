@@ -69,7 +69,7 @@ CUTS: dict[str, Cut] = {
     "smaug-bpe": Cut((_LLAMA3,)),
     "dbrx": Cut((_LLAMA3,)),
     "qwen2": Cut((_QWEN2,), nfc=True),
-    "deepseek-r1-qwen": Cut((_QWEN2,)),
+    "deepseek-r1-qwen": Cut((_QWEN2,), nfc=True),
     "megrez": Cut((_QWEN2,)),
     "tekken": Cut((_TEKKEN,), whole_words=True, begins=True),
     "gpt-4o": Cut((_GPT4O,)),

@@ -96,8 +96,9 @@ def build_tokenizer(metadata: Mapping[str, Any], embedding_rows: int) -> Tokeniz
 
 
 def _read_vocabulary(metadata: Mapping[str, Any], embedding_rows: int) -> _Vocabulary:
-    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(tokens, list) or not isinstance(types, list):
+    tokens = _listed(metadata.get("tokenizer.ggml.tokens"), str)
+    types = _listed(metadata.get("tokenizer.ggml.token_type"), int)
+    if tokens is None or types is None:
         raise ModelError("the file lacks its vocabulary (tokenizer.ggml.tokens and tokenizer.ggml.token_type)")
     if len(tokens) != len(types):
         raise ModelError(f"the file has {len(tokens)} tokens but {len(types)} token types")
@@ -110,11 +111,16 @@ def _read_vocabulary(metadata: Mapping[str, Any], embedding_rows: int) -> _Vocab
     return _Vocabulary(metadata, tokens, types, ids)
 
 
+def _listed(value: Any, kind: type) -> list[Any] | None:
+    """`value`, if it is a list of such things."""
+    return value if isinstance(value, list) and all(isinstance(item, kind) for item in value) else None
+
+
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     if vocabulary.flag("add_space_prefix", False):
         raise ModelError("tokenizer.ggml.add_space_prefix is set, which is not supported for gpt2 vocabularies")
-    merges = vocabulary.option("merges")
-    if not isinstance(merges, list):
+    merges = _listed(vocabulary.option("merges"), str)
+    if merges is None:
         raise ModelError("the file lacks tokenizer.ggml.merges")
     cutting = cut(vocabulary.option("pre"))
     tokenizer = Tokenizer(_bpe(vocabulary, [_pair(merge) for merge in merges], ignore_merges=cutting.whole_words))
@@ -162,8 +168,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece joins any two neighbours that make a token, the best score first: merges, best first."""
-    scores = vocabulary.option("scores")
-    if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
+    scores = _listed(vocabulary.option("scores"), float)
+    if scores is None or len(scores) != len(vocabulary.tokens):
         raise ModelError("the file lacks tokenizer.ggml.scores, or has another number of them than tokens")
     # A user-defined token with a space in it is met only after spaces were marked, so by merging.
     spaced = [token for token in vocabulary.of_type(TokenType.USER_DEFINED) if SPACE_MARK in token]
@@ -239,4 +245,8 @@ def _templates(metadata: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]
     for name in named:
         if not re.fullmatch(r"[\w-]+", name):  # it becomes a file's name
             raise ModelError(f"the file has a chat template of the odd name {name!r}")
-    return metadata.get("tokenizer.chat_template"), named
+    default = metadata.get("tokenizer.chat_template")
+    for text in (default, *named.values()):
+        if not isinstance(text, str | None):
+            raise ModelError("tokenizer.chat_template is no text")
+    return default, named

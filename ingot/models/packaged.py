@@ -129,7 +129,12 @@ def _pip_version() -> tuple[int, ...]:
 def _output(command: list[str], said: list[str]) -> Iterator[str]:
     """The lines that pip writes; if it fails, ModelError with the last of what it `said`."""
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None
         try:

@@ -8,6 +8,7 @@ one that builds the same model.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -97,7 +98,7 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
 
 def _sweep(folder: Path) -> None:
     """Removes what killed builds left; none is running, as the lock is ours."""
-    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -28,6 +28,7 @@ class Terms:
     vocab: int
     timeout_s: float
     strict: bool = False
+    template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
 
 
 @dataclass(slots=True)
@@ -350,7 +351,7 @@ def described(value: object) -> str:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]
         case int() | float():
-            return format(value, ".6g") if abs(value) >= 1e15 else str(value)
+            return "a very large number" if abs(value) >= 10**18 else str(value)
         case str():
             return f"a string of {len(value)} characters" if len(value) > 40 else f'"{value}"'
         case list():

@@ -94,7 +94,7 @@ class AssistantMessage:
 
     def as_dict(self) -> dict[str, Any]:
         content = self.content if self.content is not None else self.refusal
-        message = spoken(self.role, content or "", self.name)
+        message = spoken(self.role, content, self.name)
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         return message
@@ -130,11 +130,13 @@ def as_dicts(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
     return [message.as_dict() for message in messages]
 
 
-def spoken(role: str, content: Content, name: str | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role, "content": joined(content)}
+def spoken(role: str, content: Content | None, name: str | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role, "content": plain(content)}
     return message if name is None else message | {"name": name}
 
 
-def joined(content: Content) -> str:
-    """The parts' text end to end, as templates that take parts do: nothing is put between them."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def plain(content: Content | None) -> str | list[dict[str, str]] | None:
+    """Parts stay parts: whether and how they are joined is the template's affair."""
+    if content is None or isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]

@@ -18,6 +18,7 @@ from ingot.protocol.messages import CONVERSATION, Message
 from ingot.protocol.prompts import Ending, chat_prompt
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.served import Served
+from ingot.protocol.template_variables import TemplateVariables
 
 NO_TOOLS = "is not supported: this server does not yet parse tool calls out of a model's answer."
 NO_GRAMMAR = "is not supported: this server cannot yet hold a model to a format."
@@ -45,6 +46,9 @@ class ChatBody(GenerationBody):
     )
     continue_final_message: bool = accepts(
         Bool(), "Go on with the last message, an assistant's, instead of beginning a new one.", default=False
+    )
+    chat_template_kwargs: dict[str, Any] | None = accepts(
+        TemplateVariables(), "Values for variables that the model's chat template reads."
     )
 
     response_format: TextFormat | None = accepts(
@@ -123,7 +127,7 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
     body.check()
     request = Request(
         id=request_id,
-        prompts=(chat_prompt(served, body.messages, ending=body.ending),),
+        prompts=(chat_prompt(served, body.messages, ending=body.ending, extra=body.chat_template_kwargs),),
         max_tokens=body.limit,
         n=body.n,
         sampling=body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None),

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ingot.text.tokenizer import Tokenizer
 
 DEFAULT_NAME = "default"
+# What a template reads that is no request's to say.
+TEMPLATE_OWN = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,13 @@ class Served:
 
     @classmethod
     def of(cls, card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Served:
+        template = tokenizer.template
         terms = Terms(
             models=tuple(dict.fromkeys((card.name, DEFAULT_NAME))),
             vocab=card.vocab,
             timeout_s=settings.request_timeout_s,
             strict=settings.strict,
+            template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
         )
         return cls(card, tokenizer, terms, fingerprint(card))
 

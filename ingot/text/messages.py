@@ -17,6 +17,7 @@ from ingot.errors import BadRequest, IngotError, Unsupported
 Message = Mapping[str, Any]
 # What a template reads as a message's content: a string, a list of parts, or either to the same effect.
 ContentForm = Literal["text", "parts", "either"]
+EmptyForm = Literal["null", "empty", "either"]
 Render = Callable[[list[dict[str, Any]]], str]
 
 _MARK = "Quartz-Probe"
@@ -29,7 +30,7 @@ class Traits:
 
     content: Mapping[str, ContentForm] = field(default_factory=lambda: MappingProxyType({}))  # by role
     developer: bool = False  # knows that role; else its messages are given as the system's
-    null_content: bool = False  # a message may have none; else it is the empty string
+    no_content: EmptyForm = "empty"  # of a message that only calls tools
     object_arguments: bool = True  # of tool calls; else they are JSON text
 
 
@@ -46,21 +47,25 @@ def _prepared(message: Message, traits: Traits) -> dict[str, Any]:
         raise BadRequest("A message has no role.", param="messages")
     if role == "developer" and not traits.developer:
         kept["role"] = role = "system"
-    kept["content"] = _content(kept.get("content"), traits.content.get(role, "text"), traits)
+    kept["content"] = _content(kept.get("content", ""), traits.content.get(role, "text"))
     if "tool_calls" in kept:
+        if not message.get("content"):
+            kept["content"] = _no_content(message.get("content"), kept["content"], traits.no_content)
         kept["tool_calls"] = [_call(call, traits) for call in kept["tool_calls"]]
     return kept
 
 
-def _content(content: Any, form: ContentForm, traits: Traits) -> Any:
-    if content is None:
-        return None if traits.null_content else _content("", form, traits)
+def _content(content: Any, form: ContentForm) -> Any:
     if isinstance(content, str):
         return [_part(content)] if form == "parts" else content
     if not isinstance(content, list):
         raise BadRequest("A message's content is neither a string nor a list of parts.", param="messages")
     texts = [_text_of(part) for part in content]
     return "\n".join(texts) if form == "text" else [_part(text) for text in texts]
+
+
+def _no_content(given: Any, empty: Any, form: EmptyForm) -> Any:
+    return None if form == "null" or (form == "either" and given is None) else empty
 
 
 def _part(text: str) -> dict[str, str]:
@@ -100,60 +105,81 @@ def _arguments(arguments: Any, traits: Traits) -> Any:
 def probed(render: Render, literals: Set[str]) -> Traits:
     """The traits of the template behind `render`, whose own string constants are `literals`."""
     trial = _Trial(render)
-    forms = {"user": trial.form("user", "text")}
-    for role in ("system", "assistant", "tool"):
-        forms[role] = trial.form(role, forms["user"])
+    trial.around = trial.form("user")
+    trial.objects = trial.wants_objects()
+    forms = {role: trial.form(role) for role in ("user", "system", "assistant", "tool")}
     # A template that prints whatever role it is given does not thereby know it.
-    known = "developer" in literals and _MARK in trial.text("developer", _MARK, forms["user"])
-    forms["developer"] = trial.form("developer", forms["user"]) if known else forms["system"]
+    developer = "developer" in literals and _MARK in trial.text("developer", _MARK)
+    forms["developer"] = trial.form("developer") if developer else forms["system"]
     return Traits(
         content=MappingProxyType(forms),
-        developer=known,
-        null_content=trial.allows_null(forms["user"]),
-        object_arguments=trial.wants_objects(forms["user"]),
+        developer=developer,
+        no_content=trial.no_content(),
+        object_arguments=trial.objects,
     )
 
 
 class _Trial:
     def __init__(self, render: Render) -> None:
         self._render = render
+        self.around: ContentForm = "text"  # the form of the messages that are not on trial
+        self.objects = True
 
-    def text(self, role: str, content: Any, around: ContentForm, arguments: Any = "{}") -> str:
+    def text(self, role: str, content: Any) -> str:
         """What comes out of a conversation in which `role` says `content`; empty where the template fails."""
-        try:
-            return self._render(_conversation(role, content, around, arguments))
-        except IngotError:
-            return ""
+        user, said = self._user(), {"role": role, "content": content}
+        if role == "user":
+            return self._rendered([said])
+        if role in ("system", "developer"):
+            return self._rendered([said, user])
+        if role == "assistant":
+            return self._rendered([user, said, user])
+        calling = _calling("", {} if self.objects else "{}")
+        return self._rendered([user, calling, {**said, "tool_call_id": _CALL_ID, "name": "probe"}])
 
-    def form(self, role: str, around: ContentForm) -> ContentForm:
-        as_text = self.text(role, _MARK, around)
-        as_parts = self.text(role, [_part(_MARK)], around)
+    def form(self, role: str) -> ContentForm:
+        as_text, as_parts = self.text(role, _MARK), self.text(role, [_part(_MARK)])
         if _MARK in as_text:
             return "either" if as_parts == as_text else "text"
         return "parts" if _MARK in as_parts else "text"
 
-    def allows_null(self, around: ContentForm) -> bool:
-        without = self.text("caller", None, around, {})
-        return without != "" and without.count("None") == self.text("caller", "", around, {}).count("None")
+    def wants_objects(self) -> bool:
+        # Some templates look for calls only in a message without content.
+        if self._shows_call("", objects=True) or self._shows_call(None, objects=True):
+            return True
+        return not (self._shows_call("", objects=False) or self._shows_call(None, objects=False))
 
-    def wants_objects(self, around: ContentForm) -> bool:
-        as_object = self.text("caller", "", around, {"probe": _MARK})
-        as_text = self.text("caller", "", around, json.dumps({"probe": _MARK}))
-        if _MARK in as_object:
-            return "{'probe'" not in as_object  # Python's own spelling of an object: nobody meant to print it
-        return _MARK not in as_text
+    def no_content(self) -> EmptyForm:
+        if not self._shows_call(None, objects=self.objects):
+            return "empty"
+        if not self._shows_call("", objects=self.objects):
+            return "null"
+        # The same message may fail only once it is no longer the last.
+        null, empty = (self._call(content, self.objects, then_user=True) for content in (None, ""))
+        return "empty" if empty and (not null or "None" in null) else "either"
+
+    def _shows_call(self, content: str | None, *, objects: bool) -> bool:
+        """Whether a call's arguments come out, and neither they nor the content in Python's own spelling."""
+        shown = self._call(content, objects, then_user=False)
+        return _MARK in shown and "{'probe'" not in shown and "None" not in shown
+
+    def _call(self, content: str | None, objects: bool, then_user: bool) -> str:
+        arguments = {"probe": _MARK}
+        calling = _calling(content, arguments if objects else json.dumps(arguments))
+        reply = {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}
+        return self._rendered([self._user(), calling, *([reply, self._user()] if then_user else [])])
+
+    def _user(self) -> dict[str, Any]:
+        return {"role": "user", "content": [_part("Hi.")] if self.around == "parts" else "Hi."}
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        try:
+            return self._render(messages)
+        except IngotError:
+            return ""
 
 
-def _conversation(role: str, content: Any, around: ContentForm, arguments: Any) -> list[dict[str, Any]]:
-    filler = [_part("Hi.")] if around == "parts" else "Hi."
-    user = {"role": "user", "content": filler}
-    call = {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    if role == "user":
-        return [{"role": role, "content": content}]
-    if role in ("system", "developer"):
-        return [{"role": role, "content": content}, user]
-    if role == "assistant":
-        return [user, {"role": role, "content": content}, user]
-    calling = {"role": "assistant", "content": content if role == "caller" else "", "tool_calls": [call]}
-    said = filler if role == "caller" else content
-    return [user, calling, {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": said}]
+def _calling(content: str | None, arguments: Any) -> dict[str, Any]:
+    function = {"name": "probe", "arguments": arguments}
+    call = {"id": _CALL_ID, "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -44,6 +44,8 @@ class Script:
     owned_by: str = "someone"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    gathers: int = 0  # streams wait until so many have come
+    gathered: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: int = 0
     most_at_once: int = 0
     left: threading.Event = field(default_factory=threading.Event)  # a client left a hanging stream
@@ -103,7 +105,10 @@ async def _respond(
         return await _json(writer, {"usage": _usage(answer), "choices": []})
     script.at_once += 1
     script.most_at_once = max(script.most_at_once, script.at_once)
+    if script.most_at_once >= script.gathers:
+        script.gathered.set()
     try:
+        await script.gathered.wait()
         await _stream(script, answer, path, reader, writer)
     finally:
         script.at_once -= 1

@@ -1,12 +1,12 @@
 from dataclasses import dataclass, field
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-import mlx.core as mx
 from ingot.engine.request import Sampling
 from ingot.engine.sampling import draw, uniform
 
@@ -99,6 +99,20 @@ def test_a_rows_draw_does_not_depend_on_its_neighbours(rows: list[Row], seed: in
     together = draw(mx.array(logits), rows).tokens.tolist()
     alone = [draw(mx.array(logits[i : i + 1]), [row]).tokens.item() for i, row in enumerate(rows)]
     assert together == alone
+
+
+def test_a_row_without_filters_draws_the_same_beside_one_that_has_them() -> None:
+    logits = logits_of(2, 2)
+    for number in range(50):
+        plain, filtered = Row(Sampling(), seed=number), Row(Sampling(top_p=0.5), seed=number)
+        alone = draw(mx.array(logits[:1]), [plain]).tokens.item()
+        assert draw(mx.array(logits), [plain, filtered]).tokens[0].item() == alone
+
+
+def test_equally_likely_tokens_are_kept_together() -> None:
+    flat = mx.zeros((300, VOCAB))
+    rows = [Row(Sampling(top_k=1), sampled=number) for number in range(300)]
+    assert len(set(draw(flat, rows).tokens.tolist())) > VOCAB // 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.999999), Sampling(temperature=0.5, top_k=5)])

@@ -40,11 +40,15 @@ export class Api {
       body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
       signal,
     });
-    for await (const { event, data } of readEvents(response.body)) {
-      if (data === '[DONE]') return;
-      const chunk = decode(data);
-      if (chunk.error || event === 'error') throw errorFrom(chunk.error ?? chunk, { status: response.status });
-      yield chunk;
+    try {
+      for await (const { event, data } of readEvents(response.body)) {
+        if (data === '[DONE]') return;
+        const chunk = decode(data);
+        if (chunk.error || event === 'error') throw errorFrom(chunk.error ?? chunk, { status: response.status });
+        yield chunk;
+      }
+    } catch (error) {
+      if (error instanceof ApiError || signal.aborted) throw error;
     }
     throw new ApiError('The connection closed before the answer was complete.');
   }

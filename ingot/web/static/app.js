@@ -27,6 +27,7 @@ const layout = new Layout(new EngineView(api));
 const store = new Store(() => notify('The browser’s storage is full: this conversation is not being saved.'));
 const settings = new Settings(api, {
   onSystem: (text) => chat.setSystem(text),
+  onKey: () => connect(),
   reveal: () => layout.openPanel('settings'),
 });
 const chat = new Chat({ api, store, settings, models });
@@ -52,15 +53,23 @@ const showSystem = () => settings.showSystem(chat.current.system);
 chat.addEventListener('change', showSystem);
 showSystem();
 
+async function connect() {
+  await models.load();
+  transcript.refresh();
+  composer.draw();
+}
+
+// A server that was away, or wanted a key, may be there now.
+chat.addEventListener('change', () => models.error && !chat.isAnswering && chat.lastSucceeded && connect());
+addEventListener('focus', () => models.error?.status === 0 && connect());
+
 addEventListener('keydown', (event) => {
-  if (event.key !== 'Escape' || event.defaultPrevented) return;
+  if (event.key !== 'Escape' || event.defaultPrevented || document.querySelector('dialog[open]')) return;
   if (chat.isAnswering) chat.stop();
   else layout.dismiss();
 });
 addEventListener('storage', (event) => chat.follow(event));
-addEventListener('pagehide', () => chat.saveAll());
+addEventListener('pagehide', () => chat.leave());
 
 composer.focus();
-await models.load();
-transcript.refresh();
-composer.draw();
+await connect();

@@ -122,7 +122,7 @@ function readItem(lines, at, mark, depth) {
   for (; end < lines.length; end += 1) {
     if (isBlank(lines[end])) {
       blanks += 1;
-    } else if (isInside(lines[end], mark) || (blanks === 0 && !startsBlock(lines[end], depth))) {
+    } else if (isInside(lines[end], mark) || (blanks === 0 && isPlain(lines[end], depth))) {
       hasGap ||= blanks > 0;
       for (; blanks > 0; blanks -= 1) content.push('');
       content.push(dedent(lines[end], mark.column));
@@ -132,6 +132,11 @@ function readItem(lines, at, mark, depth) {
   if (task) content[0] = content[0].slice(task[0].length);
   const checked = task ? task[1] !== ' ' : null;
   return { checked, blocks: parseBlocks(content, depth + 1), hasGap, endsInBlank: blanks > 0, end };
+}
+
+// Whether a line can only go on with the paragraph above it.
+function isPlain(line, depth) {
+  return marker(line) === null && !startsBlock(line, depth);
 }
 
 // Models often indent a nested list by two columns below "1. ", which strictly would need three.

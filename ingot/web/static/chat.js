@@ -29,6 +29,10 @@ export class Chat extends EventTarget {
     return this.answers.has(this.current.id);
   }
 
+  get lastSucceeded() {
+    return this.current.messages.at(-1)?.state === 'done';
+  }
+
   open(conversation) {
     this.current = conversation;
     sessionStorage.setItem(CURRENT, conversation.id);
@@ -112,9 +116,13 @@ export class Chat extends EventTarget {
     });
   }
 
-  // Writes what is still arriving, for a page that is about to go away.
-  saveAll() {
-    for (const { conversation } of this.answers.values()) this.store.save(conversation);
+  // The page is about to go away: keeps what has arrived, and hangs up before the browser makes it look like a
+  // failure.
+  leave() {
+    for (const answer of this.answers.values()) {
+      answer.stop();
+      this.store.save(answer.conversation);
+    }
   }
 
   // Another tab changed a conversation.

@@ -1,7 +1,7 @@
 // A live look at the engine: its health and what it is working on, asked for each second while the panel is open.
 
 import { element, find, iconButton, svgElement } from './element.js';
-import { count } from './facts.js';
+import { count, speed } from './facts.js';
 import { notify } from './notice.js';
 
 const EVERY_MS = 1000;
@@ -53,9 +53,9 @@ export class EngineView {
 
   #drawRequests({ value, reason }) {
     const requests = value ?? [];
-    const total = requests.reduce((sum, { tokens_per_second: speed }) => sum + (speed || 0), 0);
+    const total = requests.reduce((sum, request) => sum + (request.tokens_per_second || 0), 0);
     this.speeds = [...this.speeds, total].slice(-SAMPLES);
-    find('engine-speed').textContent = total.toFixed(1);
+    find('engine-speed').textContent = speed(total);
     find('engine-plot').replaceChildren(plot(this.speeds));
     this.#syncRows(requests);
     const note = find('engine-note');
@@ -105,10 +105,10 @@ class RequestRow {
   }
 
   update(request) {
-    const { phase, age_s: age = 0, tokens_per_second: speed = 0, preemptions = 0 } = request;
+    const { phase, age_s: age = 0, tokens_per_second: perSecond = 0, preemptions = 0 } = request;
     this.phase.textContent = PHASES[phase] ?? phase;
     this.phase.dataset.phase = phase;
-    this.speed.textContent = phase === 'decode' ? `${speed.toFixed(1)} tok/s` : '';
+    this.speed.textContent = phase === 'decode' ? `${speed(perSecond)} tok/s` : '';
     const { done, all } = progress(request);
     this.bar.value = all > 0 ? Math.min(1, done / all) : 0;
     const again = preemptions > 0 ? ` · preempted ${preemptions}×` : '';
@@ -129,9 +129,13 @@ function healthDetail({ detail, running, queued }) {
   return parts.join(' · ');
 }
 
+// The last minute, newest at the right; the height is that of the fastest second.
 function plot(speeds) {
   const top = Math.max(1, ...speeds);
-  const points = speeds.map((speed, at) => `${SAMPLES - speeds.length + at},${(38 - (36 * speed) / top).toFixed(1)}`);
+  const first = SAMPLES - speeds.length;
+  const points = speeds.map((perSecond, at) => `${first + at},${(39 - (37 * perSecond) / top).toFixed(1)}`);
   const line = svgElement('polyline', { points: points.join(' '), 'vector-effect': 'non-scaling-stroke' });
-  return svgElement('svg', { viewBox: `0 0 ${SAMPLES - 1} 40`, preserveAspectRatio: 'none', 'aria-hidden': 'true' }, line);
+  const area = svgElement('polygon', { points: `${first},40 ${points.join(' ')} ${SAMPLES - 1},40` });
+  const frame = { viewBox: `0 0 ${SAMPLES - 1} 40`, preserveAspectRatio: 'none', 'aria-hidden': 'true' };
+  return svgElement('svg', frame, area, line);
 }

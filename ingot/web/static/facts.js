@@ -5,8 +5,8 @@ export function describe({ state, facts = {} }) {
   const parts = [];
   if (state === 'stopped') parts.push('stopped');
   if (facts.finish === 'length') parts.push('cut off at the token limit');
-  if (facts.completionTokens) parts.push(`${facts.isGuess ? '~' : ''}${count(facts.completionTokens)} tokens`);
-  if (facts.tokensPerSecond) parts.push(`${facts.tokensPerSecond.toFixed(1)} tok/s`);
+  if (facts.completionTokens) parts.push(tokens(facts.completionTokens, facts.isGuess));
+  if (facts.tokensPerSecond) parts.push(`${speed(facts.tokensPerSecond)} tok/s`);
   if (facts.firstTokenMs !== undefined) parts.push(`first after ${(facts.firstTokenMs / 1000).toFixed(2)} s`);
   if (facts.promptTokens) parts.push(`prompt ${count(facts.promptTokens)}`);
   if (facts.cachedTokens) parts.push(`${count(facts.cachedTokens)} cached`);
@@ -15,4 +15,12 @@ export function describe({ state, facts = {} }) {
 
 export function count(number) {
   return number.toLocaleString('en-US');
+}
+
+export function speed(perSecond) {
+  return perSecond < 100 ? perSecond.toFixed(1) : count(Math.round(perSecond));
+}
+
+function tokens(number, isGuess) {
+  return `${isGuess ? 'about ' : ''}${count(number)} ${number === 1 ? 'token' : 'tokens'}`;
 }

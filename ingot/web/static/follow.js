@@ -7,7 +7,7 @@ export class Follower {
     this.scroller = scroller;
     this.button = button;
     this.isFollowing = true;
-    this.top = 0;
+    this.seen = { top: 0, height: 0, room: 0 };
     scroller.addEventListener('scroll', () => this.#scrolled(), { passive: true });
     button.addEventListener('click', () => this.jump());
     const observer = new ResizeObserver(() => this.#grown());
@@ -21,20 +21,25 @@ export class Follower {
   }
 
   #grown() {
-    if (this.isFollowing) {
-      this.scroller.scrollTop = this.scroller.scrollHeight;
-      this.top = this.scroller.scrollTop;
-    }
+    if (this.isFollowing) this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.#look();
     this.#show();
   }
 
-  // Text that arrives between a scroll and its event also leaves the end out of view; only going up lets go.
+  // New text and a new window size move things too; only going up while the rest stays is the user's wish.
   #scrolled() {
-    const { scrollTop } = this.scroller;
-    if (this.#distance() <= NEAR_PX) this.isFollowing = true;
-    else if (scrollTop < this.top) this.isFollowing = false;
-    this.top = scrollTop;
+    const before = this.seen;
+    const now = this.#look();
+    const isSameSize = now.height === before.height && now.room === before.room;
+    if (now.top < before.top && isSameSize) this.isFollowing = false;
+    else if (now.top > before.top && this.#distance() <= NEAR_PX) this.isFollowing = true;
     this.#show();
+  }
+
+  #look() {
+    const { scrollTop: top, scrollHeight: height, clientHeight: room } = this.scroller;
+    this.seen = { top, height, room };
+    return this.seen;
   }
 
   #show() {
@@ -42,7 +47,6 @@ export class Follower {
   }
 
   #distance() {
-    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    return scrollHeight - scrollTop - clientHeight;
+    return this.seen.height - this.seen.top - this.seen.room;
   }
 }

@@ -7,6 +7,7 @@ export class KeyDialog {
     this.dialog = find('key-dialog');
     this.field = find('key-dialog-field');
     this.answer = null;
+    find('key-dialog-cancel').addEventListener('click', () => this.dialog.close(''));
   }
 
   // Resolves to the key, or to '' when the user would rather not.

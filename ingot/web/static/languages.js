@@ -35,7 +35,7 @@ export const LANGUAGES = {
   json: { comments: ['//'], strings: '"', key: /^\s*:/, constants: set('true false null') },
   shell: {
     comments: ['#'],
-    word: '\\$[\\w@#?*!$-]+|\\$\\{[^}]*\\}|--?[A-Za-z][\\w-]*|[A-Za-z_][\\w-]*',
+    word: '\\$[\\w@#?*!$-]+|\\$\\{[^}]*\\}|[A-Za-z_./~-][\\w./:@%+=~-]*',
     keywords: set(`
       if then else elif fi for in do done while until case esac function return exit export local
       readonly set unset source alias cd echo printf test sudo eval exec trap shift

@@ -67,10 +67,11 @@ class AnswerView {
     this.body = element('div', { class: 'prose' });
     this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
     this.facts = element('span', { class: 'facts' });
+    this.copy = copyButton('Copy answer', message);
     this.tools = element(
       'div',
       { class: 'tools' },
-      copyButton('Copy answer', message),
+      this.copy,
       iconButton('retry', 'Retry', () => actions.retry(message)),
       iconButton('delete', 'Delete answer', () => actions.remove(message)),
     );
@@ -107,13 +108,14 @@ class AnswerView {
     this.node.classList.toggle('waiting', state === 'streaming' && content === '');
     this.facts.textContent = state === 'streaming' ? '' : describe(this.message);
     this.problem.hidden = state !== 'failed';
+    this.copy.hidden = content === '';
     if (state === 'failed') this.problem.replaceChildren(...problem(error, this.retry));
     if (state === 'stopped' && this.node.isConnected) announce('Stopped.');
   }
 }
 
 function problem(error, retry) {
-  const wait = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : '';
+  const wait = error.retryAfter ? ` (The server suggests to wait ${error.retryAfter} s.)` : '';
   return [
     icon('warning'),
     element('p', {}, error.text + wait),

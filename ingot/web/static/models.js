@@ -17,7 +17,7 @@ export class Models {
 
   // Tokens that fit, or null where the server does not say.
   get context() {
-    return this.card?.context_length ?? null;
+    return this.card?.context_length ?? this.card?.max_model_len ?? null;
   }
 
   async load() {
@@ -33,12 +33,12 @@ export class Models {
 
   draw() {
     const name = this.list.length > 1 ? this.#choice() : element('span', { id: 'model-name' }, this.#name());
-    const context = this.context && element('span', { class: 'context' }, `${count(this.context)} context`);
+    const context = this.context && element('span', { class: 'context' }, `${count(this.context)}-token context`);
     find('model').replaceChildren(name, ...(context ? [context] : []));
   }
 
   #name() {
-    if (this.error) return 'Not connected';
+    if (this.error) return this.error.status === 401 ? 'Key needed' : 'Not connected';
     return this.list.length > 0 ? this.chosen : 'Connecting…';
   }
 

@@ -5,7 +5,8 @@ import { element, find } from './element.js';
 
 const KEY = 'ingot.sampling';
 
-// `neutral` is where the slider stands while the field is empty; without one there is no slider.
+// `neutral` is where the slider stands while the field is empty; without one there is no slider. `reach` is what
+// the slider covers where that is less than what may be typed.
 const CONTROLS = [
   {
     name: 'temperature',
@@ -27,7 +28,7 @@ const CONTROLS = [
     name: 'top_k',
     label: 'Top k',
     hint: 'Keep this many tokens; 0 keeps all',
-    bounds: { min: 0, max: 1000, step: 1 },
+    bounds: { min: 0, max: 1_000_000, step: 1 },
   },
   {
     name: 'min_p',
@@ -54,25 +55,26 @@ const CONTROLS = [
     name: 'repetition_penalty',
     label: 'Repetition penalty',
     hint: '1 is off',
-    bounds: { min: 0.5, max: 2, step: 0.05 },
+    bounds: { min: 0.01, max: 10, step: 0.05 },
     neutral: 1,
+    reach: { min: 0.5, max: 2 },
   },
   {
     name: 'max_tokens',
     label: 'Max tokens',
     hint: 'Longest answer; empty: until it ends',
-    bounds: { min: 1, max: 1000000, step: 1 },
+    bounds: { min: 1, max: 16_777_216, step: 1 },
   },
   {
     name: 'seed',
     label: 'Seed',
     hint: 'Same seed, same text; empty: random',
-    bounds: { min: 0, max: 2147483647, step: 1 },
+    bounds: { min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
   },
 ];
 
 export class Settings {
-  constructor(api, { onSystem, reveal }) {
+  constructor(api, { onSystem, onKey, reveal }) {
     this.reveal = reveal;
     this.form = find('sampling');
     this.form.append(...CONTROLS.map((control) => this.#row(control)));
@@ -83,6 +85,7 @@ export class Settings {
     const key = find('key');
     key.value = api.key;
     key.addEventListener('input', () => (api.key = key.value.trim()));
+    key.addEventListener('change', onKey);
   }
 
   showSystem(text) {
@@ -109,7 +112,7 @@ export class Settings {
     localStorage.removeItem(KEY);
   }
 
-  #row({ name, label, hint, bounds, neutral }) {
+  #row({ name, label, hint, bounds, neutral, reach }) {
     const isWhole = bounds.step === 1;
     const input = element('input', {
       ...bounds,
@@ -126,18 +129,22 @@ export class Settings {
       { class: 'control' },
       element('label', { for: input.id }, label),
       input,
-      neutral === undefined ? null : this.#slider(input, label, bounds, neutral),
+      neutral === undefined ? null : this.#slider(input, label, { ...bounds, ...reach }, neutral),
       element('p', { id: `hint-${name}`, class: 'hint' }, hint),
     );
   }
 
   #slider(input, label, bounds, neutral) {
     const slider = element('input', { ...bounds, type: 'range', 'aria-label': `${label}, slider` });
-    const follow = () => (slider.value = input.value || neutral);
+    const follow = () => {
+      slider.value = input.value || neutral;
+      slider.classList.toggle('unset', input.value === '');
+    };
     input.addEventListener('input', follow);
     input.addEventListener('fill', follow);
     slider.addEventListener('input', () => {
       input.value = slider.value;
+      follow();
       this.#store();
     });
     return slider;

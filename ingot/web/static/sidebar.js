@@ -29,7 +29,7 @@ export class Sidebar {
       rows.push(this.#row(conversation));
     }
     this.list.replaceChildren(...rows);
-    if (focused) this.list.querySelector(`[data-conversation="${focused}"]`)?.focus();
+    if (focused) this.list.querySelector(`[data-conversation="${CSS.escape(focused)}"]`)?.focus();
   }
 
   #row(conversation) {
@@ -40,6 +40,7 @@ export class Sidebar {
       {
         type: 'button',
         class: 'title',
+        title: conversation.title,
         'aria-current': isCurrent ? 'true' : null,
         'data-conversation': conversation.id,
         onclick: () => this.#go(() => this.chat.open(conversation)),
@@ -108,16 +109,18 @@ export class Sidebar {
   }
 
   #rename(conversation) {
-    const button = this.list.querySelector(`[data-conversation="${conversation.id}"]`);
+    const button = this.list.querySelector(`[data-conversation="${CSS.escape(conversation.id)}"]`);
     const field = element('input', { type: 'text', 'aria-label': 'Title', maxlength: '120', required: true });
     field.value = conversation.title;
     const form = element('form', { class: 'rename' }, field);
+    let isDone = false; // taking the form away makes the field lose the focus, which ends the editing once more
     const finish = (isKept) => {
-      if (!form.isConnected) return;
+      if (isDone) return;
+      isDone = true;
       const title = field.value.trim();
       form.replaceWith(button); // first, so that the list is free to redraw
       if (isKept && title) this.chat.rename(conversation, title);
-      this.list.querySelector(`[data-conversation="${conversation.id}"]`)?.focus();
+      this.list.querySelector(`[data-conversation="${CSS.escape(conversation.id)}"]`)?.focus();
     };
     form.addEventListener('submit', (event) => {
       event.preventDefault();

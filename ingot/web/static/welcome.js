@@ -8,13 +8,13 @@ export function welcome(models) {
   const node = element('section', { class: 'welcome' }, icon('ingot'), element('h2', {}, title(models)));
   const facts = models.context ? `${count(models.context)} tokens of context. ` : '';
   if (models.error) node.append(element('p', { class: 'problem', role: 'alert' }, models.error.message));
-  else node.append(element('p', {}, `${facts}Conversations stay in this browser.`));
+  else node.append(element('p', {}, `${facts}Conversations are kept in this browser.`));
   if (models.list.length > 0) node.append(new CodeBlock('bash').update(curl(models.chosen)).node);
   return node;
 }
 
 function title({ list, chosen, error }) {
-  if (error) return 'No connection';
+  if (error) return error.status === 401 ? 'This server asks for a key' : 'No connection';
   return list.length > 0 ? chosen : 'Connecting…';
 }
 

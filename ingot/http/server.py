@@ -1,0 +1,179 @@
+"""From an engine and settings to a listening server, and back to silence when a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from ingot.config import Settings
+from ingot.errors import ConfigError, Unavailable
+from ingot.http.app import build_app
+from ingot.http.exchange import Live
+from ingot.http.guard import as_address
+from ingot.http.wire import BoundedHttp
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Engine
+
+DRAIN_S: Final = 5.0  # what running requests get to finish once the server is told to stop
+LAST_WORDS_S: Final = 2.0  # what they get after that to say why they did not
+IDLE_CONNECTION_S: Final = 75
+BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Sockets that listen, all on one port."""
+
+    sockets: tuple[socket.socket, ...]
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        address = as_address(self.host)
+        return (
+            f"http://[{self.host}]:{self.port}"
+            if address and address.version == 6
+            else f"http://{self.host}:{self.port}"
+        )
+
+    def close(self) -> None:
+        for one in self.sockets:
+            one.close()
+
+
+def listen(settings: Settings) -> Listener:
+    """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key."""
+    addresses = resolve(settings.host, settings.port)
+    if not settings.api_key and not all(is_loopback(address) for _, address in addresses):
+        raise ConfigError(
+            f"Listening on {settings.host} would let anyone on the network in. Set --api-key, or listen on 127.0.0.1.",
+            param="api_key",
+        )
+    sockets: list[socket.socket] = []
+    port = settings.port
+    try:
+        for family, address in addresses:
+            sockets.append(bound(family, address, port))
+            port = sockets[0].getsockname()[1]
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(refusal(settings.host, port, error), param="port") from error
+    return Listener(tuple(sockets), settings.host, port)
+
+
+def serve(
+    engine: Engine, settings: Settings, on_ready: Callable[[str], None], *, listener: Listener | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let what runs finish for a few seconds, and return.
+
+    `on_ready` gets the URL once connections are taken. The engine stays the caller's to close. `listener` is the
+    port where it was taken beforehand.
+    """
+    make_server(engine, settings, on_ready, listener or listen(settings)).run()
+
+
+def make_server(engine: Engine, settings: Settings, on_ready: Callable[[str], None], listener: Listener) -> Server:
+    app = build_app(engine, settings)
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp.with_limit(settings.max_header_bytes),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=IDLE_CONNECTION_S,
+        timeout_graceful_shutdown=int(DRAIN_S + LAST_WORDS_S),
+    )
+    return Server(config, listener, app.state.service.live, on_ready)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with three changes: it says when it is ready, it ends what outlasts the drain with an error that
+    the client can read, and a signal makes it return instead of ending the process."""
+
+    def __init__(self, config: uvicorn.Config, listener: Listener, live: Live, on_ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self.listener, self._live, self._on_ready = listener, live, on_ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().run(sockets or list(self.listener.sockets))
+        finally:
+            self.listener.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready(self.listener.url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        farewell = Unavailable("The server is shutting down.", retry_after=DRAIN_S)
+        timer = asyncio.get_running_loop().call_later(DRAIN_S, self._live.abandon_all, farewell)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals stop the server and nothing more, so that the caller can close the engine."""
+        try:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever started this one stops it
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"'{host}' is no address of this machine: {error}", param="host") from error
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+
+
+def is_loopback(address: str) -> bool:
+    known = as_address(address)
+    return known is not None and known.is_loopback
+
+
+def bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address, port))
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def refusal(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"Port {port} on {host} is in use. Choose another with --port, or 0 for any free one."
+        case errno.EACCES:
+            return f"Port {port} needs rights that this user does not have. Choose one above 1023 with --port."
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is no address of this machine."
+    return f"Cannot listen on {host}, port {port}: {error.strerror}"

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.cli import doctor, examine
+from ingot.config import Settings
+from tests.cli.scripted import INGOT, environment
+
+WORKING = {
+    "version": "1.0",
+    "kind": "cpu",
+    "name": "a processor",
+    "memory": 1,
+    "gflops": 2.0,
+    "fast_blas": False,
+    "blas_advice": "install gcc",
+}
+
+
+def names(findings: list[examine.Finding]) -> dict[str, examine.Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def test_the_command_reports_this_machine_as_json(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [INGOT, "doctor", "--json"], capture_output=True, text=True, timeout=120, env=environment(tmp_path)
+    )
+    report = json.loads(done.stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert (done.returncode, report["ok"]) == (0, True)
+    assert "GFLOP/s" in found["mlx"]["detail"]
+    assert {"Python", "processor", "memory", "models folder", "open files", "mlx-lm"} <= found.keys()
+    assert "model hub" not in found
+
+
+def test_an_mlx_that_cannot_be_loaded_is_missing_and_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examine, "probe_mlx", lambda: "ImportError: no libmlx.so")
+    assert doctor.run([]) == 1
+    shown = capsys.readouterr().out
+    assert "MISSING mlx" in shown
+    assert "ImportError: no libmlx.so" in shown
+    assert "-> pip install" in shown
+
+
+def test_a_slow_blas_is_a_note_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine.sys, "platform", "linux")
+    blas = names(list(examine.mlx(WORKING)))["BLAS"]
+    assert (blas.state, blas.advice) == ("note", "install gcc")
+
+
+def test_an_nvidia_gpu_that_mlx_does_not_use_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'H200, 143771 MiB, 580.65.06'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (unused,) = examine.nvidia(WORKING)
+    (used,) = examine.nvidia(WORKING | {"kind": "cuda"})
+    assert (unused.state, used.state) == ("note", "ok")
+    assert "H200" in used.detail and "ingot[cuda]" in str(unused.advice)
+
+
+def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine.shutil, "which", lambda name: None)
+    assert examine.compiler("C compiler", ("cc",), "for speed").state == "note"
+
+
+def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
+    assert examine.disk(tmp_path / "a" / "b").state == "ok"
+
+
+def test_the_hub_is_not_asked_when_offline() -> None:
+    assert examine.hub(Settings(offline=True)).detail == "not asked: offline"
+
+
+@pytest.mark.parametrize(("code", "output"), [(1, "boom\nImportError: x"), (-9, "")])
+def test_a_probe_that_dies_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPatch, code: int, output: str) -> None:
+    def died(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], code, "", output)
+
+    monkeypatch.setattr(examine.subprocess, "run", died)
+    assert examine.probe_mlx() == (output.splitlines() or ["mlx died with code -9"])[-1]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from ingot.config import DEFAULT_MODEL
+from tests.cli.scripted import INGOT, environment
+
+
+def models(home: Path, *flags: str) -> str:
+    command = [INGOT, "models", *flags]
+    env = environment(home, HF_HUB_CACHE=str(home / "hub"))
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True).stdout
+
+
+def test_a_packaged_model_is_listed_before_it_is_fetched(tmp_path: Path) -> None:
+    listed = json.loads(models(tmp_path, "--json"))
+    assert listed["models_dir"] == str(tmp_path / ".cache/ingot/models")
+    (only,) = listed["models"]
+    assert (only["name"], only["kind"], only["path"]) == (DEFAULT_MODEL, "packaged", None)
+    assert only["bytes"] > 0
+    assert "not fetched yet" in models(tmp_path)
+
+
+def test_folders_and_files_in_the_models_folder_are_listed_with_their_size(tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    (shelf / "mine").mkdir(parents=True)
+    (shelf / "mine" / "config.json").write_text("{}")
+    (shelf / "mine" / "model.safetensors").write_bytes(bytes(98))
+    (shelf / "some.gguf").write_bytes(bytes(7))
+    (shelf / "notes").mkdir()
+    (shelf / ".half.part").mkdir()
+    listed = json.loads(models(tmp_path, "--json", "--models-dir", str(shelf)))["models"]
+    found = {Path(model["name"]).name: model["bytes"] for model in listed if model["kind"] == "local"}
+    assert found == {"mine": 100, "some.gguf": 7}
+
+
+def test_models_of_the_hub_cache_are_listed_by_their_id(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "blobs" / "abc").write_bytes(bytes(12))
+    snapshot = repository / "snapshots" / "deadbeef"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to(repository / "blobs" / "abc")
+    (repository / "refs" / "main").write_text("deadbeef")
+    listed = json.loads(models(tmp_path, "--json"))["models"]
+    hub = [(model["name"], model["bytes"]) for model in listed if model["kind"] == "hub"]
+    assert hub == [("someone/tiny", 12)]

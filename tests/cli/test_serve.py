@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.client import Client
+from ingot.cli.ready import ready_record
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.request import ModelCard
+from ingot.models.packaged import find
+from ingot.models.shelf import is_kept
+from tests.cli.scripted import INGOT, environment
+
+CARD = ModelCard(
+    name="tiny",
+    source="folder:tiny",
+    family="llama",
+    context=4096,
+    vocab=96,
+    device="some chip (cpu)",
+    dtype="float32",
+    weight_bytes=1,
+    memory_budget=3_500_000_000,
+    max_sequences=4,
+    created=0,
+    notes=("no compiler: slower",),
+)
+LONGEST_START_S = 120
+
+
+@pytest.fixture(scope="module")
+def shelf() -> str:
+    folder = Settings().models_dir
+    model = find(DEFAULT_MODEL)
+    if model is None or not is_kept(folder / DEFAULT_MODEL, model.origin):
+        pytest.skip("the default model is not here: run `ingot pull`")
+    return str(folder)
+
+
+@pytest.fixture
+def serving(shelf: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """`ingot serve` with the default model, and the lines it printed up to the last of its ready record."""
+    command = [INGOT, "serve", "--port", "0", "--offline", "--models-dir", shelf, "--context", "256"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(tmp_path))
+    watchdog = threading.Timer(LONGEST_START_S, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("try: "):
+                break
+        yield process, lines
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def test_the_ready_record_says_everything_and_hides_the_key() -> None:
+    assert ready_record("http://127.0.0.1:8000", CARD, needs_key=True).splitlines() == [
+        "ready: http://127.0.0.1:8000 | tiny (float32) | some chip (cpu) | context 4096 tokens | memory budget 3.5 GB",
+        "note: no compiler: slower",
+        "try: curl http://127.0.0.1:8000/v1/chat/completions"
+        " -H \"Authorization: Bearer $INGOT_API_KEY\" -H 'Content-Type: application/json'"
+        ' -d \'{"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
+    ]
+    assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, needs_key=False)
+
+
+def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
+    serving: tuple[subprocess.Popen[str], list[str]],
+) -> None:
+    process, lines = serving
+    facts = lines[0].split(" | ")
+    assert facts[0].startswith("ready: http://127.0.0.1:")
+    assert facts[1].startswith(DEFAULT_MODEL) and facts[3] == "context 256 tokens"
+    url = facts[0].removeprefix("ready: ")
+    body = json.loads(lines[-1].split(" -d ")[1].strip("'"))
+    answer = Client(url).post("chat/completions", body | {"max_tokens": 2})
+    assert answer["choices"][0]["message"]["content"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+def test_a_model_runs_inside_the_chat_when_no_server_is_named(shelf: str, tmp_path: Path) -> None:
+    command = [INGOT, "chat", "--offline", "--models-dir", shelf, "--max-tokens", "2", "--temperature", "0"]
+    env = environment(tmp_path)
+    done = subprocess.run(command, input="hi", capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
+    assert (done.returncode, done.stdout.strip() != "") == (0, True)
+
+
+def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [INGOT, "serve", "no/such-model", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"ingot serve: Port {port} on 127.0.0.1 is in use. Choose another with --port, or 0 for any free one.\n"
+    )
+
+
+def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    command = [INGOT, "serve", "smollm2-135n", "--port", "0", "--offline"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("ingot serve: there is no model 'smollm2-135n'. Did you mean 'smollm2-135m'?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_pull_says_where_the_model_is(shelf: str, tmp_path: Path) -> None:
+    command = [INGOT, "pull", "--offline", "--models-dir", shelf]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    assert (done.returncode, done.stdout) == (0, f"{shelf}/{DEFAULT_MODEL}\n")

@@ -1,0 +1,107 @@
+"""Solo == batched with joiners and leavers == after preemption, greedy, token for token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from ingot.engine.budget import TRANSIENT_SHARE
+from ingot.engine.engine import Engine, Limits
+from ingot.engine.request import Ended, Request, Sampling, Stop
+from tests import engines
+
+KINDS = ["llama", "tied", "window", "hybrid", "moe"]
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = engines.start(request.param)
+    yield made
+    made.check()
+    made.close()
+
+
+def requests(seed: int, count: int = 10, *, longest: int = 300) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        Request(
+            f"r{number}",
+            (tuple(rng.randrange(95) for _ in range(rng.choice([1, 3, 20, 61, longest]))),),
+            max_tokens=rng.choice([1, 2, 17, 60]),
+            sampling=GREEDY,
+            stop=Stop(ignore_eos=True),
+        )
+        for number in range(count)
+    ]
+
+
+def together(engine: Engine, asked: list[Request]) -> list[str]:
+    """Open all at once, so that they join and leave each other's batches; read them in order."""
+    streams = [engine.generate(request) for request in asked]
+    return [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
+
+
+def test_a_sequence_is_the_same_alone_and_among_joiners_and_leavers(engine: Engine) -> None:
+    asked = requests(3)
+    alone = [engines.text_of(engines.answer(engine, request)) for request in asked]
+    assert together(engine, asked) == alone
+
+
+def test_sampled_text_depends_on_its_seed_alone(engine: Engine) -> None:
+    asked = [
+        Request(
+            f"s{number}",
+            ((number + 1, 7, 9),),
+            max_tokens=25,
+            sampling=Sampling(
+                temperature=1.1,
+                top_p=0.8 if number % 2 else 1.0,
+                top_k=12 if number % 3 else 0,
+                frequency_penalty=0.4 if number % 4 == 1 else 0.0,
+                repetition_penalty=1.2 if number % 4 == 2 else 1.0,
+                seed=number,
+            ),
+            stop=Stop(ignore_eos=True),
+        )
+        for number in range(8)
+    ]
+    alone = [engines.text_of(engines.answer(engine, request)) for request in asked]
+    assert together(engine, asked) == alone
+    assert len(set(alone)) == len(alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
+    rng = random.Random(9)
+    asked = [
+        Request(
+            f"p{number}",
+            (tuple(rng.randrange(95) for _ in range(230 + 10 * number)),),
+            sampling=GREEDY,
+            stop=Stop(ignore_eos=True),
+        )
+        for number in range(3)
+    ]
+    roomy = engines.start(kind, context=540)
+    alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
+    roomy.close()
+    # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
+    tight_bytes = int(roomy._loaded.budget.state_bytes(4, 512) / (1 - TRANSIENT_SHARE)) + 1000
+    tight = engines.start(kind, context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
+    streams = [tight.generate(request) for request in asked]
+    preempted = 0
+    texts = []
+    for stream in streams:
+        events = []
+        for batch in stream:
+            preempted = max(preempted, sum(status.preemptions for status in tight.status()))
+            events += batch
+        assert isinstance(events[-1], Ended)
+        texts.append(engines.text_of(events))
+    tight.check()
+    tight.close()
+    assert preempted > 0
+    assert texts == alone

@@ -1,0 +1,183 @@
+"""An engine that says what a test wrote down, behind the same door as the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingot.config import Settings
+from ingot.engine.request import (
+    Ended,
+    Event,
+    Failed,
+    Health,
+    ModelCard,
+    PromptScored,
+    Request,
+    RequestStatus,
+    SequenceEnded,
+    TextDelta,
+    Timing,
+    TokenInfo,
+    TokenLogprob,
+    Usage,
+)
+from ingot.errors import Cancelled, ContextOverflow, IngotError
+from ingot.text.template import ChatTemplate
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}[{{ mood }}] {% endif %}{% endif %}"
+)
+VOCAB = 300
+BOS = 256
+CONTEXT = 4096
+
+
+class ByteTokenizer:
+    """Each byte is a token; 256 begins a text, the ids above it have no text."""
+
+    vocab_size = VOCAB
+    eos_ids = frozenset({257})
+
+    def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
+        self.template = ChatTemplate(template) if template is not None else None
+        self.bos = bos
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        return [BOS] * (add_special and self.bos) + list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return b"".join(self.token_bytes(token) for token in ids if token < BOS or not skip_special).decode(
+            errors="replace"
+        )
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < BOS else b"<bos>" if token == BOS else b""
+
+
+CARD = ModelCard(
+    name="org/toy",
+    source="test",
+    family="toy",
+    context=CONTEXT,
+    vocab=VOCAB,
+    device="none",
+    dtype="none",
+    weight_bytes=0,
+    memory_budget=0,
+    max_sequences=8,
+    created=1_700_000_000,
+)
+
+Script = Callable[[Request], Iterable[list[Event]]]
+
+
+def info(text: str, logprob: float = -0.5, top: Iterable[tuple[str, float]] = ()) -> TokenInfo:
+    def one(text: str, logprob: float) -> TokenLogprob:
+        return TokenLogprob(text.encode()[0], text, text.encode(), logprob)
+
+    return TokenInfo(one(text, logprob), tuple(one(*entry) for entry in top))
+
+
+def hello(request: Request, words: Sequence[str] = ("Hello", ", ", "world")) -> list[list[Event]]:
+    """Every sequence says `words`, one a batch, or as many of them as it may."""
+    count = len(request.prompts) * request.n
+    said = words[: request.max_tokens] if request.max_tokens is not None else words
+    batches: list[list[Event]] = []
+    if request.sampling.prompt_logprobs is not None:
+        batches.append([scored(index, request.prompts[index // request.n]) for index in range(count)])
+    for word in said:
+        tokens = (info(word, top=[("x", -2.0)]),) if request.sampling.logprobs is not None else ()
+        batches.append([TextDelta(index, word, tokens) for index in range(count)])
+    reason = "stop" if len(said) == len(words) else "length"
+    batches.append([SequenceEnded(index, reason, None, len(said), -0.5 * len(said)) for index in range(count)])
+    usage = Usage(sum(map(len, request.prompts)), len(said) * count)
+    return [*batches, [Ended(usage, Timing(0.1, 0.2, 0.3))]]
+
+
+def scored(index: int, prompt: Sequence[int]) -> PromptScored:
+    entries = [TokenInfo(TokenLogprob(t, chr(t % 128), bytes([t % 256]), -1.0)) for t in prompt]
+    return PromptScored(index, (None, *entries[1:]))
+
+
+@dataclass
+class ScriptedStream:
+    """Batches come from `put`, in any thread; `closed` says that the reader has left."""
+
+    engine: ScriptedEngine
+    request: Request
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    closed: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.batches: asyncio.Queue[list[Event]] = asyncio.Queue()
+
+    def put(self, *batches: list[Event]) -> None:
+        for batch in batches:
+            self.loop.call_soon_threadsafe(self.batches.put_nowait, batch)
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        while not self.ended:
+            batch = await self.batches.get()
+            self.ended = isinstance(batch[-1], Ended | Failed)
+            yield batch
+
+    def close(self) -> None:
+        self.engine.running.pop(self.request.id, None)
+        self.closed.set()
+
+
+class ScriptedEngine:
+    """`script` makes the batches of each request; with None a test puts them by hand."""
+
+    def __init__(self, script: Script | None = hello, *, tokenizer: Any = None) -> None:
+        self.script = script
+        self.card = CARD
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.requests: list[Request] = []
+        self.streams: list[ScriptedStream] = []
+        self.running: dict[str, ScriptedStream] = {}
+        self.refusal: Exception | None = None
+        self.opened = threading.Event()
+        self.alive = self.ready = True
+
+    def open(self, request: Request) -> ScriptedStream:
+        if self.refusal is not None:
+            raise self.refusal
+        for prompt in request.prompts:
+            if len(prompt) >= CONTEXT:
+                raise ContextOverflow(needed=len(prompt) + 1, limit=CONTEXT)
+        stream = ScriptedStream(self, request)
+        self.requests.append(request)
+        self.streams.append(stream)
+        self.running[request.id] = stream
+        if self.script is not None:
+            stream.put(*self.script(request))
+        self.opened.set()
+        return stream
+
+    def cancel(self, request_id: str) -> bool:
+        stream = self.running.pop(request_id, None)
+        if stream is None:
+            return False
+        stream.put([Failed(Cancelled("The request was cancelled"))])
+        return True
+
+    def status(self) -> list[RequestStatus]:
+        return [RequestStatus(stream.request.id, "prefill", 10, 4, 0, 16, 0.5, 0.0) for stream in self.running.values()]
+
+    def health(self) -> Health:
+        return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
+
+
+def failing(error: IngotError) -> Script:
+    return lambda request: [[TextDelta(0, "Hel")], [TextDelta(0, "lo"), Failed(error)]]
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**{"port": 0, "keepalive_s": 30.0, **changes})

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import BadRequest
+from ingot.http import body as bodies
+from ingot.http.app import build_app
+from ingot.http.body import decode, depth_of
+from tests.http.asgi import Call, call
+from tests.http.scripted import ScriptedEngine, settings
+
+texts = st.text(st.sampled_from('[]{}"\\a,:'), max_size=6)
+values = st.recursive(
+    st.one_of(st.none(), st.integers(), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+)
+
+
+def true_depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(true_depth, value.values()), default=0)
+    return 1 + max(map(true_depth, value), default=0) if isinstance(value, list) else 0
+
+
+@given(values)
+def test_depth_is_that_of_the_value_whatever_its_strings_hold(value: Any) -> None:
+    assert depth_of(json.dumps(value).encode(), 100) == true_depth(value)
+
+
+@given(values, st.integers(1, 5))
+def test_what_is_not_too_deep_is_decoded(value: Any, limit: int) -> None:
+    raw = json.dumps(value).encode()
+    if true_depth(value) > limit:
+        with pytest.raises(BadRequest, match="nested"):
+            decode(raw, limit)
+    else:
+        assert decode(raw, limit) == value
+
+
+@given(st.binary(max_size=40) | st.text(st.sampled_from('[]{}"\\1,:'), max_size=40).map(str.encode))
+def test_any_bytes_are_decoded_or_refused(raw: bytes) -> None:
+    try:
+        decode(raw, 8)
+    except BadRequest:
+        pass
+
+
+def test_a_large_body_of_brackets_is_judged_quickly() -> None:
+    for raw in (b"[" * 8_000_000, b"[]," * 2_000_000, b'"' * 8_000_001, b"\\" * 8_000_000, b"[[[[]]]]" * 500_000):
+        with pytest.raises(BadRequest):
+            decode(raw, 64)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": ""},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-encoding": "gzip"},
+    ],
+)
+async def test_only_json_is_taken(headers: dict[str, str]) -> None:
+    app = build_app(ScriptedEngine(), settings())  # type: ignore[arg-type]
+    assert (await call(app, path="/v1/tokenize", body={"prompt": "x"}, headers=headers)).status == 415
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "media", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
+)
+async def test_json_may_say_that_it_is_utf8(media: str) -> None:
+    app = build_app(ScriptedEngine(), settings())  # type: ignore[arg-type]
+    made = await call(app, path="/v1/tokenize", body={"prompt": "x"}, headers={"content-type": media})
+    assert made.status == 200
+
+
+@pytest.mark.anyio
+async def test_a_client_that_stops_in_mid_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SILENCE_S", 0.01)
+    made = Call(build_app(ScriptedEngine(), settings()))  # type: ignore[arg-type]
+    made._incoming.get_nowait()
+    made._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+    async with made:
+        await made.done()
+    assert (made.status, made.json()["error"]["code"]) == (408, "request_timeout")
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_in_mid_body_gets_no_answer() -> None:
+    made = Call(build_app(ScriptedEngine(), settings()))  # type: ignore[arg-type]
+    made._incoming.get_nowait()
+    made.leave()
+    async with made:
+        await made.done()
+    assert made.status == 0

@@ -1,0 +1,204 @@
+"""Sockets, signals and what a socket alone can show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ingot.errors import ConfigError
+from ingot.http import server as servers
+from ingot.http import wire
+from ingot.http.server import listen
+from tests.http.running import connect, everything, post, running
+from tests.http.scripted import ScriptedEngine, settings
+
+ASK = {"messages": [{"role": "user", "content": "Hi"}]}
+STREAM = ASK | {"stream": True}
+ROOT = Path(__file__).parents[2]
+
+
+def test_any_free_port_can_be_asked_for() -> None:
+    with running(ScriptedEngine(), settings(port=0)) as url:
+        assert httpx.get(f"{url}/v1/models").status_code == 200
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    taken = listen(settings())
+    try:
+        with pytest.raises(ConfigError, match=f"Port {taken.port} on 127.0.0.1 is in use"):
+            listen(settings(port=taken.port))
+    finally:
+        taken.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_off_loopback_a_key_is_needed(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        listen(settings(host=host))
+    listen(settings(host=host, api_key="k")).close()
+
+
+def test_a_host_that_is_not_here_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        listen(settings(host="203.0.113.7", api_key="k"))
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        listen(settings(host="no such host", api_key="k"))
+
+
+def test_a_name_is_listened_to_on_all_its_addresses_and_one_port() -> None:
+    listener = listen(settings(host="localhost"))
+    try:
+        assert {one.getsockname()[1] for one in listener.sockets} == {listener.port}
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("body", [ASK, STREAM], ids=["whole", "streamed"])
+def test_a_closed_socket_ends_its_request_before_the_first_token(body: dict[str, Any]) -> None:
+    engine = ScriptedEngine(None)
+    with running(engine, settings()) as url:
+        connection = connect(url)
+        connection.sendall(post("/v1/chat/completions", body))
+        assert engine.opened.wait(10)
+        connection.close()
+        assert engine.streams[0].closed.wait(10)
+
+
+def test_a_closed_socket_ends_every_request_that_was_pipelined_on_it() -> None:
+    engine = ScriptedEngine(None)
+    with running(engine, settings(keepalive_s=0.05)) as url:
+        connection = connect(url)
+        connection.sendall(post("/v1/chat/completions", STREAM) * 2)
+        assert engine.opened.wait(10)
+        connection.close()
+        assert engine.streams[0].closed.wait(10)
+
+
+def test_headers_reach_the_client_before_there_is_anything_to_say() -> None:
+    engine = ScriptedEngine(None)
+    with running(engine, settings()) as url, httpx.stream("POST", f"{url}/v1/chat/completions", json=STREAM) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_client_that_does_not_read_is_not_waited_for_longer_than_the_deadline(monkeypatch: Any) -> None:
+    from ingot.engine.request import TextDelta
+
+    monkeypatch.setattr("ingot.http.exchange.GRACE_S", 0.0)
+    engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
+    with running(engine, settings(request_timeout_s=0.2)) as url:
+        connection = connect(url)
+        connection.sendall(post("/v1/chat/completions", STREAM))
+        assert engine.streams or engine.opened.wait(10)
+        assert engine.streams[0].closed.wait(10)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"x" * 40_000,
+    ],
+    ids=["path", "one header", "many headers", "a header without end"],
+)
+def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
+    with running(ScriptedEngine(), settings()) as url, connect(url) as connection:
+        connection.sendall(head)
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in answer
+
+
+def test_what_is_no_http_is_refused_in_our_words() -> None:
+    with running(ScriptedEngine(), settings()) as url, connect(url) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"error"' in answer
+
+
+def test_a_client_that_never_finishes_its_head_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HEAD_S", 0.1)
+    with running(ScriptedEngine(), settings()) as url, connect(url) as silent, connect(url) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nhost: ")
+        assert everything(silent) == b""
+        assert everything(slow) == b""
+
+
+def test_a_connection_is_kept_for_the_next_request() -> None:
+    with running(ScriptedEngine(), settings()) as url, httpx.Client(base_url=url) as client:
+        for _ in range(3):
+            assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+            assert client.post("/v1/chat/completions", json=STREAM).text.endswith("data: [DONE]\n\n")
+            assert client.get("/nowhere").status_code == 404
+
+
+def test_a_chunked_body_is_counted_too() -> None:
+    def pieces():
+        while True:
+            yield b"[" * 1000
+
+    with running(ScriptedEngine(), settings(max_body_bytes=10_000)) as url:
+        try:
+            made = httpx.post(
+                f"{url}/v1/chat/completions", content=pieces(), headers={"content-type": "application/json"}
+            )
+        except httpx.WriteError:  # the server closed the connection on a client that kept sending
+            return
+        assert made.status_code == 413
+
+
+def test_stopping_waits_for_what_runs_and_then_ends_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "DRAIN_S", 0.1)
+    engine = ScriptedEngine(None)
+    with running(engine, settings()) as url:
+        connection = connect(url)
+        connection.sendall(post("/v1/chat/completions", STREAM))
+        assert engine.opened.wait(10)
+    answer = everything(connection)
+    assert b"The server is shutting down." in answer
+    assert answer.endswith(b"0\r\n\r\n")
+    assert engine.streams[0].closed.is_set()
+
+
+SERVE = """
+import sys
+from ingot.http.server import serve
+from tests.http.scripted import ScriptedEngine, settings
+serve(ScriptedEngine(), settings(), lambda url: print(url, flush=True))
+print("returned", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_makes_serve_return(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."}
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (rest, process.returncode) == ("returned\n", 0)
+
+
+def test_the_http_side_is_imported_without_mlx() -> None:
+    check = (
+        "import sys, ingot.http.server, ingot.http.app;"
+        "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'transformers', 'torch') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,357 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from ingot.errors import ModelError
+from ingot.models.gguf import convert_gguf
+from ingot.models.gguf_file import GGUFFile
+from ingot.models.gguf_rope import llama3_divisors
+from ingot.models.gguf_tensors import KNOWN_KINDS
+from ingot.models.progress import silent
+from tests.models.gguf_making import HEAD, TinyModel, sentencepiece_vocabulary, tiny_model
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma3"]
+MODULES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+GEMMA_MODULES = MODULES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def converted(model: TinyModel, folder: Path, **options: Any) -> Path:
+    source, target = model.write(folder / "tiny.gguf"), folder / "converted"
+    target.mkdir()
+    convert_gguf(source, target, silent, **options)
+    return target
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def plain_weights(model: TinyModel) -> dict[str, np.ndarray]:
+    """The dense weights under the model's names, without the import's own mapping and reordering."""
+    gemma = model.metadata["general.architecture"] == "gemma3"
+    weights = {}
+    for name in model.tensors:
+        layer, source, part = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name).groups()  # type: ignore[union-attr]
+        module = (GEMMA_MODULES if gemma else MODULES)[source]
+        path = f"model.layers.{layer}.{module}" if layer else module
+        weights[f"{path}.{part}"] = model.dense(name) - (gemma and source.endswith("norm"))
+    return weights
+
+
+def logits_of(folder: Path, config: dict[str, Any] | None = None) -> np.ndarray:
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder, model_config=config)
+    tokens = mx.array([[5, 17, 200, 3, 90, 41, 7, 7, 120, 66, 251, 30]])
+    return np.array(model(tokens).astype(mx.float32))[0]
+
+
+def expected_logits(model: TinyModel, folder: Path) -> np.ndarray:
+    """The same model with dense float32 weights, its interleaved rotary order left as the file has it."""
+    from safetensors.numpy import save_file
+
+    config = config_of(folder)
+    config.pop("quantization", None)
+    dense = folder.parent / "dense"
+    dense.mkdir()
+    if model.metadata["general.architecture"] == "llama":
+        config["rope_traditional"] = True
+    (dense / "config.json").write_text(json.dumps(config))
+    save_file(plain_weights(model), dense / "model.safetensors")
+    return logits_of(dense)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_converted_model_computes_what_its_dense_weights_compute(
+    architecture: str, tied: bool, tmp_path: Path
+) -> None:
+    model = tiny_model(architecture, kinds=[Kind.F32], tied=tied)
+    folder = converted(model, tmp_path)
+    np.testing.assert_allclose(logits_of(folder), expected_logits(model, folder), atol=2e-5)
+    assert config_of(folder)["tie_word_embeddings"] is tied
+
+
+@pytest.mark.parametrize("kind", sorted(KNOWN_KINDS - {Kind.F32}), ids=lambda kind: kind.name)
+def test_every_format_computes_what_its_dense_weights_compute(kind: Kind, tmp_path: Path) -> None:
+    model = tiny_model("llama", kinds=[kind])
+    folder = converted(model, tmp_path)
+    half = kind in (Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
+    expected = expected_logits(model, folder)
+    got = as_float32(folder)
+    np.testing.assert_allclose(got, expected, atol=5e-3 if half else 5e-5)
+
+
+def as_float32(folder: Path) -> np.ndarray:
+    """The logits with all floats widened first, so that only the weights' own values can differ."""
+    mx = pytest.importorskip("mlx.core")
+    weights = mx.load(str(folder / "model.safetensors"))
+    wide = {k: v.astype(mx.float32) if mx.issubdtype(v.dtype, mx.floating) else v for k, v in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), wide)
+    return logits_of(folder)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_mixed_formats_are_listed_module_by_module(architecture: str, tmp_path: Path) -> None:
+    kinds = [Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.Q4_0, Kind.Q5_1, Kind.F16, Kind.Q4_1]
+    model = tiny_model(architecture, kinds=kinds)
+    folder = converted(model, tmp_path)
+    quantization = config_of(folder)["quantization"]
+    assert {key: quantization[key] for key in ("group_size", "bits", "mode")} == {
+        "group_size": 32, "bits": 4, "mode": "affine",
+    }  # fmt: skip
+    assert quantization["model.embed_tokens"] == {"group_size": 32, "bits": 8, "mode": "affine"}
+    assert quantization["model.layers.0.self_attn.k_proj"] is False  # Q6_K
+    assert quantization["model.layers.0.self_attn.o_proj"]["bits"] == 5
+    assert "model.layers.0.self_attn.q_proj" not in quantization  # Q4_K: as usual
+    np.testing.assert_allclose(as_float32(folder), expected_logits(model, folder), atol=5e-3)
+
+
+def test_scales_are_float16_where_that_is_exact_and_norms_are_float32(tmp_path: Path) -> None:
+    weights = load_file(converted(tiny_model("llama", kinds=[Kind.Q4_1, Kind.Q4_K]), tmp_path) / "model.safetensors")
+    assert weights["model.embed_tokens.scales"].dtype == np.float16  # Q4_1
+    assert weights["model.layers.0.self_attn.q_proj.scales"].dtype == np.float32  # Q4_K
+    assert weights["model.layers.0.input_layernorm.weight"].dtype == np.float32
+
+
+def test_dequantised_weights_that_overflow_float16_stay_float32(tmp_path: Path) -> None:
+    model = tiny_model("llama", kinds=[Kind.Q6_K])
+    kind, shape, raw = model.tensors["blk.0.ffn_up.weight"]
+    raw[0, 208:210] = np.array([1000.0], np.float16).view(np.uint8)
+    weights = load_file(converted(model, tmp_path) / "model.safetensors")
+    assert weights["model.layers.0.mlp.up_proj.weight"].dtype == np.float32
+    assert weights["model.layers.0.mlp.down_proj.weight"].dtype == np.float16
+
+
+def test_biases_of_llama_models_are_taken_along(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    rng = np.random.default_rng(1)
+    for layer in range(2):
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            width = model.tensors[f"blk.{layer}.{part}.weight"][1][0]
+            values = rng.standard_normal(width).astype(np.float32) * np.float32(0.1)
+            model.tensors[f"blk.{layer}.{part}.bias"] = (Kind.F32, (width,), values)
+    folder = converted(model, tmp_path)
+    np.testing.assert_allclose(logits_of(folder), expected_logits(model, folder), atol=2e-5)
+
+
+def test_a_large_model_comes_in_parts(tmp_path: Path) -> None:
+    model = tiny_model("qwen3", kinds=[Kind.Q8_0])
+    folder = converted(model, tmp_path, shard_bytes=200_000)
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    np.testing.assert_allclose(logits_of(folder), expected_logits(model, folder), atol=2e-2)
+
+
+def test_the_tokenizer_and_its_configs_are_written(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.metadata |= {"tokenizer.chat_template.tools": "{{ tools }}", "general.sampling.temp": 0.5}
+    folder = converted(model, tmp_path)
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    assert tokens["model"]["type"] == "BPE"
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [268, 266] and generation["temperature"] == 0.5
+    assert "chat_template" in json.loads((folder / "tokenizer_config.json").read_text())
+    assert (folder / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+
+
+def test_transformers_loads_the_tokenizer_as_it_was_written(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(converted(tiny_model("llama"), tmp_path))
+    text = "<|im_start|>hello  wor 12\n\n<|im_end|>"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == (
+        "<|im_start|>hello<|im_end|>"
+    )
+    spm = tmp_path / "spm"
+    spm.mkdir()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        converted(tiny_model("llama", vocabulary=sentencepiece_vocabulary()), spm)
+    )
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hello world")) == ["<s>", "▁hello", "▁world"]
+
+
+def scaled(architecture: str, **said: object) -> TinyModel:
+    model = tiny_model(architecture)
+    model.metadata |= {f"{architecture}.rope.scaling.{key}": value for key, value in said.items()}
+    return model
+
+
+def test_rotary_scaling_is_said_as_mlx_lm_says_it(tmp_path: Path) -> None:
+    cases: list[tuple[TinyModel, dict[str, Any] | None]] = [
+        (scaled("llama"), None),
+        (scaled("llama", type="none", factor=8.0), None),
+        (scaled("gemma3", type="linear", factor=8.0), {"rope_type": "linear", "factor": 8.0}),
+        (
+            scaled("qwen3", type="yarn", factor=4.0, original_context_length=32),
+            {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+        ),
+    ]  # fmt: skip
+    for number, (model, expected) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert config_of(converted(model, folder)).get("rope_scaling") == expected
+        assert np.isfinite(logits_of(folder / "converted")).all()
+
+
+def test_llama3_frequencies_become_the_rule_that_made_them(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.metadata["llama.rope.freq_base"] = 500000.0
+    divisors = llama3_divisors(500000.0, HEAD, 32.0, 8192).astype(np.float32)
+    model.tensors["rope_freqs.weight"] = (Kind.F32, (HEAD // 2,), divisors)
+    scaling = config_of(converted(model, tmp_path))["rope_scaling"]
+    assert scaling == {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    rope = initialize_rope(HEAD, 500000.0, False, scaling, 131072)
+    plain = 500000.0 ** (np.arange(0, HEAD, 2) / HEAD)
+    np.testing.assert_allclose(np.array(rope._freqs.astype(mx.float32)), plain * divisors, rtol=1e-4)
+
+
+def test_gemma_keeps_its_window_its_two_bases_and_its_scale(tmp_path: Path) -> None:
+    model = tiny_model("gemma3")
+    model.metadata["gemma3.attention.sliding_window_pattern"] = [True, True, False, True, True, False, True]
+    config = config_of(converted(model, tmp_path))
+    assert config["model_type"] == "gemma3_text"
+    assert (config["sliding_window"], config["sliding_window_pattern"]) == (8, 3)
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1000000.0, 10000.0)
+    assert config["query_pre_attn_scalar"] == HEAD
+
+
+Change = dict[str, object]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "reason"),
+    [
+        ("llama", {"general.architecture": "llama4"}, "'llama4' are not supported .nearest: llama.; supported are: llama"),
+        ("llama", {"llama.block_count": None}, "lacks llama.block_count"),
+        ("llama", {"llama.block_count": 4_000_000_000}, "more than the file has tensors"),
+        ("llama", {"llama.block_count": 3}, r"lacks the tensor 'blk\.2\."),
+        ("llama", {"llama.block_count": 1}, r"has the tensor 'blk\.1\..*', which llama models do not have"),
+        ("llama", {"llama.expert_count": 8}, "llama.expert_count is 8"),
+        ("llama", {"llama.attention.sliding_window": 64}, "llama.attention.sliding_window is 64"),
+        ("llama", {"llama.attention.head_count_kv": [2, 1]}, "differs from layer to layer"),
+        ("llama", {"llama.attention.key_length": 32}, "llama.attention.value_length is 64"),
+        ("llama", {"llama.rope.dimension_count": 32}, "llama.rope.dimension_count is 32"),
+        ("llama", {"llama.logit_scale": 0.5}, "sets llama.logit_scale"),
+        ("llama", {"llama.rope.scaling.type": "longrope"}, "scaling.type is 'longrope'"),
+        ("qwen3", {"qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.attn_factor": 0.5}, "attn_factor is 0.5"),
+        ("gemma3", {"gemma3.final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        ("gemma3", {"gemma3.attention.sliding_window": None}, "lacks gemma3.attention.sliding_window"),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": 9}, "without global layers"),
+        ("llama", {"split.count": 3}, "one of 3 parts"),
+        ("llama", {"general.type": "adapter"}, "general.type is 'adapter'"),
+        ("llama", {"general.quantization_version": 1}, "general.quantization_version 1"),
+        ("llama", {"llama.context_length": 0}, "llama.context_length is 0"),
+    ],
+)
+def test_a_model_that_would_be_run_differently_is_refused(
+    architecture: str, change: Change, reason: str, tmp_path: Path
+) -> None:
+    model = tiny_model(architecture)
+    model.metadata = {key: value for key, value in (model.metadata | change).items() if value is not None}
+    with pytest.raises(ModelError, match=reason):
+        converted(model, tmp_path)
+    assert not list((tmp_path / "converted").iterdir())
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    for name in ("token_embd.weight", "output_norm.weight", "blk.1.ffn_down.weight"):
+        model = tiny_model("llama")
+        del model.tensors[name]
+        (tmp_path / name).mkdir()
+        with pytest.raises(ModelError, match=f"lacks the tensor '{name}'"):
+            converted(model, tmp_path / name)
+
+
+def test_a_tensor_of_another_type_or_shape_is_named(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.tensors["blk.0.ffn_up.weight"] = (Kind.IQ4_NL, (512, 256), np.zeros((512, 144), np.uint8))
+    with pytest.raises(ModelError, match=r"'blk\.0\.ffn_up\.weight' is IQ4_NL, which is not supported"):
+        converted(model, tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    model = tiny_model("llama")
+    model.tensors["blk.0.ffn_up.weight"] = model.tensors["blk.0.ffn_down.weight"]
+    with pytest.raises(ModelError, match=r"'blk\.0\.ffn_up\.weight' has the shape \[256, 512\], not \[512, 256\]"):
+        converted(model, other)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q6_K])
+def test_numbers_that_are_not_finite_are_refused(kind: Kind, tmp_path: Path) -> None:
+    model = tiny_model("llama", kinds=[kind])
+    raw = model.tensors["blk.0.ffn_up.weight"][2]
+    raw[0, -2:] = np.array([0x80, 0x7F], np.uint8)  # infinity as float32 and bfloat16, NaN as float16
+    raw[0, :2] = np.array([0x80, 0x7F], np.uint8)
+    with pytest.raises(ModelError, match=r"'blk\.0\.ffn_up\.weight' holds numbers that are not finite"):
+        converted(model, tmp_path)
+
+
+def test_rotary_divisors_that_no_rule_gives_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    divisors = np.linspace(1, 9, HEAD // 2).astype(np.float32)
+    model.tensors["rope_freqs.weight"] = (Kind.F32, (HEAD // 2,), divisors)
+    with pytest.raises(ModelError, match=r"'rope_freqs\.weight' holds a frequency scaling"):
+        converted(model, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    return tiny_model("llama", kinds=[Kind.Q4_0], layers=1).write(path).read_bytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_header_gives_a_model_or_a_model_error(
+    data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    path = folder / "tiny.gguf"
+    path.write_bytes(sample)
+    with GGUFFile(path) as file:
+        end = len(file.header())
+    damaged = bytearray(sample)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(4, end - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged)
+    (folder / "converted").mkdir()
+    try:
+        convert_gguf(path, folder / "converted", silent)
+    except ModelError:
+        pass

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from ingot.http.app import build_app
+from ingot.protocol.fields import Terms
+from ingot.protocol.openapi import OPERATIONS, document
+from tests.http.scripted import ScriptedEngine, settings
+
+TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0)
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if "$ref" in node else []
+        return own + [ref for value in node.values() for ref in references(value)]
+    return [ref for value in node for ref in references(value)] if isinstance(node, list) else []
+
+
+def test_the_document_is_json_whose_references_lead_somewhere() -> None:
+    made = json.loads(json.dumps(document(TERMS, keyed=True)))
+    known = made["components"]["schemas"]
+    assert {ref.removeprefix("#/components/schemas/") for ref in references(made)} <= set(known)
+
+
+@pytest.mark.parametrize("operation", [op for op in OPERATIONS if op.body is not None], ids=lambda op: op.name)
+def test_each_body_schema_is_a_schema(operation: Any) -> None:
+    jsonschema_rs.Draft202012Validator(operation.body.schema(TERMS))
+
+
+def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:
+    paths = {route.path for route in build_app(ScriptedEngine(), settings()).routes}  # type: ignore[arg-type]
+    described = {operation.path.replace("{model}", "{model:path}") for operation in OPERATIONS}
+    assert {path for path in paths if path.startswith(("/v1", "/health"))} == described
+
+
+def test_only_what_needs_the_key_says_so() -> None:
+    paths = document(TERMS, keyed=True)["paths"]
+    assert paths["/v1/models"]["get"]["security"]
+    assert "401" in paths["/v1/models"]["get"]["responses"]
+    assert "security" not in paths["/health/live"]["get"]
+    assert "security" not in document(TERMS, keyed=False)["paths"]["/v1/models"]["get"]

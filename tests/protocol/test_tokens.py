@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ingot.errors import BadRequest, ModelNotFound
+from ingot.protocol.served import Served
+from ingot.protocol.tokens import detokenize, tokenize
+from tests.http.scripted import BOS, CARD, CONTEXT, ByteTokenizer, settings
+
+TOY = Served.of(CARD, ByteTokenizer(), settings())  # type: ignore[arg-type]
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_text_becomes_tokens() -> None:
+    made = tokenize({"prompt": "Hi"}, TOY)
+    assert (made.tokens, made.count, made.max_model_len) == ([BOS, 72, 105], 3, CONTEXT)
+    assert tokenize({"prompt": "Hi", "add_special_tokens": False}, TOY).tokens == [72, 105]
+
+
+def test_a_conversation_becomes_the_tokens_that_a_chat_would_use() -> None:
+    text = bytes(tokenize({"messages": TALK}, TOY).tokens).decode()
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    closed = tokenize({"messages": TALK, "add_generation_prompt": False}, TOY)
+    assert bytes(closed.tokens).decode().endswith("<|im_end|>\n")
+
+
+def test_tokens_become_text() -> None:
+    assert detokenize({"tokens": [BOS, 72, 105]}, TOY).prompt == "<bos>Hi"
+    assert detokenize({"tokens": [BOS, 72], "skip_special_tokens": True}, TOY).prompt == "H"
+    assert detokenize({"tokens": []}, TOY).prompt == ""
+
+
+def test_unknown_fields_are_named() -> None:
+    assert tokenize({"prompt": "Hi", "quux": 1}, TOY).ingot.ignored == ["quux"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": "Hi", "messages": TALK},
+        {"messages": TALK, "add_special_tokens": True},
+        {"prompt": "Hi", "add_generation_prompt": True},
+        {"prompt": 3},
+    ],
+)
+def test_what_makes_no_sense_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        tokenize(body, TOY)
+
+
+@pytest.mark.parametrize("tokens", [[300], [-1], ["a"], [True], None, "x"])
+def test_only_the_models_own_tokens_have_a_text(tokens: Any) -> None:
+    with pytest.raises(BadRequest):
+        detokenize({"tokens": tokens}, TOY)
+
+
+def test_another_models_tokens_are_a_404() -> None:
+    with pytest.raises(ModelNotFound):
+        tokenize({"prompt": "Hi", "model": "gpt-4"}, TOY)

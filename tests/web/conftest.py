@@ -1,0 +1,85 @@
+"""One server and one browser for all tests of the page; each test gets empty storage and an empty script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+from tests.web.screen import Screen
+from tests.web.scripted_server import ScriptedServer
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1280,900",
+)
+
+
+def installed() -> tuple[str, str]:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if browser and driver:
+        return browser, driver
+    missing = "chromium" if not browser else "chromedriver"
+    reason = f"{missing} is not installed (Debian: apt-get install chromium chromium-driver)"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    binary, driver = installed()
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture(scope="session")
+def scripted_server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(scripted_server: ScriptedServer) -> ScriptedServer:
+    scripted_server.reset()
+    return scripted_server
+
+
+@pytest.fixture
+def blank(browser: webdriver.Chrome, server: ScriptedServer) -> webdriver.Chrome:
+    """The browser on an empty page of the server's origin, nothing stored."""
+    browser.get(f"{server.url}/blank")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.execute_script("localStorage.clear(); sessionStorage.clear()")
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    return browser
+
+
+@pytest.fixture
+def screen(blank: webdriver.Chrome, server: ScriptedServer, tmp_path: Path) -> Screen:
+    """The chat page, freshly opened and connected."""
+    screen = Screen(blank, server, tmp_path)
+    screen.open()
+    return screen

@@ -1,0 +1,130 @@
+"""The chat page as a user meets it: what a test does and reads, without the page's structure in every line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.web.scripted_server import ScriptedServer
+
+WAIT_S = 20.0
+T = TypeVar("T")
+
+
+class Screen:
+    def __init__(self, browser: Chrome, server: ScriptedServer, downloads: Path) -> None:
+        self.browser = browser
+        self.server = server
+        self.downloads = downloads
+
+    def open(self) -> None:
+        self.browser.get(self.server.url)
+        self.until(lambda: self.text("#model") != "Connecting…")
+
+    def reload(self) -> None:
+        self.browser.refresh()
+        self.until(lambda: self.text("#model") != "Connecting…")
+
+    def until(self, condition: Callable[[], T], why: str = "") -> T:
+        """Waits for `condition` to become true; an element that is gone or not there yet counts as false."""
+        gone = (NoSuchElementException, StaleElementReferenceException)
+        waiting = WebDriverWait(self.browser, WAIT_S, poll_frequency=0.03, ignored_exceptions=gone)
+        return waiting.until(lambda _: condition(), why)
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).text
+
+    def click(self, selector: str) -> None:
+        self.find(selector).click()
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    def chord(self, held: str, key: str) -> None:
+        ActionChains(self.browser).key_down(held).send_keys(key).key_up(held).perform()
+
+    def send(self, text: str) -> None:
+        self.find("#prompt").send_keys(text, Keys.ENTER)
+
+    def ask(self, text: str) -> str:
+        """Sends `text` and waits for the whole answer."""
+        before = len(self.all(".answer"))
+        self.send(text)
+        self.until(lambda: len(self.all(".answer")) == before + 1 and self.state() == "done")
+        return self.answers()[-1]
+
+    def answers(self) -> list[str]:
+        return [prose.text for prose in self.all(".answer .prose")]
+
+    def questions(self) -> list[str]:
+        return [bubble.text for bubble in self.all(".question .bubble")]
+
+    def state(self) -> str | None:
+        """What became of the last answer: streaming, done, stopped or failed."""
+        return self.run("return document.querySelector('.answer:last-of-type')?.dataset.state ?? null")
+
+    def tool(self, message: int, label: str) -> WebElement:
+        """The button `label` of the message at this place, counted over questions and answers."""
+        return self.all(".message")[message].find_element(By.CSS_SELECTOR, f"[aria-label='{label}']")
+
+    def fill(self, selector: str, text: str) -> None:
+        field = self.find(selector)
+        field.clear()
+        field.send_keys(text)
+
+    def focused(self) -> str:
+        """The id of the focused element, or its label where it has none."""
+        script = "const e = document.activeElement; return e.id || e.getAttribute('aria-label') || e.textContent"
+        return str(self.run(script))
+
+    def resize(self, width: int, height: int) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.until(lambda: self.run("return innerWidth") == width)
+
+    def prefer(self, **features: str) -> None:
+        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+
+    def requested(self) -> list[str]:
+        """The addresses that the browser asked for since the test began, or since this was last called."""
+        entries = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        sent = [entry["params"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
+        return [params["request"]["url"] for params in sent]
+
+    def complaints(self) -> list[str]:
+        """What the console holds of policy violations and uncaught errors."""
+        entries = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
+        return [entry for entry in entries if "Failed to load resource" not in entry]
+
+    def download(self) -> str:
+        """The text of the one file that the page has offered since `accept_downloads`."""
+
+        def finished() -> list[Path]:
+            return [path for path in self.downloads.iterdir() if path.suffix in {".json", ".md"}]
+
+        [file] = self.until(finished)
+        text = file.read_text()
+        file.unlink()
+        return text
+
+    def accept_downloads(self) -> None:
+        where = {"behavior": "allow", "downloadPath": str(self.downloads)}
+        self.browser.execute_cdp_cmd("Browser.setDownloadBehavior", where)

@@ -1,0 +1,535 @@
+"""The chat page in a real browser, against a server whose answers are scripted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from selenium.webdriver import Keys
+from selenium.webdriver.common.by import By
+
+from tests.web.screen import WAIT_S, Screen
+from tests.web.scripted_server import ScriptedServer
+
+pytestmark = pytest.mark.browser
+
+
+def test_an_answer_appears_piece_by_piece_and_ends_with_its_figures(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("One", " two", " three", held=True, prompt_tokens=40, cached_tokens=32)
+    screen.send("Count")
+    answer.gate.release(2)
+    screen.until(lambda: screen.answers() == ["One two"])
+    assert screen.state() == "streaming"
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    assert screen.answers() == ["One two three"]
+    facts = screen.text(".answer .facts")
+    assert facts.startswith("3 tokens · ")
+    assert "tok/s" in facts
+    assert facts.endswith("prompt 40 · 32 cached")
+    assert screen.text("#context-use") == "43 / 8,192 tokens"
+
+
+def test_a_request_streams_with_usage_and_carries_the_whole_conversation(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    screen.ask("First")
+    screen.ask("Second")
+    body = server.bodies[-1]
+    assert body["model"] == "smollm2-135m"
+    assert body["stream"] is True
+    assert body["stream_options"] == {"include_usage": True}
+    assert body["messages"] == [
+        {"role": "user", "content": "First"},
+        {"role": "assistant", "content": "You said: First"},
+        {"role": "user", "content": "Second"},
+    ]
+
+
+@pytest.mark.parametrize("how", ["button", "escape"])
+def test_stopping_keeps_the_partial_text_and_hangs_up(screen: Screen, server: ScriptedServer, how: str) -> None:
+    answer = server.answer("Kept", " never sent", held=True)
+    screen.send("Go")
+    answer.gate.release()
+    screen.until(lambda: screen.answers() == ["Kept"])
+    if how == "button":
+        screen.click("#send[aria-label='Stop']")
+    else:
+        screen.press(Keys.ESCAPE)
+    screen.until(lambda: screen.state() == "stopped")
+    assert answer.disconnected.wait(WAIT_S)
+    assert screen.answers() == ["Kept"]
+    assert "stopped" in screen.text(".answer .facts")
+    assert screen.ask("Next") == "You said: Next"
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["Go", "Kept", "Next"]
+
+
+def test_stopping_before_the_first_token_leaves_no_empty_turn_in_the_history(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    answer = server.answer("never", held=True)
+    screen.send("Go")
+    screen.until(lambda: server.bodies)
+    screen.press(Keys.ESCAPE)
+    assert answer.disconnected.wait(WAIT_S)
+    screen.until(lambda: screen.state() == "stopped")
+    screen.ask("Again")
+    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["user", "user"]
+
+
+def test_editing_a_message_drops_what_followed_and_asks_again(screen: Screen, server: ScriptedServer) -> None:
+    for text in ("One", "Two", "Three"):
+        screen.ask(text)
+    screen.tool(2, "Edit message").click()
+    screen.fill(".editor textarea", "Zwei")
+    screen.click(".editor .primary")
+    screen.until(lambda: screen.answers() == ["You said: One", "You said: Zwei"])
+    assert screen.questions() == ["One", "Zwei"]
+    contents = [message["content"] for message in server.bodies[-1]["messages"]]
+    assert contents == ["One", "You said: One", "Zwei"]
+
+
+def test_giving_up_an_edit_changes_nothing(screen: Screen, server: ScriptedServer) -> None:
+    screen.ask("One")
+    screen.tool(0, "Edit message").click()
+    screen.fill(".editor textarea", "Other")
+    screen.press(Keys.ESCAPE)
+    assert screen.questions() == ["One"]
+    assert len(server.bodies) == 1
+    assert screen.focused() == "Edit message"
+
+
+def test_retry_asks_for_the_same_answer_again(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("A first try")
+    screen.ask("Question")
+    server.answer("A second try")
+    screen.tool(1, "Retry").click()
+    screen.until(lambda: screen.answers() == ["A second try"] and screen.state() == "done")
+    assert server.bodies[0]["messages"] == server.bodies[1]["messages"]
+
+
+def test_a_deleted_message_is_gone_until_undone(screen: Screen, server: ScriptedServer) -> None:
+    screen.ask("One")
+    screen.ask("Two")
+    screen.tool(1, "Delete answer").click()
+    assert screen.answers() == ["You said: Two"]
+    screen.click("#notice button")
+    assert screen.answers() == ["You said: One", "You said: Two"]
+    screen.tool(0, "Delete message").click()
+    screen.reload()
+    assert screen.questions() == ["Two"]
+
+
+def test_system_prompt_and_sampling_are_sent(screen: Screen, server: ScriptedServer) -> None:
+    screen.click("#settings-toggle")
+    screen.fill("#system", "Be brief.")
+    wanted = {
+        "temperature": 0.3,
+        "top_p": 0.8,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "max_tokens": 64,
+        "seed": 7,
+    }
+    for name, value in wanted.items():
+        screen.fill(f"#sampling-{name}", str(value))
+    screen.ask("Hello")
+    body = server.bodies[-1]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert {name: body[name] for name in wanted} == wanted
+    assert "Be brief." in screen.text(".system")
+
+
+def test_an_empty_sampling_field_is_not_sent_and_reset_restores_the_defaults(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    screen.ask("Defaults")
+    known = {"model", "messages", "stream", "stream_options"}
+    assert {name: value for name, value in server.bodies[-1].items() if name not in known} == {
+        "temperature": 0.7,
+        "top_p": 0.95,
+    }
+    screen.click("#settings-toggle")
+    screen.fill("#sampling-temperature", "1.5")
+    screen.find("#sampling-top_p").send_keys(Keys.END, *[Keys.BACKSPACE] * 4)
+    screen.reload()
+    screen.ask("Changed")
+    assert server.bodies[-1]["temperature"] == 1.5
+    assert "top_p" not in server.bodies[-1]
+    screen.click("#settings-toggle")
+    screen.click("#sampling-reset")
+    screen.ask("Reset")
+    assert (server.bodies[-1]["temperature"], server.bodies[-1]["top_p"]) == (0.7, 0.95)
+
+
+def test_a_sampling_value_out_of_bounds_is_shown_instead_of_sent(screen: Screen, server: ScriptedServer) -> None:
+    screen.click("#settings-toggle")
+    screen.fill("#sampling-temperature", "9")
+    screen.click("#settings .close")
+    screen.send("Hello")
+    screen.until(lambda: screen.focused() == "sampling-temperature")
+    assert server.bodies == []
+    assert screen.run("return document.getElementById('prompt').value") == "Hello"
+
+
+def test_the_theme_follows_the_system_until_the_user_chooses(screen: Screen) -> None:
+    def background() -> str:
+        return str(screen.run("return getComputedStyle(document.body).backgroundColor"))
+
+    screen.prefer(prefers_color_scheme="light")
+    light = background()
+    screen.prefer(prefers_color_scheme="dark")
+    screen.until(lambda: background() != light)
+    dark = background()
+    screen.click("#theme-toggle")
+    assert background() == light
+    screen.reload()
+    assert background() == light
+    screen.click("#theme-toggle")
+    assert background() == dark
+    screen.prefer(prefers_color_scheme="light")
+    screen.until(lambda: background() == light)
+
+
+def test_a_conversation_survives_a_reload(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("Some **bold** words")
+    screen.ask("Remember me")
+    screen.reload()
+    assert screen.questions() == ["Remember me"]
+    assert screen.text(".answer strong") == "bold"
+    screen.ask("Still there?")
+    assert len(server.bodies[-1]["messages"]) == 3
+
+
+def test_a_reload_in_the_middle_of_an_answer_keeps_what_had_arrived(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("Half", " whole", held=True)
+    screen.send("Go")
+    answer.gate.release()
+    screen.until(lambda: screen.answers() == ["Half"])
+    screen.reload()
+    assert answer.disconnected.wait(WAIT_S)
+    assert screen.answers() == ["Half"]
+    assert screen.state() == "stopped"
+
+
+def test_conversations_are_listed_opened_renamed_and_deleted(screen: Screen) -> None:
+    def titles() -> list[str]:
+        return [button.text for button in screen.all("#conversations .title")]
+
+    screen.ask("Alpha")
+    screen.click("#new-chat")
+    assert screen.questions() == []
+    screen.ask("Beta")
+    assert titles() == ["Beta", "Alpha"]
+    screen.all("#conversations .title")[1].click()
+    assert screen.questions() == ["Alpha"]
+    screen.all("#conversations .more")[1].click()
+    screen.click("#conversation-menu [data-action='rename']")
+    screen.press("Gamma", Keys.ENTER)
+    assert titles() == ["Beta", "Gamma"]
+    screen.all("#conversations .more")[1].click()
+    screen.click("#conversation-menu [data-action='delete']")
+    assert titles() == ["Beta"]
+    screen.click("#notice button")
+    assert titles() == ["Beta", "Gamma"]
+    screen.reload()
+    assert titles() == ["Beta", "Gamma"]
+    assert screen.questions() == ["Alpha"]
+
+
+def test_a_conversation_can_be_exported(screen: Screen, server: ScriptedServer) -> None:
+    screen.accept_downloads()
+    server.answer("An *answer*")
+    screen.ask("A question")
+    screen.click("#conversations .more")
+    screen.click("#conversation-menu [data-action='markdown']")
+    assert screen.download() == "# A question\n\n**You**\n\nA question\n\n**Assistant**\n\nAn *answer*\n"
+    screen.click("#conversations .more")
+    screen.click("#conversation-menu [data-action='json']")
+    exported = json.loads(screen.download())
+    assert [message["content"] for message in exported["messages"]] == ["A question", "An *answer*"]
+
+
+def test_two_conversations_are_answered_at_once(screen: Screen, server: ScriptedServer) -> None:
+    slow = server.answer("slow", " done", held=True)
+    screen.send("First")
+    slow.gate.release()
+    screen.until(lambda: screen.answers() == ["slow"])
+    screen.click("#new-chat")
+    assert screen.ask("Second") == "You said: Second"
+    assert len(screen.all("#conversations .busy")) == 1
+    slow.gate.open()
+    screen.until(lambda: not screen.all("#conversations .busy"))
+    screen.all("#conversations .title")[0].click()
+    assert screen.answers() == ["slow done"]
+
+
+def test_a_refusal_is_shown_readably_and_can_be_retried(screen: Screen, server: ScriptedServer) -> None:
+    server.refuse(429, "The queue is full.", **{"Retry-After": "4"})
+    screen.send("Hello")
+    screen.until(lambda: screen.state() == "failed")
+    problem = screen.text(".answer .problem")
+    assert "The queue is full." in problem
+    assert "4 s" in problem
+    screen.click(".answer .problem button")
+    screen.until(lambda: screen.answers() == ["You said: Hello"])
+    assert not screen.find(".answer .problem").is_displayed()
+
+
+def test_an_error_inside_a_stream_keeps_the_text_before_it(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("So far", error={"message": "The engine has stopped.", "type": "server_error"})
+    screen.send("Hello")
+    screen.until(lambda: screen.state() == "failed")
+    assert screen.answers() == ["So far"]
+    assert "The engine has stopped." in screen.text(".answer .problem")
+
+
+def test_a_stream_that_breaks_off_is_no_success(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("So far", breaks_off=True)
+    screen.send("Hello")
+    screen.until(lambda: screen.state() == "failed")
+    assert screen.answers() == ["So far"]
+    assert "before the answer was complete" in screen.text(".answer .problem")
+
+
+def test_an_unreachable_server_is_named_as_such(screen: Screen) -> None:
+    conditions = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    screen.browser.execute_cdp_cmd("Network.enable", {})
+    screen.browser.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+    try:
+        screen.send("Hello")
+        screen.until(lambda: screen.state() == "failed")
+        assert "cannot be reached" in screen.text(".answer .problem")
+    finally:
+        screen.browser.execute_cdp_cmd("Network.emulateNetworkConditions", conditions | {"offline": False})
+
+
+def test_an_answer_cut_off_by_its_limit_says_so(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("Once upon", finish="length")
+    screen.ask("A story")
+    assert "cut off at the token limit" in screen.text(".answer .facts")
+
+
+def test_the_key_is_asked_for_and_kept_for_the_tab_only(screen: Screen, server: ScriptedServer) -> None:
+    server.api_key = "open sesame"
+    screen.send("Hello")
+    screen.until(lambda: screen.find("#key-dialog").is_displayed())
+    screen.press("wrong", Keys.ENTER)
+    screen.until(lambda: screen.find("#key-dialog-refused").is_displayed())
+    screen.press("open sesame", Keys.ENTER)
+    screen.until(lambda: screen.answers() == ["You said: Hello"])
+    assert "open sesame" not in json.dumps(screen.run("return {...localStorage}"))
+    assert "open sesame" in screen.run("return Object.values({...sessionStorage})")
+    screen.reload()
+    assert screen.ask("Again") == "You said: Again"
+
+
+def test_declining_to_give_a_key_shows_what_the_server_said(screen: Screen, server: ScriptedServer) -> None:
+    server.api_key = "open sesame"
+    screen.send("Hello")
+    screen.until(lambda: screen.find("#key-dialog").is_displayed())
+    screen.click("#key-dialog-cancel")
+    screen.until(lambda: screen.state() == "failed")
+    assert "needs an API key" in screen.text(".answer .problem")
+
+
+def test_the_model_and_its_context_are_named(screen: Screen) -> None:
+    assert screen.text("#model-name") == "smollm2-135m"
+    assert "8,192" in screen.text("#model")
+
+
+def test_one_of_several_models_can_be_chosen(screen: Screen, server: ScriptedServer) -> None:
+    server.models = [{"id": "small", "context_length": 2048}, {"id": "large", "context_length": 32768}]
+    screen.reload()
+    screen.find("#model-name option[value='large']").click()
+    screen.until(lambda: "32,768" in screen.text("#model"))
+    screen.ask("Hello")
+    assert server.bodies[-1]["model"] == "large"
+
+
+def test_finished_blocks_are_not_drawn_again(screen: Screen, server: ScriptedServer) -> None:
+    pieces = ["First paragraph.\n\n", "```python\nx = 1\n", "y = 2\n", "```\n\n", "Last."]
+    answer = server.answer(*pieces, held=True)
+    screen.send("Go")
+    answer.gate.release(2)
+    screen.until(lambda: "x = 1" in screen.text(".answer .code pre"))
+    screen.run("for (const node of document.querySelectorAll('.prose > *, .prose .tok-number')) node.kept = true")
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    kept = "return [...document.querySelectorAll('.prose > *')].map((node) => Boolean(node.kept))"
+    assert screen.run(kept) == [True, True, False]
+    assert screen.run("return document.querySelector('.prose .tok-number').kept") is True
+
+
+def test_the_view_follows_the_text_until_the_user_scrolls_up(screen: Screen, server: ScriptedServer) -> None:
+    def distance() -> float:
+        script = "const t = document.getElementById('transcript'); return t.scrollHeight - t.scrollTop - t.clientHeight"
+        return float(screen.run(script))
+
+    lines = [f"Line {number} of a long answer.\n\n" for number in range(80)]
+    answer = server.answer(*lines, held=True)
+    screen.send("Write")
+    answer.gate.release(40)
+    screen.until(lambda: "Line 39" in screen.answers()[0])
+    screen.until(lambda: distance() < 2)
+    wheel = {"type": "mouseWheel", "x": 640, "y": 300, "deltaX": 0, "deltaY": -200}
+    screen.browser.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
+    screen.until(lambda: distance() > 150)
+    top = screen.run("return document.getElementById('transcript').scrollTop")
+    answer.gate.release(20)
+    screen.until(lambda: "Line 59" in screen.answers()[0])
+    assert screen.run("return document.getElementById('transcript').scrollTop") == pytest.approx(top, abs=2)
+    screen.click("#jump")
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    screen.until(lambda: distance() < 2)
+    assert not screen.find("#jump").is_displayed()
+
+
+def test_a_screen_reader_hears_blocks_rather_than_tokens(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("One", " sentence.", "\n\n", "Then", " more.", held=True)
+    screen.send("Go")
+
+    def heard() -> list[str]:
+        return list(screen.run("return [...document.querySelectorAll('#announcer p')].map((p) => p.textContent)"))
+
+    answer.gate.release(2)
+    screen.until(lambda: screen.answers() == ["One sentence."])
+    assert heard() == ["Answering."]
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    assert heard() == ["Answering.", "One sentence.", "Then more."]
+    assert screen.find("#announcer").get_attribute("aria-live") == "polite"
+
+
+def test_the_engine_panel_shows_what_runs_and_can_cancel_it(screen: Screen, server: ScriptedServer) -> None:
+    busy = {"prompt_tokens": 100, "max_tokens": 50, "age_s": 1.5, "preemptions": 0}
+    reading = {"id": "req-1", "phase": "prefill", "prefilled_tokens": 25, "completion_tokens": 0, "tokens_per_second": 0}
+    writing = {"id": "req-2", "phase": "decode", "prefilled_tokens": 100, "completion_tokens": 10}
+    server.requests = [busy | reading, busy | writing | {"tokens_per_second": 12.5}]
+    server.health = (200, {"ok": True, "detail": "stepping", "running": 2, "queued": 0})
+    screen.click("#engine-toggle")
+    screen.until(lambda: len(screen.all("#engine-requests li")) == 2)
+    assert "Ready" in screen.text("#engine-health")
+    assert "2 running" in screen.text("#engine-health")
+    assert "25 of 100 prompt tokens" in screen.text("#engine-requests li:nth-child(1)")
+    assert "12.5 tok/s" in screen.text("#engine-requests li:nth-child(2)")
+    screen.click("#engine-requests [aria-label='Cancel req-1']")
+    screen.until(lambda: len(screen.all("#engine-requests li")) == 1)
+    assert server.cancelled == ["req-1"]
+    server.health = (503, {"ok": False, "detail": "the engine thread has not stepped for 40 s"})
+    screen.until(lambda: "Not ready" in screen.text("#engine-health"))
+    assert "not stepped" in screen.text("#engine-health")
+
+
+def test_the_engine_is_asked_only_while_its_panel_is_open(screen: Screen) -> None:
+    def polls() -> int:
+        return sum(url.endswith("/v1/requests") for url in screen.requested())
+
+    assert polls() == 0
+    screen.click("#engine-toggle")
+    screen.until(lambda: screen.text("#engine-note") == "Nothing is running.")
+    screen.click("#engine .close")
+    assert polls() >= 1
+    # The next poll would come a second after the last: longer than that and nothing more was asked.
+    screen.run("window.waited = false; setTimeout(() => { window.waited = true; }, 1300)")
+    screen.until(lambda: screen.run("return window.waited"))
+    assert polls() == 0
+
+
+def test_a_narrow_screen_shows_everything_without_sideways_scrolling(screen: Screen, server: ScriptedServer) -> None:
+    screen.resize(360, 740)
+    server.answer(
+        "# A heading that is rather long for such a narrow screen\n\n" + "unbreakable" * 30 + "\n\n",
+        "```python\nvalue = '" + "x" * 200 + "'\n```\n\n",
+        "| a | b | c | d | e | f |\n|-|-|-|-|-|-|\n|" + " some words here |" * 6 + "\n\n",
+        "- item\n  - " + "y" * 120 + "\n\n> quote `" + "z" * 150 + "`\n\nhttps://example.com/" + "p" * 200,
+    )
+    screen.ask("w" * 120)
+
+    def overflow() -> list[str]:
+        return list(
+            screen.run(
+                "return [...document.querySelectorAll('body, main, .bar, #transcript, #messages, .message, .prose > *,"
+                " .dock, .panel:not([hidden]), #sidebar')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1"
+                " || (e.matches('body, #transcript') && e.scrollWidth > e.clientWidth))"
+                ".map((e) => e.outerHTML.slice(0, 80))"
+            )
+        )
+
+    assert overflow() == []
+    assert not screen.find("#sidebar").is_displayed()
+    screen.click("#sidebar-toggle")
+    assert screen.find("#sidebar").is_displayed()
+    assert overflow() == []
+    screen.press(Keys.ESCAPE)
+    assert not screen.find("#sidebar").is_displayed()
+    for panel in ("settings", "engine"):
+        screen.click(f"#{panel}-toggle")
+        assert overflow() == []
+        screen.press(Keys.ESCAPE)
+        assert not screen.find(f"#{panel}").is_displayed()
+
+
+def test_no_motion_where_the_user_wants_none(screen: Screen, server: ScriptedServer) -> None:
+    screen.prefer(prefers_reduced_motion="reduce")
+    answer = server.answer("x", held=True)
+    screen.send("Go")
+    screen.until(lambda: screen.all(".answer.waiting"))
+    moving = "return document.getAnimations().length"
+    assert screen.run(moving) == 0
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+
+
+def test_a_code_block_names_its_language_is_coloured_and_can_be_copied(screen: Screen, server: ScriptedServer) -> None:
+    code = 'def greet(name):\n    # say it\n    return f"Hello {name}", 42'
+    server.answer(f"Here:\n\n```python\n{code}\n```\n")
+    screen.ask("Code")
+    assert screen.text(".code .language") == "python"
+    assert screen.run("return document.querySelector('.code code').textContent") == code
+    for kind, text in {"keyword": "def", "call": "greet", "comment": "# say it", "number": "42"}.items():
+        assert screen.text(f".code .tok-{kind}") == text
+    permissions = {"origin": server.url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    screen.browser.execute_cdp_cmd("Browser.grantPermissions", permissions)
+    screen.click(".code [aria-label='Copy code']")
+    screen.until(lambda: screen.all(".code [aria-label='Copied']"))
+    read = "navigator.clipboard.readText().then(arguments[0])"
+    assert screen.browser.execute_async_script(read) == code
+
+
+def test_copying_works_without_the_clipboard_api(screen: Screen, server: ScriptedServer) -> None:
+    screen.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    server.answer("Text to copy")
+    screen.ask("Hello")
+    screen.run("document.addEventListener('copy', () => { window.copied = document.activeElement.value; })")
+    screen.tool(1, "Copy answer").click()
+    screen.until(lambda: screen.all(".answer [aria-label='Copied']"))
+    assert screen.run("return window.copied") == "Text to copy"
+
+
+def test_a_line_may_be_broken_without_sending(screen: Screen, server: ScriptedServer) -> None:
+    screen.press("First line")
+    screen.chord(Keys.SHIFT, Keys.ENTER)
+    screen.press("second line", Keys.ENTER)
+    screen.until(lambda: screen.state() == "done")
+    assert server.bodies[-1]["messages"][-1]["content"] == "First line\nsecond line"
+
+
+def test_text_with_nothing_but_space_is_not_sent(screen: Screen, server: ScriptedServer) -> None:
+    screen.press("   ", Keys.ENTER)
+    assert screen.questions() == []
+    assert server.bodies == []
+
+
+def test_deleting_a_conversation_that_is_being_answered_hangs_up(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("a", "b", held=True)
+    screen.send("Go")
+    screen.until(lambda: server.bodies)
+    screen.find("#conversations").find_element(By.CSS_SELECTOR, ".more").click()
+    screen.click("#conversation-menu [data-action='delete']")
+    assert answer.disconnected.wait(WAIT_S)
+    assert screen.all("#conversations .title") == []
