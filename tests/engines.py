@@ -5,17 +5,17 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from bench.random_models import write_tokenizer
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.text.tokenizer import Tokenizer
 from tests import tiny
-from tests.tokens import write_tokenizer
 
 
 def tiny_tokenizer() -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(Path(folder))
+        write_tokenizer(Path(folder), tiny.VOCAB)
         return Tokenizer.load(Path(folder))
 
 

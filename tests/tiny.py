@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import Any
 
-from ingot.models.upstream import import_upstream
+from bench import random_models
 
 VOCAB = 96
 
@@ -61,29 +60,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-MODULES = {"qwen3_5_text": "qwen3_5"}
-
 
 def build(kind: str, seed: int = 0) -> Any:
     """A model with random weights large enough that its greedy choices are far from ties."""
-    import_upstream("mlx_lm")
-    import mlx.core as mx
-    from mlx.utils import tree_map_with_path
-
-    config = CONFIGS[kind]
-    module = importlib.import_module(f"mlx_lm.models.{MODULES.get(config['model_type'], config['model_type'])}")
-    mx.random.seed(seed)
-    args = getattr(module, "TextModelArgs", module.ModelArgs) if kind == "hybrid" else module.ModelArgs
-    model_class = module.TextModel if kind == "hybrid" else module.Model
-    model = model_class(args.from_dict(config))
-    model.update(
-        tree_map_with_path(
-            lambda path, x: x if "norm" in path else x + 0.2 * mx.random.normal(x.shape), model.parameters()
-        )
-    )
-    mx.eval(model.parameters())
-    model.eval()
-    return model
+    return random_models.build(CONFIGS[kind], seed=seed, spread=0.2)
 
 
 @cache

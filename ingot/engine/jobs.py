@@ -25,7 +25,7 @@ class Job:
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
-            completion_tokens=sum(len(sequence.generated) for sequence in self.sequences),
+            completion_tokens=sum(sequence.produced for sequence in self.sequences),
         )
 
     def ended(self, now: float) -> Ended:

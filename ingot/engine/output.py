@@ -49,7 +49,7 @@ class Writer:
         return [PromptScored(self._sequence.index, tuple(self._prompt))]
 
     def _token(self, token: int, logprobs: Logprobs | None) -> list[Event]:
-        count = len(self._sequence.generated)
+        count = self._sequence.produced
         wanted = self._sequence.sampling.logprobs
         if wanted is not None and logprobs is not None:
             self._logprob_sum += logprobs.chosen[1]
@@ -78,7 +78,7 @@ class Writer:
             events.append(TextDelta(self._sequence.index, "", tuple(info for _, info in self._held)))
         self._held = []
         total = self._logprob_sum if self._sequence.sampling.logprobs is not None else None
-        count = len(self._sequence.generated)
+        count = self._sequence.produced
         self.ended = SequenceEnded(self._sequence.index, reason, stopped_by, count, total)
         return [*events, self.ended]
 

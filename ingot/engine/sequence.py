@@ -50,6 +50,11 @@ class Sequence:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def produced(self) -> int:
+        """New tokens that are known."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
     def total(self) -> int:
         """Tokens that exist, known or not."""
         return len(self.prompt) + self.sampled

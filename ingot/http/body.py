@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import anyio
@@ -14,9 +13,9 @@ from ingot.errors import BadRequest, TooSlow, UnsupportedMedia
 from ingot.http.edge import ClientGone
 
 SILENCE_S: Final = 30.0  # between two pieces of a body
-ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
-NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 async def read_json_bytes(scope: Scope, receive: Receive) -> bytes:
@@ -49,7 +48,10 @@ def check_media_type(headers: Headers) -> None:
 
 def decode(raw: bytes, max_depth: int) -> Any:
     """The JSON value of `raw`. Of a key that comes twice the last counts."""
-    if depth_of(raw, max_depth) > max_depth:
+    brackets = brackets_of(raw)
+    if brackets.count(b"[") > CONTAINERS:
+        raise too_many()
+    if depth_of(brackets, max_depth) > max_depth:
         raise too_deep(max_depth)
     try:
         return msgspec.json.decode(raw)
@@ -65,16 +67,30 @@ def too_deep(max_depth: int) -> BadRequest:
     return BadRequest(f"The body is nested deeper than {max_depth} levels.")
 
 
-def depth_of(raw: bytes, enough: int) -> int:
-    """How deep the brackets outside strings nest, counted no further than one past `enough`.
+def too_many() -> BadRequest:
+    return BadRequest(f"The body holds more than {CONTAINERS} lists and objects.")
 
-    Works by whole-buffer passes, one a level, as walking over each byte would take seconds for a large body. Where
-    the brackets do not match up, what is left over counts for nothing: the decoder refuses such a body.
+
+def brackets_of(raw: bytes) -> bytes:
+    """The brackets of `raw` outside its strings, all of them written `[` and `]`.
+
+    Works by passes over the whole buffer, as a walk over each byte would hold up every stream while it lasts: escaped
+    quotes go first, then everything but quotes and brackets. Two quotes that have come to stand side by side go too:
+    what follows them stays as much inside or outside a string as it was.
     """
-    outside = b"".join(ESCAPED.sub(b"", raw).split(b'"')[::2])
-    left = outside.translate(BRACKETS, NO_BRACKETS)
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    left = unescaped.translate(BRACKETS, NOT_STRUCTURE).replace(b'""', b"")
+    while b'""' in left:
+        left = left.replace(b'""', b"")
+    if left.count(b'"') > 2 * CONTAINERS:
+        raise too_many()
+    return b"".join(left.split(b'"')[::2])
+
+
+def depth_of(brackets: bytes, enough: int) -> int:
+    """How deep they nest, counted no further than one past `enough`. Unmatched ones are the decoder's to refuse."""
     depth = 0
-    while depth <= enough and b"[]" in left:
-        left = left.replace(b"[]", b"")
+    while depth <= enough and b"[]" in brackets:
+        brackets = brackets.replace(b"[]", b"")
         depth += 1
     return depth

@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from ingot.engine.request import Ended, Event, Failed
-from ingot.errors import Unavailable
+from ingot.errors import ContextOverflow, Unavailable
 from ingot.http.body import read_json_bytes
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.exchange import Exchange, beside
@@ -37,7 +37,7 @@ class Generation:
 
         async def answer() -> None:
             job = await self.service.read(raw, lambda value: self.read(value, self.service.served, request_id))
-            stream = self.service.engine.open(job.request)
+            stream = self._open(job)
             try:
                 if isinstance(job.view, Streamed):
                     await tell(stream, job.view, out)
@@ -55,6 +55,13 @@ class Generation:
             if not out.started:
                 raise
             await out.fail(as_ingot_error(error, request_id))
+
+    def _open(self, job: Job) -> Stream:
+        try:
+            return self.service.engine.open(job.request)
+        except ContextOverflow as error:
+            error.param = job.prompt_field
+            raise
 
 
 async def gathered(stream: Stream, view: Whole) -> Struct:

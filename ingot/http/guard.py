@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, ConfigError, Forbidden, TooLarge, Unauthorized
+from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized
 from ingot.http.edge import Answer, answer_of
 from ingot.protocol.openapi import OPERATIONS
 
@@ -27,13 +27,11 @@ PREFLIGHT_AGE_S: Final = 600
 
 class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        if "*" in settings.cors_origins:
-            raise ConfigError("cors_origins takes origins such as https://chat.example.com, not '*'.")
         self.app = app
         self.key = settings.api_key.encode() if settings.api_key else None
         self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
         self.any_address = is_wildcard(settings.host)
-        self.origins = frozenset(origin.rstrip("/").lower() for origin in settings.cors_origins)
+        self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
         self.max_body_bytes = settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +59,7 @@ class Guard:
         if len(hosts) != 1:
             raise BadRequest("A request has exactly one Host header.")
         name = host_name(hosts[0])
-        if name in self.names or "*" in self.names:
+        if name in self.names:
             return
         address = as_address(name)
         if address is not None and (address.is_loopback or self.any_address):
@@ -145,7 +143,7 @@ def as_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 def is_wildcard(host: str) -> bool:
     """Whether `host` listens on every address. A page's own address cannot be faked by a name, so all are right."""
     address = as_address(host_name(host))
-    return not host or (address is not None and address.is_unspecified)
+    return address is not None and address.is_unspecified
 
 
 def is_same_origin(origin: str, host: str) -> bool:

@@ -41,10 +41,11 @@ class Streamed(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A body, read: what the engine is to do, and how its events are to be told."""
+    """A body, read: what the engine is to do, how its events are to be told, and which field holds the prompt."""
 
     request: Request
     view: Whole | Streamed
+    prompt_field: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
         deadline=body.deadline(served),
     )
     head = Head.of(request_id, int(time.time()), served, reading)
-    return Job(request, chat_view(body, head))
+    return Job(request, chat_view(body, head), "messages")
 
 
 def chat_view(body: ChatBody, head: Head) -> ChatStreamed | ChatWhole:

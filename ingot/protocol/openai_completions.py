@@ -102,9 +102,8 @@ def read_completion(value: Any, served: Served, request_id: str) -> Job:
         ),
     )
     head = Head.of(request_id, int(time.time()), served, reading)
-    if body.stream:
-        return Job(request, CompletionStreamed(head, plan, include_usage=body.include_usage))
-    return Job(request, CompletionWhole(head, plan))
+    streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
+    return Job(request, streamed if body.stream else CompletionWhole(head, plan), "prompt")
 
 
 def echo(served: Served, prompt: OnePrompt, ids: tuple[int, ...], *, spelled: bool) -> Echo:

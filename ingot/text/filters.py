@@ -21,13 +21,16 @@ from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import pass_environment
 from markupsafe import Markup
 
-from ingot.text.meter import Exhausted, Meter, current
+from ingot.text.meter import ITEM, Exhausted, Meter, current
 
 _LONGEST_RANGE = 100_000
 _MOST_COLUMNS = 10_000
 _WIDEST_INDENT = 16
 _FINEST_PRECISION = 15
 _LONGEST_ESCAPE = 6  # a character that Markup escapes becomes at most this many
+_WHITE_SPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 
 
 class Refusal(TemplateError):
@@ -200,7 +203,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 def _size(value: Any) -> int:
     if isinstance(value, Markup):
         return _LONGEST_ESCAPE * len(value)
-    return 8 * len(value) if isinstance(value, (list, tuple)) else len(value)
+    return ITEM * len(value) if isinstance(value, (list, tuple)) else len(value)
 
 
 def bound_add(meter: Meter, left: Any, right: Any) -> None:
@@ -248,9 +251,11 @@ def _bound_pad(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
 
 
 def _bound_split(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
-    separator = args[0] if args else None
-    pieces = text.count(separator) if isinstance(separator, str) else len(text) // 2
-    meter.room(8 * (pieces + 1))
+    if args and isinstance(args[0], str):
+        pieces = text.count(args[0])
+    else:  # at any white space, which includes every end of a line
+        pieces = sum(map(text.count, _WHITE_SPACE))
+    meter.room(ITEM * (pieces + 1))
 
 
 _METHODS: Mapping[str, Callable[[Meter, str, tuple[Any, ...]], None]] = {

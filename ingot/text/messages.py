@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ingot.errors import BadRequest, IngotError, Unsupported
+from ingot.errors import BadRequest, Unsupported
 
 Message = Mapping[str, Any]
 # What a template reads as a message's content: a string, a list of parts, or either to the same effect.
 ContentForm = Literal["text", "parts", "either"]
 EmptyForm = Literal["null", "empty", "either"]
+# A conversation's text, empty where the template fails.
 Render = Callable[[list[dict[str, Any]]], str]
 
 _MARK = "Quartz-Probe"
@@ -129,13 +130,13 @@ class _Trial:
         """What comes out of a conversation in which `role` says `content`; empty where the template fails."""
         user, said = self._user(), {"role": role, "content": content}
         if role == "user":
-            return self._rendered([said])
+            return self._render([said])
         if role in ("system", "developer"):
-            return self._rendered([said, user])
+            return self._render([said, user])
         if role == "assistant":
-            return self._rendered([user, said, user])
+            return self._render([user, said, user])
         calling = _calling("", {} if self.objects else "{}")
-        return self._rendered([user, calling, {**said, "tool_call_id": _CALL_ID, "name": "probe"}])
+        return self._render([user, calling, {**said, "tool_call_id": _CALL_ID, "name": "probe"}])
 
     def form(self, role: str) -> ContentForm:
         as_text, as_parts = self.text(role, _MARK), self.text(role, [_part(_MARK)])
@@ -167,16 +168,10 @@ class _Trial:
         arguments = {"probe": _MARK}
         calling = _calling(content, arguments if objects else json.dumps(arguments))
         reply = {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}
-        return self._rendered([self._user(), calling, *([reply, self._user()] if then_user else [])])
+        return self._render([self._user(), calling, *([reply, self._user()] if then_user else [])])
 
     def _user(self) -> dict[str, Any]:
         return {"role": "user", "content": [_part("Hi.")] if self.around == "parts" else "Hi."}
-
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
-        try:
-            return self._render(messages)
-        except IngotError:
-            return ""
 
 
 def _calling(content: str | None, arguments: Any) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from jinja2.runtime import Undefined
 
 _MIB = 1 << 20
 _SCALARS = (str, int, float, bool, type(None), Undefined, range)
-_ITEM = 8  # what an item of a container weighs, in characters: a pointer
+ITEM = 32  # what an item of a container weighs, in characters: about its memory
+_CLOCK_EVERY = 1 << 16
 _LARGEST_BITS = 4096
 
 
@@ -29,12 +30,12 @@ class Exhausted(TemplateRuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes are in characters; an item of a list counts as eight."""
+    """Sizes are in characters; an item of a list counts as 32."""
 
     source: int = _MIB // 2  # of the template's own text
     output: int = 32 * _MIB  # of the rendered text
     value: int = 32 * _MIB  # of one value, written out
-    made: int = 512 * _MIB  # of all values together
+    made: int = 256 * _MIB  # of all values together
     steps: int = 4_000_000
     seconds: float = 5.0
 
@@ -52,6 +53,9 @@ class Meter:
         self._steps += 1
         if self._steps > self._limits.steps:
             raise Exhausted(f"it takes more than {self._limits.steps} steps")
+        self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
         if time.monotonic() > self._deadline:
             raise Exhausted(f"it takes longer than {self._limits.seconds:g} seconds")
 
@@ -72,7 +76,7 @@ class Meter:
             self.charge(len(value))
         elif isinstance(value, (list, tuple, dict)):
             self.room(self._weight(value))
-            self.charge(_ITEM * len(value))
+            self.charge(ITEM * len(value))
         elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
             raise Exhausted(f"it builds a number of more than {_LARGEST_BITS} bits")
         return value
@@ -83,7 +87,7 @@ class Meter:
         for value in values:
             self.step()
             taken.append(value)
-            self.room(_ITEM * len(taken))
+            self.room(ITEM * len(taken))
         return self.admit(taken)
 
     def text(self, value: Any) -> str:
@@ -122,17 +126,20 @@ class Meter:
 
     def _weight(self, value: Any, *, printable: bool = False) -> int:
         """The size of `value` written out, shared parts counted each time; stops once that is unlawful."""
-        total, rest = 0, [value]
+        total, seen, rest = 0, 0, [value]
         while rest:
             item = rest.pop()
+            seen += 1
+            if seen % _CLOCK_EVERY == 0:
+                self._look_at_clock()
             if isinstance(item, str):
                 total += len(item)
             elif isinstance(item, (list, tuple)):
-                total += _ITEM * len(item)
+                total += ITEM * len(item)
                 self.room(total)
                 rest.extend(item)
             elif isinstance(item, dict):
-                total += 2 * _ITEM * len(item)
+                total += 2 * ITEM * len(item)
                 self.room(total)
                 rest.extend(item.keys())
                 rest.extend(item.values())

@@ -154,6 +154,11 @@ class _Rewriter(NodeTransformer):
             node.test = nodes.And(_call("turn", nodes.Const(0), line=node.lineno), node.test)
         return node
 
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "string", [], [], None, None, lineno=node.lineno)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("concatenated", *node.nodes, line=node.lineno)

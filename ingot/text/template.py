@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-from ingot.errors import BadRequest, ModelError
+from ingot.errors import BadRequest, IngotError, ModelError
 from ingot.text.filters import Refusal
 from ingot.text.messages import Message, Traits, prepared, probed
 from ingot.text.meter import Exhausted, Limits, Meter, current
@@ -87,6 +87,10 @@ def prepare_messages(messages: Sequence[Message], template: ChatTemplate) -> lis
     return prepared(messages, template.traits)
 
 
+class _TooMuch(BadRequest):
+    """Beyond the limits, which no short conversation is in a template that can be served."""
+
+
 class _Program:
     """One compiled template, with what was found out about it."""
 
@@ -102,8 +106,14 @@ class _Program:
             return _collected(self._generate({**self._tokens, **variables}), limits.output)
 
     def _trial(self, messages: list[dict[str, Any]], limits: Limits) -> str:
+        """The text of a short conversation, empty where the template cannot render it."""
         variables = {"messages": messages, "tools": None, "add_generation_prompt": False}
-        return self.run(variables, limits)
+        try:
+            return self.run(variables, limits)
+        except _TooMuch as error:
+            raise ModelError(error.message) from error
+        except IngotError:
+            return ""
 
 
 def _compile(
@@ -140,7 +150,7 @@ def _explained() -> Iterator[None]:
         text = str(error) or "The chat template refuses these messages."
         raise BadRequest(text[:_LONGEST_REASON], param="messages") from error
     except Exhausted as error:
-        raise BadRequest(f"The chat template asks for too much: {error}.", param="messages") from error
+        raise _TooMuch(f"The chat template asks for too much: {error}.", param="messages") from error
     except SecurityError as error:
         raise ModelError(f"The model's chat template is not allowed what it tries: {_reason(error)}.") from error
     # A template can raise whatever Python raises for the operations it writes down.

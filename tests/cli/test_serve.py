@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from ingot.cli.client import Client
 from ingot.cli.ready import ready_record
-from ingot.config import DEFAULT_MODEL, Settings
+from ingot.config import DEFAULT_MODEL, load
 from ingot.engine.request import ModelCard
 from ingot.models.packaged import find
 from ingot.models.shelf import is_kept
@@ -37,7 +38,7 @@ LONGEST_START_S = 120
 
 @pytest.fixture(scope="module")
 def shelf() -> str:
-    folder = Settings().models_dir
+    folder = load({}, os.environ).settings.models_dir
     model = find(DEFAULT_MODEL)
     if model is None or not is_kept(folder / DEFAULT_MODEL, model.origin):
         pytest.skip("the default model is not here: run `ingot pull`")

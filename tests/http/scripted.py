@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from ingot.config import Settings
@@ -37,6 +38,11 @@ BOS = 256
 CONTEXT = 4096
 
 
+@cache
+def compiled(template: str) -> ChatTemplate:
+    return ChatTemplate(template)
+
+
 class ByteTokenizer:
     """Each byte is a token; 256 begins a text, the ids above it have no text."""
 
@@ -44,7 +50,7 @@ class ByteTokenizer:
     eos_ids = frozenset({257})
 
     def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
-        self.template = ChatTemplate(template) if template is not None else None
+        self.template = compiled(template) if template is not None else None
         self.bos = bos
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:

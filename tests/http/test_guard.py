@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import ConfigError
 from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
 pytestmark = pytest.mark.anyio
 
-KEY = "s3cret-ключ"
+KEY = "s3cret-key"
 
 
 def app(**changes: Any) -> Any:
@@ -49,13 +48,19 @@ async def test_a_name_that_was_rebound_to_this_machine_is_refused(host: str) -> 
 
 
 async def test_the_listening_name_and_the_allowed_ones_are_answered() -> None:
-    assert (await get("/v1/models", host="box.lan", headers={"host": "box.lan:80"})).status == 200
+    assert (
+        await get("/v1/models", host="box.lan", api_key=KEY, headers={"host": "box.lan:80", "x-api-key": KEY})
+    ).status == 200
     assert (await get("/v1/models", allowed_hosts=("ai.home",), headers={"host": "ai.home"})).status == 200
 
 
 async def test_a_server_on_every_address_answers_to_addresses_but_not_to_names() -> None:
-    assert (await get("/v1/models", host="0.0.0.0", headers={"host": "192.168.1.5:8000"})).status == 200
-    assert (await get("/v1/models", host="0.0.0.0", headers={"host": "evil.example"})).status == 403
+    async def status(host: str) -> int:
+        headers = {"host": host, "x-api-key": KEY}
+        return (await get("/v1/models", host="0.0.0.0", api_key=KEY, headers=headers)).status
+
+    assert await status("192.168.1.5:8000") == 200
+    assert await status("evil.example") == 403
 
 
 async def test_a_request_has_one_host() -> None:
@@ -107,11 +112,6 @@ async def test_an_origin_that_was_allowed_may_ask_and_call() -> None:
     assert "origin" in refused.headers["vary"]
 
 
-async def test_all_origins_at_once_cannot_be_allowed() -> None:
-    with pytest.raises(ConfigError, match="cors_origins"):
-        await get("/v1/models", cors_origins=("*",))
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -127,6 +127,7 @@ async def test_all_origins_at_once_cannot_be_allowed() -> None:
     ],
 )
 async def test_without_the_key_nothing_is_answered(headers: dict[str, str]) -> None:
+    guarded = app(api_key=KEY)
     for method, path in [
         ("GET", "/v1/models"),
         ("GET", "/v1/requests"),
@@ -139,7 +140,7 @@ async def test_without_the_key_nothing_is_answered(headers: dict[str, str]) -> N
         ("POST", "/health/live"),
         ("POST", "/"),
     ]:
-        made = await call(app(api_key=KEY), method, path, body={}, headers=headers)
+        made = await call(guarded, method, path, body={}, headers=headers)
         assert made.status == 401, (method, path)
         assert made.headers["www-authenticate"] == "Bearer"
         assert KEY.encode() not in made.body

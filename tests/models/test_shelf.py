@@ -28,7 +28,9 @@ def test_a_model_is_built_once(tmp_path: Path) -> None:
     folder = keep(tmp_path / "shelf" / "m", ORIGIN, fill, silent)
     assert (folder / "more" / "weights").read_bytes() == bytes(100)
     assert keep(folder, ORIGIN, never, silent) == folder
-    assert [(kept.path, kept.source, kept.size) for kept in inventory(tmp_path / "shelf")] == [(folder, "test:one", 102)]
+    assert [(kept.path, kept.source, kept.size) for kept in inventory(tmp_path / "shelf")] == [
+        (folder, "test:one", 102)
+    ]
 
 
 def test_a_model_of_another_origin_is_replaced(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ function readTable(lines, at) {
     rows.push(cells(lines[end]).slice(0, align.length));
     end += 1;
   }
-  return { type: 'table', align, head: cells(lines[at]), rows, end, settled: at + 1 };
+  return { type: 'table', align, head: cells(lines[at]), rows, end };
 }
 
 function tableAlignment(lines, at) {

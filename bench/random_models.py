@@ -1,0 +1,97 @@
+"""Models with random weights and a tokenizer that spells bytes, for measuring what does not depend on the weights."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.models.upstream import import_upstream
+
+PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+SMALL = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        **SMALL,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocab,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # Its arithmetic is nothing, so that what is measured is the cost of running steps at all.
+    "dispatch": _llama(64, 128, 8, 4, 2, 512),
+    "llama-1b": _llama(2048, 8192, 16, 32, 8, 128256),
+    "llama-8b": _llama(4096, 14336, 32, 32, 8, 128256),
+}
+
+
+def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: Any = None) -> Any:
+    """A model of mlx-lm's with random weights; `spread` widens them so that greedy choices are far from ties."""
+    import_upstream("mlx_lm")
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    family = (
+        config["model_type"].removesuffix("_text") if config["model_type"] == "qwen3_5_text" else config["model_type"]
+    )
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    text_only = config["model_type"] == "qwen3_5_text"
+    model_class, args_class = (
+        (module.TextModel, module.TextModelArgs) if text_only else (module.Model, module.ModelArgs)
+    )
+    mx.random.seed(seed)
+    model = model_class(args_class.from_dict(config))
+    if spread:
+        model.update(
+            tree_map_with_path(
+                lambda path, x: x if "norm" in path else x + spread * mx.random.normal(x.shape), model.parameters()
+            )
+        )
+    if dtype is not None:
+        model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    model.eval()
+    return model
+
+
+def write_tokenizer(folder: Path, vocab: int, template: str = PLAIN) -> None:
+    """A token for each printable character, and words for the rest: whatever a model draws is text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+    words = letters[: vocab - 1] + [f"Ġw{number}" for number in range(len(letters), vocab - 1)]
+    made = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["</s>"])
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write(folder: Path, shape: str) -> None:
+    """A folder that any server of MLX models can load."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    vocab = SHAPES[shape]["vocab_size"]
+    write_tokenizer(folder, vocab)
+    model = build(SHAPES[shape])
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps({**SHAPES[shape], "eos_token_id": vocab - 1}))
