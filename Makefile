@@ -53,7 +53,7 @@ setup: $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.re
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache node_modules
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache tests/clients/node_modules
 	rm -f ingot/kernels/*.so
 	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -61,9 +61,7 @@ def _memory_problem(text: str) -> str | None:
 
 
 def _key_problem(key: str) -> str | None:
-    return (
-        None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
-    )
+    return None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
 
 
 def _host_problem(hosts: tuple[str, ...]) -> str | None:
@@ -102,9 +100,7 @@ class Settings:
     )
     chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
 
-    host: str = setting(
-        "127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door"
-    )
+    host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door")
     port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
     api_key: str | None = setting(
         None, "key that clients must send (Bearer or x-api-key)", secret=True, check=_key_problem
@@ -133,9 +129,7 @@ class Settings:
         check=_memory_problem,
     )
     max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
-    max_queue: int = setting(
-        256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000
-    )
+    max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
     target_itl_ms: float = setting(
         100.0,
         "longest wanted time between two tokens of a stream while others prefill",
@@ -361,7 +355,5 @@ def _limit_problem(known: Setting, value: Any) -> str | None:
         return f"{value} is too large; the most is {known.high}"
     if known.choices is not None and value not in known.choices:
         near = nearest(value, known.choices)
-        return f"{value!r} is not one of {', '.join(known.choices)}" + (
-            f"; did you mean {near}?" if near else ""
-        )
+        return f"{value!r} is not one of {', '.join(known.choices)}" + (f"; did you mean {near}?" if near else "")
     return None

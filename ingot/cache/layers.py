@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
 from ingot.cache.positions import Offset, consecutive
-from ingot.models.upstream import caches
+from ingot.models.upstream import ArraysCache, caches
 
 Kind = Literal["append", "window", "recurrent"]
 
@@ -220,7 +220,7 @@ class WindowState(AppendState):
         return _mask(launch.starts, self._firsts(), width, end, window)
 
 
-class RecurrentState(LayerState, caches.ArraysCache):
+class RecurrentState(LayerState, ArraysCache):
     """Convolution tails, SSM and gated-delta states. An ArraysCache, since models tell recurrent layers by that."""
 
     kind: Kind = "recurrent"
@@ -430,7 +430,7 @@ def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[i
         arena[launch.first : launch.last, :, begins[0] : begins[0] + width] = update
     elif width == 1:
         rows = mx.arange(launch.first, launch.last)
-        arena[rows, :, mx.array(begins)] = update[:, :, 0]
+        arena[rows, :, mx.array(list(begins))] = update[:, :, 0]
     else:
         for row, begin in enumerate(begins):
             arena[launch.first + row, :, begin : begin + width] = update[row]
@@ -438,7 +438,7 @@ def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[i
 
 def _mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
     """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j."""
-    token = (mx.array(starts)[:, None] + mx.arange(width))[:, None, :, None]
-    key = (mx.array(firsts)[:, None] + mx.arange(end))[:, None, None, :]
+    token = (mx.array(list(starts))[:, None] + mx.arange(width))[:, None, :, None]
+    key = (mx.array(list(firsts))[:, None] + mx.arange(end))[:, None, None, :]
     mask = key <= token
     return mask if window is None else mask & (key > token - window)

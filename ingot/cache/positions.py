@@ -27,4 +27,4 @@ def consecutive(starts: Sequence[int]) -> int | mx.array:
     """The offset of rows whose tokens stand at consecutive positions from `starts`."""
     if len(set(starts)) == 1:
         return starts[0]
-    return mx.array(starts, dtype=mx.int32)
+    return mx.array(list(starts), dtype=mx.int32)

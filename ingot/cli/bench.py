@@ -43,7 +43,7 @@ def _serve(arguments: list[str]) -> int:
     for path in filter(None, (json_to, plot_to)):
         _require_folder(path)
     if plot_to:
-        report.require_plot()
+        report.require_plot(plot_to)
 
     client = Client(given.get("url", URL), settings.api_key, timeout=_timeout(given))
     target = prepare(client, plan)

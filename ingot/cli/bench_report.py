@@ -15,6 +15,7 @@ from ingot.errors import ConfigError
 from ingot.version import __version__
 
 HEAD = ("streams", "done", "failed", "prompt", "output", "tok/s", "tok/s each")
+PLOTS = (".png", ".svg", ".pdf")
 SPREADS = ("TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms")
 
 
@@ -60,8 +61,10 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def require_plot() -> None:
+def require_plot(path: Path) -> None:
     """Raise before anything is measured, rather than after, when no plot can be drawn."""
+    if path.suffix not in PLOTS:
+        raise ConfigError(f"--plot: {path} must end in {', '.join(PLOTS)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'ingot[bench]'")
 

@@ -48,8 +48,9 @@ def _parser() -> CommandParser:
     parser.flag("--system", metavar="TEXT", section="the chat", help="the system prompt")
     parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to ask")
     for name in SAMPLING:
-        flag = "--" + name.replace("_", "-")
-        parser.flag(flag, dest=name, metavar="X", section="the chat", help=f"{name} of the requests")
+        metavar = "N" if SAMPLING[name] is int else "X"
+        about = f"{name.replace('_', ' ')} (default: the server's)"
+        parser.flag("--" + name.replace("_", "-"), dest=name, metavar=metavar, section="the chat", help=about)
     add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
     known = SETTINGS["api_key"]
     parser.flag(known.flag, dest=known.name, metavar="KEY", section="the chat", help="key of the server at URL")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
@@ -255,12 +256,17 @@ def _padded(tokens: list[int], width: int) -> list[int]:
     return tokens + [0] * (width - len(tokens))
 
 
+def _listed(array: mx.array) -> list[Any]:
+    values: Any = array.tolist()
+    return list(values)
+
+
 def _results(launched: Launched) -> list[Result]:
-    tokens: list[int] = launched.drawn.tokens.tolist()
+    tokens = _listed(launched.drawn.tokens)
     found = _logprobs(launched.drawn, tokens) if launched.drawn.logprobs is not None else [None] * len(tokens)
     scored: tuple[Logprobs, ...] = ()
     if launched.scored is not None:
-        scored = tuple(_logprobs(launched.scored, launched.scored.tokens.tolist()))
+        scored = tuple(_logprobs(launched.scored, _listed(launched.scored.tokens)))
     return [
         Result(row, token if draws else None, logprobs, scored)
         for row, draws, token, logprobs in zip(launched.rows, launched.draws, tokens, found, strict=True)
@@ -270,10 +276,10 @@ def _results(launched: Launched) -> list[Result]:
 
 def _logprobs(drawn: Drawn, tokens: list[int]) -> list[Logprobs]:
     assert drawn.logprobs is not None
-    values: list[float] = drawn.logprobs.tolist()
+    values = _listed(drawn.logprobs)
     if drawn.top_tokens is None or drawn.top_logprobs is None:
         return [Logprobs((token, value), ()) for token, value in zip(tokens, values, strict=True)]
-    likeliest = zip(drawn.top_tokens.tolist(), drawn.top_logprobs.tolist(), strict=True)
+    likeliest = zip(_listed(drawn.top_tokens), _listed(drawn.top_logprobs), strict=True)
     return [
         Logprobs((token, value), tuple(zip(ids, logs, strict=True)))
         for token, value, (ids, logs) in zip(tokens, values, likeliest, strict=True)

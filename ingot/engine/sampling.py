@@ -32,11 +32,17 @@ def uniform(seed: int, index: int) -> float:
 class SampledRow(Protocol):
     """What sampling needs to know of a sequence."""
 
-    sampling: Sampling
-    seed: int
-    sampled: int  # tokens drawn so far, also those not yet read back
-    prompt: Sequence[int]
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sampled(self) -> int:
+        """Tokens drawn so far, also those not yet read back."""
+        ...
 
+    @property
+    def prompt(self) -> Sequence[int]: ...
     @property
     def generated(self) -> Sequence[int]: ...
     @property
@@ -183,5 +189,5 @@ def _first_above(weights: mx.array, draws: mx.array) -> mx.array:
     return mx.where(above[:, -1], mx.argmax(above, axis=-1), mx.argmax(weights, axis=-1))
 
 
-def _column(values: Sequence[float]) -> mx.array:
+def _column(values: list[float] | list[int]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]

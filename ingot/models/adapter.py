@@ -15,13 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ingot.cache.footprint import Footprint
 from ingot.cache.layers import AppendState, LayerState, RecurrentState, Slots, WindowState, state_for
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.models.modules import Selection, select_at_heads, swap_ropes
+from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
 from ingot.models.upstream import caches, load_model
 
@@ -52,7 +51,7 @@ class Adapter:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for _, array in parameters(self.model))
 
     @property
     def dtype(self) -> str:
@@ -116,7 +115,7 @@ def stated_context(config: dict[str, Any]) -> int:
 def _forward(
     model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
 ) -> mx.array:
-    positions = None if at is None else mx.array(at, dtype=mx.int32)
+    positions = None if at is None else mx.array(list(at), dtype=mx.int32)
     if selection is None:
         logits = model(tokens, cache=layers)
         return logits if positions is None else mx.take_along_axis(logits, positions[:, None, None], axis=1)
@@ -197,7 +196,7 @@ def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device)
 
 def _main_dtype(model: Any) -> mx.Dtype:
     sizes: dict[mx.Dtype, int] = {}
-    for _, array in tree_flatten(model.parameters()):
+    for _, array in parameters(model):
         if mx.issubdtype(array.dtype, mx.floating):
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype])

@@ -16,6 +16,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from ingot.errors import ModelError
 from ingot.models.gguf_families import Blueprint, Wanted, blueprint
 from ingot.models.gguf_file import GGUFFile, TensorEntry
+from ingot.models.gguf_hyper import Hyper
 from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack
 from ingot.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from ingot.models.progress import Progress, format_bytes
@@ -23,19 +24,19 @@ from ingot.models.weights import SHARD_BYTES, Tensor, write_weights
 
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
 SAMPLING_KEYS = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
+    "sampling.temp": "temperature",
+    "sampling.top_k": "top_k",
+    "sampling.top_p": "top_p",
+    "sampling.min_p": "min_p",
+    "sampling.penalty_repeat": "repetition_penalty",
 }
 
 
 def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes the model in `source` to the existing folder `target`; nothing of it is executed.
 
-    Weights keep their exact values wherever MLX has the format. Raises ModelError before anything is written
-    for a file that is damaged or that cannot be run as it describes itself.
+    Weights keep their exact values wherever MLX has the format. Raises ModelError for a file that is damaged or
+    that cannot be run as it describes itself; what `target` then holds is to be thrown away.
     """
     with GGUFFile(source) as file:
         _refuse_other_files(file)
@@ -49,7 +50,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes:
 
 def _refuse_other_files(file: GGUFFile) -> None:
     name, metadata = file.path.name, file.metadata
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise ModelError(f"{name} is one of {metadata['split.count']} parts; merge them into one file first")
     if metadata.get("general.type", "model") != "model":
         raise ModelError(f"{name} holds no model of its own: its general.type is {metadata['general.type']!r}")
@@ -201,13 +202,17 @@ def _write_configs(file: GGUFFile, plan: Blueprint, tokenizer: TokenizerFiles, t
     for name, template in tokenizer.named_templates.items():
         folder = target / "additional_chat_templates"
         folder.mkdir(exist_ok=True)
-        (folder / f"{name}.jinja").write_text(template)
+        (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
 
 
 def _sampling(file: GGUFFile) -> dict[str, Any]:
     """The sampling that the file recommends."""
-    said = {name: file.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING_KEYS.items()}
-    return {name: value for name, value in said.items() if value is not None}
+    general = Hyper(file, "general")
+    said = {name: key for key, name in SAMPLING_KEYS.items() if general.get(key) is not None}
+    return {
+        name: general.get(key) if isinstance(general.get(key), int) else general.number(key)
+        for name, key in said.items()
+    }
 
 
 def _quantization(file: GGUFFile, plan: Blueprint) -> dict[str, Any]:
@@ -230,4 +235,4 @@ def _affine(bits: int) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")

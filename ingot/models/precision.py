@@ -10,10 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError
 from ingot.kernels.device import Device
+from ingot.models.modules import parameters
 from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -51,9 +52,7 @@ def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
 
 
 def _floating(model: nn.Module) -> list[tuple[str, mx.array]]:
-    return [
-        (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
-    ]
+    return [(path, array) for path, array in parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
 
 
 def _packed(model: nn.Module) -> list[tuple[str, Any]]:
@@ -87,7 +86,7 @@ def _unpacked(module: Any) -> nn.Module:
         mode=module.mode,
     ).astype(mx.float32)
     mx.eval(weight)
-    cls = _UNPACKED[type(module)]
+    cls: Any = _UNPACKED[type(module)]
     plain = cls.__new__(cls)
     nn.Module.__init__(plain)
     plain.weight = weight

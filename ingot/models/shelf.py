@@ -43,20 +43,23 @@ def keep(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None],
     """
     if is_kept(folder, origin):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, progress):
-        if not is_kept(folder, origin):
-            _sweep(folder)
-            _build(folder, origin, build)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, progress):
+            if not is_kept(folder, origin):
+                _sweep(folder)
+                _build(folder, origin, build)
+    except OSError as error:
+        raise ModelError(f"cannot prepare {folder.name} in the models folder: {error.strerror or error}") from error
     return folder
 
 
 def is_kept(folder: Path, origin: Mapping[str, Any]) -> bool:
     """Whether the finished model is there. Looks at the manifest and at file sizes, so it takes milliseconds."""
     manifest = _manifest(folder)
-    if manifest is None or manifest.get("origin") != {**origin, "converter": CONVERTER}:
+    if manifest is None or manifest["origin"] != {**origin, "converter": CONVERTER}:
         return False
-    return all(_size(folder / name) == size for name, size in manifest.get("files", {}).items())
+    return all(_size(folder / name) == size for name, size in manifest["files"].items())
 
 
 def inventory(models_dir: Path) -> list[Kept]:
@@ -65,17 +68,20 @@ def inventory(models_dir: Path) -> list[Kept]:
     for folder in sorted(models_dir.expanduser().glob("*/")):
         manifest = _manifest(folder)
         if manifest is not None:
-            found.append(Kept(folder, str(manifest["origin"]["source"]), sum(manifest["files"].values())))
+            found.append(Kept(folder, manifest["origin"]["source"], sum(manifest["files"].values())))
     return found
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
+    """What the manifest says, or None where there is none that can be understood."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        sound = isinstance(manifest["origin"]["source"], str) and all(
+            isinstance(size, int) for size in manifest["files"].values()
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    complete = isinstance(manifest, dict) and {"origin", "files"} <= manifest.keys()
-    return manifest if complete else None
+    return manifest if sound else None
 
 
 def _size(path: Path) -> int | None:
@@ -114,8 +120,6 @@ def _build(folder: Path, origin: Mapping[str, Any], build: Callable[[Path], None
             folder.rename(scratch / "outdated")
         made.rename(folder)
         _sync_folder(folder.parent)
-    except OSError as error:
-        raise ModelError(f"cannot prepare {folder.name} in the models folder: {error.strerror or error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

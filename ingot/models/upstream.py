@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -46,4 +47,7 @@ from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: E402
 from mlx_lm.utils import load_model  # noqa: E402
 
-__all__ = ["QuantizedSwitchLinear", "SwitchLinear", "caches", "load_model", "rope_utils"]
+ArraysCache: Any = caches.ArraysCache
+"""Typed loosely: what mlx-lm declares of it is less than what its models use."""
+
+__all__ = ["ArraysCache", "QuantizedSwitchLinear", "SwitchLinear", "caches", "load_model", "rope_utils"]

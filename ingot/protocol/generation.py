@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 
 from ingot.engine.request import Sampling, Stop
-from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.fields import Bool, Either, Int, ListOf, ModelName, Number, Text, Timeout
 from ingot.protocol.records import Record, accepts, refuses
@@ -28,7 +27,9 @@ class GenerationBody:
     model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
     n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
-    stream_options: StreamOptions | None = accepts(Record(StreamOptions), "Only together with `stream`.")
+    stream_options: StreamOptions | None = accepts(
+        Record(StreamOptions), "How to stream. A whole answer always tells its usage."
+    )
 
     temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
     top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
@@ -65,11 +66,6 @@ class GenerationBody:
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
-
-    def check(self) -> None:
-        """Refuse what the fields say together but not each alone."""
-        if self.stream_options is not None and not self.stream:
-            raise BadRequest("stream_options is allowed only where stream is true.", param="stream_options")
 
     def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
         return Sampling(

@@ -89,16 +89,9 @@ class ChatBody(GenerationBody):
     chat_template: None = refuses("is not supported: a request cannot bring its own template.")
 
     def check(self) -> None:
-        GenerationBody.check(self)
+        """Refuse what the fields say together but not each alone."""
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise BadRequest(
-                "max_tokens and max_completion_tokens are two names of one limit and must not differ.",
-                param="max_tokens",
-            )
-
         if self.add_generation_prompt and self.continue_final_message:
             raise BadRequest(
                 "add_generation_prompt begins a new message and continue_final_message goes on with the last one: "
@@ -108,7 +101,9 @@ class ChatBody(GenerationBody):
 
     @property
     def limit(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        """Both names are of an upper bound, so the lower one holds where they differ."""
+        given = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
+        return min(given, default=None)
 
     @property
     def ending(self) -> Ending:

@@ -44,7 +44,7 @@ class CompletionBody(GenerationBody):
     suffix: None = refuses("is not supported: text is generated after the prompt, never inserted.", "")
 
     def check(self) -> None:
-        GenerationBody.check(self)
+        """Refuse what the fields say together but not each alone."""
         if self.max_tokens == 0 and not self.echo:
             raise BadRequest("max_tokens is 0, which asks for something only with echo.", param="max_tokens")
         if self.best_of is not None and self.best_of < self.n:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ingot.protocol.chat_answers import ChatCompletion
+from ingot.protocol.chat_answers import ChatChunk, ChatCompletion
 from ingot.protocol.completion_answers import Completion
 from ingot.protocol.errors import ErrorBody
-from ingot.protocol.fields import Kind, Schema, Terms
+from ingot.protocol.fields import Kind, ModelName, Schema, Terms
 from ingot.protocol.health import HealthBody
 from ingot.protocol.models import ModelBody, ModelList
 from ingot.protocol.openai_chat import CHAT_BODY
@@ -27,6 +27,7 @@ READS_BODY = (400, 404, 408, 413, 415)
 RUNS = (429, 499, 503, 504)
 # What the document calls the statuses that the standard library does not.
 PHRASES = {499: "Cancelled"}
+REQUEST_ID = "^(?:chatcmpl|cmpl)-[0-9a-f]{24}$"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -45,7 +46,7 @@ class Operation:
     body: Kind | None = None
     errors: tuple[int, ...] = ()
     other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
-    streams: bool = False
+    chunk: type[Struct] | None = None  # of the answer where it is streamed
     public: bool = False
 
 
@@ -58,7 +59,7 @@ OPERATIONS = (
         ChatCompletion,
         CHAT_BODY,
         READS_BODY + RUNS,
-        streams=True,
+        chunk=ChatChunk,
     ),
     Operation(
         "createCompletion",
@@ -68,7 +69,7 @@ OPERATIONS = (
         Completion,
         COMPLETION_BODY,
         READS_BODY + RUNS,
-        streams=True,
+        chunk=Completion,
     ),
     Operation("listModels", "GET", "/v1/models", "What is served.", ModelList),
     Operation("retrieveModel", "GET", "/v1/models/{model}", "The model served under a name.", ModelBody, errors=(404,)),
@@ -101,9 +102,9 @@ OPERATIONS = (
 
 def document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with these terms; `keyed` where it asks for an API key."""
-    _, components = msgspec.json.schema_components(
-        [operation.answer for operation in OPERATIONS] + [ErrorBody], ref_template=REFS
-    )
+    answers = [operation.answer for operation in OPERATIONS]
+    chunks = [operation.chunk for operation in OPERATIONS if operation.chunk is not None]
+    _, components = msgspec.json.schema_components([*answers, *chunks, ErrorBody], ref_template=REFS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = described(operation, terms, keyed)
@@ -126,7 +127,7 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
         entry["requestBody"] = {"required": True, "content": content}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     if names:
-        entry["parameters"] = [path_parameter(name) for name in names]
+        entry["parameters"] = [path_parameter(name, terms) for name in names]
     if keyed and not operation.public:
         entry["security"] = [{"bearer": []}, {"key": []}]
     return entry
@@ -134,8 +135,8 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
 
 def responses(operation: Operation, keyed: bool) -> dict[str, Any]:
     content = {"application/json": {"schema": reference(operation.answer)}}
-    if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if operation.chunk is not None:
+        content["text/event-stream"] = {"schema": event_schema(operation.chunk)}
     answers = {
         str(status): {"description": phrase(status), "content": content} for status in (200, *operation.other_answers)
     }
@@ -144,8 +145,15 @@ def responses(operation: Operation, keyed: bool) -> dict[str, Any]:
     return answers | {str(status): {"description": phrase(status), "content": failure} for status in sorted(statuses)}
 
 
-def path_parameter(name: str) -> Schema:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def path_parameter(name: str, terms: Terms) -> Schema:
+    schema = ModelName().schema(terms) if name == "model" else {"type": "string", "pattern": REQUEST_ID}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def event_schema(chunk: type[Struct]) -> Schema:
+    """One server-sent event: its data is a chunk, or an error, or `[DONE]`."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference(chunk)}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def reference(answer: type[Struct]) -> Schema:

@@ -22,9 +22,17 @@ def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
 
 
 def chat_prompt(
-    served: Served, messages: tuple[Message, ...], *, ending: Ending, extra: Mapping[str, Any] | None = None
+    served: Served,
+    messages: tuple[Message, ...],
+    *,
+    ending: Ending,
+    extra: Mapping[str, Any] | None = None,
+    add_special: bool = False,
 ) -> tuple[int, ...]:
-    """The tokens of a conversation. Raises Unsupported where the template cannot show what is in it."""
+    """The tokens of a conversation. Raises Unsupported where the template cannot show what is in it.
+
+    `add_special` adds what the tokenizer puts around a bare text, which a template has as a rule put there itself.
+    """
     template = served.tokenizer.template
     if template is None:
         raise Unsupported("The served model has no chat template; use /v1/completions.", param="messages")
@@ -34,7 +42,7 @@ def chat_prompt(
     check_calls_shown(messages, text)
     if mark is not None:
         text = text[: text.index(mark)]
-    return tuple(served.tokenizer.encode(text, add_special=False))
+    return tuple(served.tokenizer.encode(text, add_special=add_special))
 
 
 def continue_last(messages: list[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ class TokenizeBody:
     prompt: str | None = accepts(Text(), "A text. Either this or `messages`.")
     messages: tuple[Message, ...] | None = accepts(CONVERSATION, "A conversation, put through the chat template.")
     add_special_tokens: bool | None = accepts(
-        Bool(), "Add what the tokenizer puts around a text (default: true). Only with `prompt`."
+        Bool(), "Add what the tokenizer puts around a text (default: true for `prompt`, false for `messages`)."
     )
     add_generation_prompt: bool | None = accepts(
         Bool(), "End where an answer begins (default: true). Only with `messages`."
@@ -64,9 +64,12 @@ def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Send either prompt or messages.", param="prompt")
     if body.messages is not None:
-        if body.add_special_tokens is not None:
-            raise BadRequest("add_special_tokens goes with prompt.", param="add_special_tokens")
-        return chat_prompt(served, body.messages, ending="closed" if body.add_generation_prompt is False else "opened")
+        return chat_prompt(
+            served,
+            body.messages,
+            ending="closed" if body.add_generation_prompt is False else "opened",
+            add_special=body.add_special_tokens is True,
+        )
     if body.add_generation_prompt is not None:
         raise BadRequest("add_generation_prompt goes with messages.", param="add_generation_prompt")
     assert body.prompt is not None

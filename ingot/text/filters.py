@@ -68,8 +68,13 @@ def _range(*bounds: int) -> range:
     return made
 
 
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
+def _dict(pairs: Any = (), **kwargs: Any) -> dict[Any, Any]:
+    # One at a time, each a step, because keys can be chosen such that every new one is slower to place.
+    made: dict[Any, Any] = {}
+    for key, value in pairs.items() if isinstance(pairs, dict) else pairs:
+        current.get().step()
+        made[key] = value
+    return made | kwargs
 
 
 def _tojson(
@@ -133,6 +138,18 @@ def _round(value: float, precision: int = 0, method: str = "common") -> float:
     return JINJA["round"](value, precision, method)
 
 
+def _title(value: Any) -> str:
+    text = current.get().text(value)
+    current.get().room(ITEM * len(text))  # which it takes apart, at worst, into single characters
+    return JINJA["title"](text)
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    text = current.get().text(value)
+    _bound_comparisons(current.get(), text, (chars,))
+    return text.strip(chars)
+
+
 def _columns(name: str) -> Callable[..., Any]:
     def run(value: Any, number: int, fill_with: Any = None) -> Any:
         if number > _MOST_COLUMNS:
@@ -168,7 +185,7 @@ def _safe(value: Any) -> Markup:
 
 _UNCHANGED = (
     "abs capitalize count d default dictsort e escape first float groupby int items last length lower map max min "
-    "reject rejectattr reverse select selectattr sort title trim truncate unique upper wordcount"
+    "reject rejectattr reverse select selectattr sort truncate unique upper"
 )
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -185,7 +202,9 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "slice": metered(_columns("slice")),
     "string": metered(_string),
     "sum": metered(_sum),
+    "title": metered(_title),
     "tojson": metered(_tojson),
+    "trim": metered(_trim),
 }
 
 TESTS: Mapping[str, Callable[..., Any]] = {
@@ -258,9 +277,22 @@ def _bound_split(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
     meter.room(ITEM * (pieces + 1))
 
 
+def _bound_comparisons(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
+    if args and isinstance(args[0], str):
+        meter.compare(len(text), len(args[0]))
+
+
+def _bound_backward_split(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
+    # Python searches forwards in linear time, but backwards it compares anew at every place.
+    _bound_comparisons(meter, text, args)
+    _bound_split(meter, text, args)
+
+
 _METHODS: Mapping[str, Callable[[Meter, str, tuple[Any, ...]], None]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _bound_pad),
-    **dict.fromkeys(("split", "rsplit", "splitlines"), _bound_split),
+    **dict.fromkeys(("split", "splitlines"), _bound_split),
+    **dict.fromkeys(("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip"), _bound_comparisons),
+    "rsplit": _bound_backward_split,
     "replace": _bound_replace,
 }
 

@@ -22,6 +22,7 @@ _SCALARS = (str, int, float, bool, type(None), Undefined, range)
 ITEM = 32  # what an item of a container weighs, in characters: about its memory
 _CLOCK_EVERY = 1 << 16
 _LARGEST_BITS = 4096
+_MOST_COMPARISONS = 1 << 30
 
 
 class Exhausted(TemplateRuntimeError):
@@ -32,7 +33,7 @@ class Exhausted(TemplateRuntimeError):
 class Limits:
     """Sizes are in characters; an item of a list counts as 32."""
 
-    source: int = _MIB // 2  # of the template's own text
+    source: int = _MIB // 8  # of the template's own text
     output: int = 32 * _MIB  # of the rendered text
     value: int = 32 * _MIB  # of one value, written out
     made: int = 256 * _MIB  # of all values together
@@ -63,6 +64,11 @@ class Meter:
         """Refuse a value of this size before it is made."""
         if size > self._limits.value:
             raise Exhausted(f"it builds a value of more than {self._limits.value} characters")
+
+    def compare(self, left: int, right: int) -> None:
+        """Refuse work that takes as many comparisons as the product of two lengths."""
+        if left * right > _MOST_COMPARISONS:
+            raise Exhausted(f"it takes more than {_MOST_COMPARISONS} comparisons in one search")
 
     def charge(self, size: int) -> None:
         self._made += size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,7 +79,7 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return program.run(variables, self._limits)
+        return program.run(variables)
 
 
 def prepare_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
@@ -96,46 +96,39 @@ class _Program:
 
     def __init__(self, sandbox: Sandbox, source: str, tokens: Mapping[str, str], limits: Limits) -> None:
         self._tokens = tokens
-        tree, self._generate = _compile(sandbox, source, limits)
-        self.variables = frozenset(meta.find_undeclared_variables(tree))
-        literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
-        self.traits = probed(lambda messages: self._trial(messages, limits), literals)
+        self._limits = limits
+        if len(source) > limits.source:
+            raise ModelError(f"The chat template is longer than {limits.source} characters.")
+        with _metered(Meter(limits)), _compiling():
+            tree = sandbox.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+            self._generate = sandbox.compiled(tree)
+        # All trials together may take what one rendering may.
+        with _metered(Meter(limits)):
+            self.traits = probed(self._trial, literals)
 
-    def run(self, variables: Mapping[str, Any], limits: Limits) -> str:
-        with _metered(limits), _explained():
-            return _collected(self._generate({**self._tokens, **variables}), limits.output)
+    def run(self, variables: Mapping[str, Any]) -> str:
+        with _metered(Meter(self._limits)):
+            return self._text(variables)
 
-    def _trial(self, messages: list[dict[str, Any]], limits: Limits) -> str:
+    def _text(self, variables: Mapping[str, Any]) -> str:
+        with _rendering():
+            return _collected(self._generate({**self._tokens, **variables}), self._limits.output)
+
+    def _trial(self, messages: list[dict[str, Any]]) -> str:
         """The text of a short conversation, empty where the template cannot render it."""
-        variables = {"messages": messages, "tools": None, "add_generation_prompt": False}
         try:
-            return self.run(variables, limits)
+            return self._text({"messages": messages, "tools": None, "add_generation_prompt": False})
         except _TooMuch as error:
             raise ModelError(error.message) from error
         except IngotError:
             return ""
 
 
-def _compile(
-    sandbox: Sandbox, source: str, limits: Limits
-) -> tuple[nodes.Template, Callable[[Mapping[str, Any]], Iterator[str]]]:
-    if len(source) > limits.source:
-        raise ModelError(f"The chat template is longer than {limits.source} characters.")
-    with _metered(limits):
-        try:
-            return sandbox.parse(source), sandbox.compiled(sandbox.parse(source))
-        except TemplateSyntaxError as error:
-            raise ModelError(f"The chat template does not compile: {error.message} (line {error.lineno}).") from error
-        except Exhausted as error:
-            raise ModelError(f"The chat template is refused: {error}.") from error
-        # Python's compiler has its own limits on nesting and numbers, and constants are computed while compiling.
-        except Exception as error:
-            raise ModelError(f"The chat template does not compile: {_reason(error)}.") from error
-
-
 @contextmanager
-def _metered(limits: Limits) -> Iterator[None]:
-    token = current.set(Meter(limits))
+def _metered(meter: Meter) -> Iterator[None]:
+    token = current.set(meter)
     try:
         yield
     finally:
@@ -143,7 +136,21 @@ def _metered(limits: Limits) -> Iterator[None]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _compiling() -> Iterator[None]:
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        reason = (error.message or "").rstrip(".")
+        raise ModelError(f"The chat template does not compile: {reason} (line {error.lineno}).") from error
+    except Exhausted as error:
+        raise ModelError(f"The chat template is refused: {error}.") from error
+    # Python's compiler has its own limits on nesting and numbers, and constants are computed while compiling.
+    except Exception as error:
+        raise ModelError(f"The chat template does not compile: {_reason(error)}.") from error
+
+
+@contextmanager
+def _rendering() -> Iterator[None]:
     try:
         yield
     except Refusal as error:

@@ -163,16 +163,15 @@ def _eos_ids(folder: Path) -> set[int]:
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The model's chat templates by name. A file of its own wins over the configuration's copy."""
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        return {path.stem: _read_text(path) for path in more} | {"default": _read_text(jinja)}
-    stated = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    stated = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template") or {}
     if isinstance(stated, str):
-        return {"default": stated}
-    if isinstance(stated, list):
+        stated = {"default": stated}
+    elif isinstance(stated, list):
         stated = {entry["name"]: entry["template"] for entry in stated}
-    return dict(stated or {})
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    return dict(stated) | {name: _read_text(path) for name, path in files.items()}
 
 
 def _chat_template(sources: Mapping[str, str], named: Mapping[str, str]) -> ChatTemplate | None:

@@ -3,15 +3,14 @@
 import random
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import tiny
-
-import ingot.engine  # noqa: F401, I001  (binds the fast BLAS before mlx)
-import mlx.core as mx
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.layers import Slots
+from tests import tiny
 
 KINDS = ["llama", "window", "hybrid", "moe"]
 WIDEST = 32

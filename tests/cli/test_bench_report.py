@@ -47,4 +47,9 @@ def test_a_plot_is_drawn_also_where_a_level_failed(tmp_path: Path) -> None:
 def test_a_plot_without_matplotlib_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
-        bench_report.require_plot()
+        bench_report.require_plot(Path("x.png"))
+
+
+def test_a_plot_in_an_unknown_format_is_refused_beforehand() -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.png, \.svg, \.pdf"):
+        bench_report.require_plot(Path("x.bmp"))

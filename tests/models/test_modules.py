@@ -1,13 +1,12 @@
-import pytest
-
-from tests import tiny
-
-import ingot.engine  # noqa: F401, I001  (binds the fast BLAS before mlx)
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.positions import Positions
 from ingot.models.modules import PositionedRope, select_at_heads, swap_ropes
 from ingot.models.upstream import rope_utils
+from tests import tiny
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 ROPES = {

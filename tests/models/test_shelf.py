@@ -53,6 +53,22 @@ def test_a_damaged_model_is_built_again(damage: str, tmp_path: Path) -> None:
     assert is_kept(folder, ORIGIN)
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", "7", '{"origin": 1, "files": 2}', '{"origin": {"source": "x"}, "files": [1]}', ""]
+)
+def test_a_manifest_that_makes_no_sense_counts_as_none(content: str, tmp_path: Path) -> None:
+    folder = keep(tmp_path / "m", ORIGIN, fill, silent)
+    (folder / "ingot.json").write_text(content)
+    assert not is_kept(folder, ORIGIN)
+    assert inventory(tmp_path) == []
+
+
+def test_a_models_folder_that_cannot_be_made_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="cannot prepare m in the models folder"):
+        keep(tmp_path / "file" / "m", ORIGIN, fill, silent)
+
+
 @pytest.mark.parametrize("error", [ModelError("no"), KeyboardInterrupt()])
 def test_a_build_that_fails_leaves_nothing_behind(error: BaseException, tmp_path: Path) -> None:
     def failing(target: Path) -> None:

@@ -24,6 +24,7 @@ def test_a_conversation_becomes_the_tokens_that_a_chat_would_use() -> None:
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     closed = tokenize({"messages": TALK, "add_generation_prompt": False}, TOY)
     assert bytes(closed.tokens).decode().endswith("<|im_end|>\n")
+    assert tokenize({"messages": TALK, "add_special_tokens": True}, TOY).tokens[0] == BOS
 
 
 def test_tokens_become_text() -> None:
@@ -41,7 +42,6 @@ def test_unknown_fields_are_named() -> None:
     [
         {},
         {"prompt": "Hi", "messages": TALK},
-        {"messages": TALK, "add_special_tokens": True},
         {"prompt": "Hi", "add_generation_prompt": True},
         {"prompt": 3},
     ],

@@ -8,8 +8,16 @@ from selenium.webdriver import Keys
 from tests.web.screen import Screen
 from tests.web.scripted_server import ScriptedServer
 
-
 pytestmark = pytest.mark.browser
+
+OVERFLOWING = """
+const places = 'body, main, .bar, #transcript, #messages, .message, .prose > *, .dock, .panel:not([hidden]), #sidebar';
+const isTooWide = (node) => node.matches('body, #transcript') && node.scrollWidth > node.clientWidth;
+const isOutside = (node) => node.getBoundingClientRect().right > innerWidth + 1;
+return [...document.querySelectorAll(places)]
+  .filter((node) => isTooWide(node) || isOutside(node))
+  .map((node) => node.outerHTML.slice(0, 80));
+"""
 
 
 def test_the_theme_follows_the_system_until_the_user_chooses(screen: Screen) -> None:
@@ -102,14 +110,7 @@ def test_a_narrow_screen_shows_everything_without_sideways_scrolling(screen: Scr
     screen.ask("w" * 120)
 
     def overflow() -> list[str]:
-        return list(
-            screen.run(
-                "return [...document.querySelectorAll('body, main, .bar, #transcript, #messages, .message, .prose > *,"
-                " .dock, .panel:not([hidden]), #sidebar')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1"
-                " || (e.matches('body, #transcript') && e.scrollWidth > e.clientWidth))"
-                ".map((e) => e.outerHTML.slice(0, 80))"
-            )
-        )
+        return list(screen.run(OVERFLOWING))
 
     assert overflow() == []
     assert not screen.find("#sidebar").is_displayed()

@@ -7,13 +7,18 @@ import pytest
 from tests.web.screen import Screen
 from tests.web.scripted_server import ScriptedServer
 
-
 pytestmark = pytest.mark.browser
 
 
 def test_the_engine_panel_shows_what_runs_and_can_cancel_it(screen: Screen, server: ScriptedServer) -> None:
     busy = {"prompt_tokens": 100, "max_tokens": 50, "age_s": 1.5, "preemptions": 0}
-    reading = {"id": "req-1", "phase": "prefill", "prefilled_tokens": 25, "completion_tokens": 0, "tokens_per_second": 0}
+    reading = {
+        "id": "req-1",
+        "phase": "prefill",
+        "prefilled_tokens": 25,
+        "completion_tokens": 0,
+        "tokens_per_second": 0,
+    }
     writing = {"id": "req-2", "phase": "decode", "prefilled_tokens": 100, "completion_tokens": 10}
     server.requests = [busy | reading, busy | writing | {"tokens_per_second": 12.5}]
     server.health = (200, {"ok": True, "detail": "stepping", "running": 2, "queued": 0})

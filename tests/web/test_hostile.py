@@ -29,7 +29,7 @@ PAYLOADS = [
     f"[g](&#106;avascript:{EVIL})",
     f"[h](data:text/html,<script>opener.{EVIL}</script>)",
     f"[i](vbscript:{EVIL})",
-    f"[j](https://ok.example/\"onmouseover=\"{EVIL})",
+    f'[j](https://ok.example/"onmouseover="{EVIL})',
     f"[k](https://ok.example 'x\" onclick=\"{EVIL}')",
     "[l](file:///etc/passwd)",
     "[m](/v1/models)",
@@ -40,7 +40,7 @@ PAYLOADS = [
     f"![q](data:image/svg+xml,<svg onload={EVIL}>)",
     f"[![r](https://evil.example/badge.png)](javascript:{EVIL})",
     f"[ref]\n\n[ref]: javascript:{EVIL}",
-    f"```\"><img src=x onerror={EVIL}>\n</code></pre><script>{EVIL}</script>\n```",
+    f'```"><img src=x onerror={EVIL}>\n</code></pre><script>{EVIL}</script>\n```',
     f"```html\n<script>{EVIL}</script>\n```",
     f"| <img src=x onerror={EVIL}> |\n|---|\n| [s](javascript:{EVIL}) |",
     f"# <img src=x onerror={EVIL}>",
@@ -62,7 +62,7 @@ ALLOWED = {
 SURVEY = """
 const nodes = [...document.querySelectorAll('.prose *')];
 for (const node of nodes) {
-  for (const type of ['mouseover', 'focus', 'load', 'error', 'toggle', 'mouseenter']) node.dispatchEvent(new Event(type));
+  for (const type of ['mouseover', 'focus', 'load', 'error', 'toggle']) node.dispatchEvent(new Event(type));
 }
 return {
   tags: [...new Set(nodes.map((node) => node.tagName.toUpperCase()))],

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.browser
 LIMIT_S = 10.0
 
 HARNESS = """
-const [markdown, highlight, languages, sse] = await Promise.all(
-  ['markdown', 'highlight', 'languages', 'sse'].map((name) => import(`/static/${name}.js`)),
+const [markdown, { LiveMarkdown }, highlight, languages, sse] = await Promise.all(
+  ['markdown', 'live', 'highlight', 'languages', 'sse'].map((name) => import(`/static/${name}.js`)),
 );
 window.rendered = (text) => {
   const box = document.createElement('div');
@@ -29,7 +29,7 @@ window.rendered = (text) => {
 };
 window.grown = (pieces) => {
   const box = document.createElement('div');
-  const live = new markdown.LiveMarkdown(box);
+  const live = new LiveMarkdown(box);
   let text = '';
   for (const piece of pieces) live.update((text += piece));
   live.update(text, true);
@@ -148,7 +148,8 @@ def test_tables_keep_their_cells_and_alignment(run: Callable[..., Any]) -> None:
     source = "| a | b |\n|:--|--:|\n| 1 | `x\\|y` |\n| only |\n| 1 | 2 | 3 |\n\nafter"
     script = """
         const box = rendered(arguments[0]);
-        return [...box.querySelectorAll('tr')].map((row) => [...row.cells].map((c) => [c.tagName, c.className, c.textContent]));
+        const cells = (row) => [...row.cells].map((cell) => [cell.tagName, cell.className, cell.textContent]);
+        return [...box.querySelectorAll('tr')].map(cells);
     """
     rows = run(script, source)
     assert rows[0] == [["TH", "align-start", "a"], ["TH", "align-end", "b"]]
@@ -173,6 +174,7 @@ PATHOLOGICAL = {
     "strong in pairs": "**a*" * 25_000,
     "nested strong": "*" * 50_000 + "a" + "*" * 50_000,
     "underscores": "_a" * 50_000,
+    "openers without closers": "_a " * 16_000 + "b* " * 16_000,
     "tildes": "~~a" * 33_000,
     "open brackets": "[" * 100_000,
     "bracket pairs": "[" * 50_000 + "]" * 50_000,
@@ -235,6 +237,7 @@ FRAGMENTS = [
     *("word", " ", "  ", "\n", "\n\n", "\t", "*", "**", "_", "`", "```", "~~", "~~~", "[", "](", ")", "<", ">", "> "),
     *("- ", "* ", "1. ", "2) ", "  - ", "    ", "# ", "## ", "---", "===", "| a | b |", "\n|---|---|\n", "| 1 | 2 |"),
     *("\n```python\n", "\n```\n", "x = 'y'\n", "/* ", "[l](https://a.example)", "![i](https://a.example/i.png)"),
+    *("#", "|", "|-", "-", "=", "1", ".", "+", "word\n#", "word\n| a |\n|-"),
     *("[x](javascript:y)", "https://a.example/b.", "&lt;", "&", "\\", "<br>", "- [ ] ", "- [x] ", "\r\n", "é", "漢字"),
 ]
 documents = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=40)
@@ -260,6 +263,13 @@ def test_a_growing_text_ends_as_the_same_nodes_as_the_whole_one(
     assert all(address.startswith(("https://a.example", "#icon-")) for address in addresses)
 
 
+def test_a_block_that_the_next_characters_take_back_is_not_kept(run: Callable[..., Any]) -> None:
+    texts = ["word\n#tag", "word\n| a |\n|-x", "word\n```a`b", "- a\n\n-b", "word\n> a\n>b", "word\n---x", "a\n1.b"]
+    script = "return arguments[0].map((text) => [grown([...text]).innerHTML, rendered(text).innerHTML])"
+    for text, (by_characters, whole) in zip(texts, run(script, texts), strict=True):
+        assert by_characters == whole, text
+
+
 def test_colouring_changes_no_text_in_any_language(run: Callable[..., Any]) -> None:
     lines = [
         'def f(x: int) -> "Foo": return """open # not a comment',
@@ -271,7 +281,8 @@ def test_colouring_changes_no_text_in_any_language(run: Callable[..., Any]) -> N
         "+ added", "- removed", "@@ -1 +1 @@", "", "\t  ", "漢字 😀 \u0000",
     ]  # fmt: skip
     script = """
-        return languageNames.map((name) => [name, coloured(name, arguments[0]).map((line) => line.map(([, text]) => text).join(''))]);
+        const joined = (line) => line.map(([, text]) => text).join('');
+        return languageNames.map((name) => [name, coloured(name, arguments[0]).map(joined)]);
     """
     for name, joined in run(script, lines):
         assert joined == lines, name
@@ -292,7 +303,9 @@ def test_an_unknown_language_is_left_plain(run: Callable[..., Any]) -> None:
 def test_server_sent_events_are_the_same_however_they_are_cut(
     run: Callable[..., Any], texts: list[str], end: str, seed: int
 ) -> None:
-    stream = "".join(f": alive{end}{end}event: e{end}data: {json.dumps(text)}{end}data: second{end}{end}" for text in texts)
+    stream = "".join(
+        f": alive{end}{end}event: e{end}data: {json.dumps(text)}{end}data: second{end}{end}" for text in texts
+    )
     cuts = sorted(random.Random(seed).sample(range(len(stream) + 1), k=min(len(stream), 10)))
     parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     wanted = [{"event": "e", "data": f"{json.dumps(text)}\nsecond"} for text in texts]

@@ -11,7 +11,6 @@ from selenium.webdriver.common.by import By
 from tests.web.screen import WAIT_S, Screen
 from tests.web.scripted_server import ScriptedServer
 
-
 pytestmark = pytest.mark.browser
 
 

@@ -128,10 +128,11 @@ function readItem(lines, at, mark, depth) {
       content.push(dedent(lines[end], mark.column));
     } else break;
   }
+  const source = content.join('\n');
   const task = TASK.exec(content[0]);
   if (task) content[0] = content[0].slice(task[0].length);
   const checked = task ? task[1] !== ' ' : null;
-  return { checked, blocks: parseBlocks(content, depth + 1), hasGap, endsInBlank: blanks > 0, end };
+  return { source, checked, blocks: parseBlocks(content, depth + 1), hasGap, endsInBlank: blanks > 0, end };
 }
 
 // Whether a line can only go on with the paragraph above it.
@@ -170,7 +171,7 @@ function readTable(lines, at) {
     rows.push(cells(lines[end]).slice(0, align.length));
     end += 1;
   }
-  return { type: 'table', align, head: cells(lines[at]), rows, end };
+  return { type: 'table', align, head: cells(lines[at]), rows, end, settled: at + 1 };
 }
 
 function tableAlignment(lines, at) {

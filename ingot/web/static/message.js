@@ -5,7 +5,7 @@ import { copyFrom } from './clipboard.js';
 import { element, icon, iconButton } from './element.js';
 import { describe } from './facts.js';
 import { growing, isSend } from './field.js';
-import { LiveMarkdown } from './markdown.js';
+import { LiveMarkdown } from './live.js';
 import { Pace } from './pace.js';
 
 export function messageView(message, actions) {

@@ -1,0 +1,111 @@
+"""Servers under measurement: each a process of its own on a loopback port, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.cli.client import Client, ServerError
+
+START_S = 300.0
+POLL_S = 0.1
+STOP_S = 15.0
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers. `model` is what its requests call the model."""
+
+    name: str
+    client: Client
+    model: str
+    pid: int
+
+
+@contextmanager
+def ingot(folder: Path, log: Path, streams: int) -> Iterator[Running]:
+    """`ingot serve`, with its defaults, which take 32 sequences at once."""
+    flags = ["--port", "0", "--log-level", "warning"]
+    if streams > 32:
+        flags += ["--max-sequences", str(streams)]
+    command = [sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags]
+    with _process(command, log) as process:
+        url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
+        yield Running("ingot", Client(url), "default", process.pid)
+
+
+@contextmanager
+def mlx_lm(folder: Path, log: Path, streams: int) -> Iterator[Running]:
+    """`mlx_lm.server`, allowed to prefill and to decode all streams together, and quiet."""
+    port = _free_port()
+    together = str(max(streams, 32))
+    flags = ["--model", str(folder), "--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"]
+    flags += ["--decode-concurrency", together, "--prompt-concurrency", together]
+    client = Client(f"http://127.0.0.1:{port}")
+    with _process([sys.executable, "-m", "bench.mlx_lm_launcher", *flags], log) as process:
+        _wait("mlx_lm.server", process, log, lambda: _answers(client))
+        yield Running("mlx_lm.server", client, "default_model", process.pid)
+
+
+def ready_url(said: str) -> str | None:
+    """The address in ingot's ready line, once it is there."""
+    found = re.search(r"^ready: (\S+)", said, re.MULTILINE)
+    return found[1] if found else None
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what would set ingot up differently; the choice of kernels holds for all."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_")}
+    kernels = {name: value for name, value in os.environ.items() if name == "INGOT_KERNELS"}
+    return kept | kernels | {"INGOT_CONFIG": os.devnull}
+
+
+@contextmanager
+def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment()
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(name: str, process: subprocess.Popen[bytes], log: Path, ready: Callable[[], str | None]) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := ready():
+            return found
+        time.sleep(POLL_S)
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    raise ServerError(f"{name} did not start; the end of what it said:\n{last}")
+
+
+def _answers(client: Client) -> str | None:
+    try:
+        client.get("/health")
+    except ServerError:
+        return None
+    return client.url
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
