@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.engine.request import Request
-from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.answers import Head, Job
 from ingot.protocol.chat_answers import ChatStreamed, ChatWhole
@@ -17,6 +16,7 @@ from ingot.protocol.generation import GenerationBody
 from ingot.protocol.messages import CONVERSATION, Message
 from ingot.protocol.prompts import Ending, chat_prompt
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.served import Served
 from ingot.protocol.template_variables import TemplateVariables
 
@@ -88,17 +88,6 @@ class ChatBody(GenerationBody):
     prompt_cache_options: None = refuses("is not supported: the server decides what it keeps.")
     chat_template: None = refuses("is not supported: a request cannot bring its own template.")
 
-    def check(self) -> None:
-        """Refuse what the fields say together but not each alone."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-        if self.add_generation_prompt and self.continue_final_message:
-            raise BadRequest(
-                "add_generation_prompt begins a new message and continue_final_message goes on with the last one: "
-                "choose one.",
-                param="continue_final_message",
-            )
-
     @property
     def limit(self) -> int | None:
         """Both names are of an upper bound, so the lower one holds where they differ."""
@@ -112,14 +101,27 @@ class ChatBody(GenerationBody):
         return "closed" if self.add_generation_prompt is False else "opened"
 
 
-CHAT_BODY = Record(ChatBody)
+CHAT_BODY = Record(
+    ChatBody,
+    (
+        Never(
+            (Given("top_logprobs"), Not(Is("logprobs", True))),
+            "top_logprobs needs logprobs to be true.",
+            param="top_logprobs",
+        ),
+        Never(
+            (Is("add_generation_prompt", True), Is("continue_final_message", True)),
+            "add_generation_prompt begins a new message and continue_final_message goes on with the last: choose one.",
+            param="continue_final_message",
+        ),
+    ),
+)
 
 
 def read_chat(value: Any, served: Served, request_id: str) -> Job:
     """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
-    body.check()
     request = Request(
         id=request_id,
         prompts=(chat_prompt(served, body.messages, ending=body.ending, extra=body.chat_template_kwargs),),

@@ -16,6 +16,7 @@ from ingot.protocol.fields import Bool, Either, Int, ListOf, Text
 from ingot.protocol.generation import GenerationBody
 from ingot.protocol.prompts import text_prompt
 from ingot.protocol.records import Record, accepts, refuses, requires
+from ingot.protocol.rules import Is, Never, Not
 from ingot.protocol.served import Served
 from ingot.protocol.vocabulary import TokenIds
 
@@ -44,9 +45,7 @@ class CompletionBody(GenerationBody):
     suffix: None = refuses("is not supported: text is generated after the prompt, never inserted.", "")
 
     def check(self) -> None:
-        """Refuse what the fields say together but not each alone."""
-        if self.max_tokens == 0 and not self.echo:
-            raise BadRequest("max_tokens is 0, which asks for something only with echo.", param="max_tokens")
+        """Refuse what no schema can say: numbers that limit each other."""
         if self.best_of is not None and self.best_of < self.n:
             raise BadRequest(f"best_of is {self.best_of} and must be at least n, {self.n}.", param="best_of")
         if self.best_of is not None and self.best_of > self.n and self.stream:
@@ -70,7 +69,16 @@ class CompletionBody(GenerationBody):
         return self.prompt
 
 
-COMPLETION_BODY = Record(CompletionBody)
+COMPLETION_BODY = Record(
+    CompletionBody,
+    (
+        Never(
+            (Is("max_tokens", 0), Not(Is("echo", True))),
+            "max_tokens is 0, which asks for something only with echo.",
+            param="max_tokens",
+        ),
+    ),
+)
 
 
 def read_completion(value: Any, served: Served, request_id: str) -> Job:

@@ -151,9 +151,10 @@ def path_parameter(name: str, terms: Terms) -> Schema:
 
 
 def event_schema(chunk: type[Struct]) -> Schema:
-    """One server-sent event: its data is a chunk, or an error, or `[DONE]`."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference(chunk)}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    """One server-sent event: its data is a chunk, or the error that ends the stream, or `[DONE]`."""
+    told = {"anyOf": [reference(chunk), reference(ErrorBody)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
 
 
 def reference(answer: type[Struct]) -> Schema:

@@ -15,6 +15,7 @@ from typing import Any
 from ingot.errors import BadRequest, UnknownField, Unsupported, nearest
 from ingot.protocol.bounds import FIELD_NAME_CHARS
 from ingot.protocol.fields import Kind, OneOf, Reading, Refused, Schema, Terms
+from ingot.protocol.rules import Never
 
 
 def requires(kind: Kind, about: str) -> Any:
@@ -32,9 +33,10 @@ def refuses(reason: str, *harmless: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Record(Kind):
-    """An object that becomes an instance of the dataclass `cls`."""
+    """An object that becomes an instance of the dataclass `cls`, unless a rule refuses what its fields say together."""
 
     cls: type
+    rules: tuple[Never, ...] = ()
 
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         if not isinstance(value, dict):
@@ -50,6 +52,8 @@ class Record(Kind):
                 given[name] = spec.metadata["kind"].parse(held, below(path, name), reading)
             elif is_required(spec):
                 raise BadRequest(f"{below(path, name)} is required.", param=below(path, name))
+        for rule in self.rules:
+            rule.judge(value)
         return self.cls(**given)
 
     def schema(self, terms: Terms) -> Schema:
@@ -59,8 +63,11 @@ class Record(Kind):
             "properties": {spec.name: property_schema(spec, terms) for spec in specs},
             "additionalProperties": not terms.strict,
         }
-        required = [spec.name for spec in specs if is_required(spec)]
-        return schema | {"required": required} if required else schema
+        if required := [spec.name for spec in specs if is_required(spec)]:
+            schema["required"] = required
+        if self.rules:
+            schema["allOf"] = [rule.schema() for rule in self.rules]
+        return schema
 
     def admits(self, value: object) -> bool:
         return isinstance(value, dict)

@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.answers import Note
 from ingot.protocol.fields import Bool, ModelName, Text
 from ingot.protocol.messages import CONVERSATION, Message
 from ingot.protocol.prompts import chat_prompt
 from ingot.protocol.records import Record, accepts, requires
+from ingot.protocol.rules import Given, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.protocol.vocabulary import TokenIds
 
@@ -38,7 +38,18 @@ class DetokenizeBody:
     skip_special_tokens: bool = accepts(Bool(), "Leave special tokens out.", default=False)
 
 
-TOKENIZE_BODY = Record(TokenizeBody)
+TOKENIZE_BODY = Record(
+    TokenizeBody,
+    (
+        Never((Given("prompt"), Given("messages")), "Send either prompt or messages, not both.", param="messages"),
+        Never((Not(Given("prompt")), Not(Given("messages"))), "Send either prompt or messages.", param="prompt"),
+        Never(
+            (Given("prompt"), Given("add_generation_prompt")),
+            "add_generation_prompt goes with messages.",
+            param="add_generation_prompt",
+        ),
+    ),
+)
 DETOKENIZE_BODY = Record(DetokenizeBody)
 
 
@@ -61,8 +72,6 @@ def tokenize(value: Any, served: Served) -> Tokenized:
 
 
 def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
-    if (body.prompt is None) == (body.messages is None):
-        raise BadRequest("Send either prompt or messages.", param="prompt")
     if body.messages is not None:
         return chat_prompt(
             served,
@@ -70,9 +79,7 @@ def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
             ending="closed" if body.add_generation_prompt is False else "opened",
             add_special=body.add_special_tokens is True,
         )
-    if body.add_generation_prompt is not None:
-        raise BadRequest("add_generation_prompt goes with messages.", param="add_generation_prompt")
-    assert body.prompt is not None
+    assert body.prompt is not None, "the rules of the body leave one of the two"
     return tuple(served.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False))
 
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ingot.web import page
+from ingot.http.page import HEADERS, page_routes
 
 WAIT_S = 20.0
 
@@ -107,7 +107,7 @@ class ScriptedServer:
     def _application(self) -> Starlette:
         return Starlette(
             routes=[
-                *page.routes(),
+                *page_routes(),
                 Route("/blank", self._blank),
                 Route("/v1/models", self._models),
                 Route("/v1/requests", self._requests),
@@ -118,8 +118,7 @@ class ScriptedServer:
         )
 
     async def _blank(self, request: Request) -> Response:
-        headers = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
-        return Response("<!doctype html>", media_type="text/html", headers=headers)
+        return Response("<!doctype html>", media_type="text/html", headers=HEADERS)
 
     async def _models(self, request: Request) -> Response:
         return self._denied(request) or JSONResponse({"object": "list", "data": self.models})

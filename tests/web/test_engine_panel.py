@@ -19,7 +19,12 @@ def test_the_engine_panel_shows_what_runs_and_can_cancel_it(screen: Screen, serv
         "completion_tokens": 0,
         "tokens_per_second": 0,
     }
-    writing = {"id": "req-2", "phase": "decode", "prefilled_tokens": 100, "completion_tokens": 10}
+    writing = {
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "phase": "decode",
+        "prefilled_tokens": 100,
+        "completion_tokens": 10,
+    }
     server.requests = [busy | reading, busy | writing | {"tokens_per_second": 12.5}]
     server.health = (200, {"ok": True, "detail": "stepping", "running": 2, "queued": 0})
     screen.click("#engine-toggle")
@@ -28,6 +33,7 @@ def test_the_engine_panel_shows_what_runs_and_can_cancel_it(screen: Screen, serv
     assert "2 running" in screen.text("#engine-health")
     assert "25 of 100 prompt tokens" in screen.text("#engine-requests li:nth-child(1)")
     assert "12.5 tok/s" in screen.text("#engine-requests li:nth-child(2)")
+    assert screen.run("const p = document.getElementById('engine'); return p.scrollWidth <= p.clientWidth")
     screen.click("#engine-requests [aria-label='Cancel req-1']")
     screen.until(lambda: len(screen.all("#engine-requests li")) == 1)
     assert server.cancelled == ["req-1"]

@@ -1,0 +1,44 @@
+"""The memory model against what mlx really took."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ingot.cache.footprint import rounded
+from ingot.engine.budget import Budget, slot_count
+from ingot.engine.request import Request, Sampling, Stop
+from tests import engines
+
+
+@pytest.mark.parametrize("kind", ["llama", "window", "hybrid", "moe"])
+def test_what_was_predicted_covers_what_was_used(kind: str) -> None:
+    import mlx.core as mx
+
+    engine = engines.start(kind, context=2048, widest=128)
+    budget: Budget = engine._loaded.budget
+    rng = random.Random(2)
+    lengths = [700, 300, 1200, 20, 900]
+    asked = [
+        Request(
+            f"m{number}",
+            (tuple(rng.randrange(95) for _ in range(length)),),
+            max_tokens=40,
+            sampling=Sampling(temperature=0.0),
+            stop=Stop(ignore_eos=True),
+        )
+        for number, length in enumerate(lengths)
+    ]
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for stream in [engine.generate(request) for request in asked]:
+        for _ in stream:
+            pass
+    used = mx.get_peak_memory() - before
+    engine.close()
+    states = budget.state_bytes(slot_count(len(asked)), rounded(max(lengths) + 40))
+    assert used <= states + budget.transient
+    # And it is no wild guess: a model that asks for ten times too much would refuse what fits.
+    assert states <= 10 * used

@@ -1,0 +1,59 @@
+"""The same contract on a real model: SmolLM2, as it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.engine import Engine
+from ingot.engine.request import Request, Sampling, Stop
+from ingot.engine.start import start_engine
+from ingot.models.packaged import ensure
+from ingot.models.progress import silent
+from tests.engines import answer, text_of
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "Count from one to five.",
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    settings = Settings(memory="3GB", context=1024)
+    made = start_engine(settings, ensure(DEFAULT_MODEL, settings, silent), name=DEFAULT_MODEL, source="packaged")
+    yield made
+    made.check()
+    made.close()
+
+
+def asked(engine: Engine, number: int, **options: object) -> Request:
+    template = engine.tokenizer.template
+    assert template is not None
+    prompt = template.render([{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}])
+    tokens = tuple(engine.tokenizer.encode(prompt, add_special=False))
+    sampling = Sampling(temperature=0.0)
+    return Request(f"q{number}", (tokens,), **{"max_tokens": 12, "sampling": sampling, **options})  # type: ignore[arg-type]
+
+
+def test_it_knows_the_capital_of_france_and_when_to_stop(engine: Engine) -> None:
+    events = answer(engine, asked(engine, 0, max_tokens=40))
+    assert "Paris" in text_of(events)
+    assert events[-2].reason == "stop"  # type: ignore[union-attr]
+
+
+def test_alone_and_batched_give_the_same_text(engine: Engine) -> None:
+    requests = [asked(engine, number, stop=Stop(ignore_eos=True)) for number in range(3)]
+    alone = [text_of(answer(engine, request)) for request in requests]
+    streams = [engine.generate(request) for request in requests]
+    assert [text_of([event for batch in stream for event in batch]) for stream in streams] == alone
+
+
+def test_a_seed_gives_the_same_text_again_and_another_seed_another(engine: Engine) -> None:
+    def text(seed: int) -> str:
+        return text_of(answer(engine, asked(engine, 1, sampling=Sampling(temperature=1.2, top_p=0.95, seed=seed))))
+
+    assert text(1) == text(1) != text(2)

@@ -1,0 +1,52 @@
+"""schemathesis takes the served document at its word and tries to catch the server lying."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.http.running import running
+from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key"
+TALKATIVE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}\n"
+    "{% endfor %}{% if mood %}{{ mood }}{% endif %}"
+)
+
+
+def examined(url: str, document: str, folder: Path, *flags: str) -> None:
+    command = [sys.executable, "-m", "schemathesis.cli", "run", document, f"--url={url}", "--checks=all", "--no-color"]
+    made = subprocess.run(
+        [*command, "--seed=1", "--generation-database=none", *flags],
+        cwd=folder,
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.http.schemathesis_hooks", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout[-6000:] + made.stderr[-2000:]
+
+
+def test_the_document_is_true(tmp_path: Path) -> None:
+    engine = ScriptedEngine(tokenizer=ByteTokenizer(TALKATIVE))
+    with running(engine, settings()) as url:
+        examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=20")
+    assert len(engine.requests) > 100
+
+
+def test_without_the_key_everything_is_refused_as_documented(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    with running(engine, settings(api_key=KEY)) as url:
+        # schemathesis comes without the key, and even the document needs it.
+        document = tmp_path / "openapi.json"
+        document.write_bytes(httpx.get(f"{url}/openapi.json", headers={"x-api-key": KEY}).content)
+        examined(url, str(document), tmp_path, "--phases=fuzzing", "--max-examples=3")
+    assert engine.requests == []
