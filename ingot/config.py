@@ -128,6 +128,11 @@ class Settings:
         section="the engine",
         check=_memory_problem,
     )
+    cache_memory: str | None = setting(
+        None,
+        "the part of it that computed prefixes may take, such as 2GB, 30% or 0 (default: half of what the weights leave)",
+        check=_memory_problem,
+    )
     max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
     max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
     target_itl_ms: float = setting(

@@ -20,7 +20,13 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def start(
-    kind: str, *, memory: int | None = None, context: int = 2048, widest: int = 256, limits: Limits | None = None
+    kind: str,
+    *,
+    memory: int | None = None,
+    context: int = 2048,
+    widest: int = 256,
+    limits: Limits | None = None,
+    cache_bytes: int = 0,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take."""
 
@@ -44,7 +50,7 @@ def start(
             max_sequences=32,
             created=0,
         )
-        return Loaded(adapter, tokenizer, card, budget)
+        return Loaded(adapter, tokenizer, card, budget, cache_bytes)
 
     tokenizer = tiny_tokenizer()
     return Engine(load, limits or Limits())

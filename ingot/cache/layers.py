@@ -78,10 +78,6 @@ class LayerState:
     def arrays(self) -> list[mx.array]:
         raise NotImplementedError
 
-    def row(self, slot: int, length: int) -> list[mx.array]:
-        """What `slot` holds for its first `length` tokens, as views."""
-        raise NotImplementedError
-
 
 class AppendState(LayerState):
     kind: Kind = "append"
@@ -115,8 +111,25 @@ class AppendState(LayerState):
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
 
-    def row(self, slot: int, length: int) -> list[mx.array]:
-        return [array[slot : slot + 1, :, :length] for array in self.arrays()]
+    def oldest(self, slot: int, length: int) -> int:
+        """The first token that a row of this length holds and can still see."""
+        return 0
+
+    def tokens(self, slot: int, begin: int, end: int) -> list[mx.array]:
+        """Keys and values of a row's tokens [begin, end), as views."""
+        return [array[slot : slot + 1, :, begin:end] for array in self.arrays()]
+
+    def begin_row(self, slot: int, oldest: int) -> None:
+        """The row is about to be given tokens from `oldest` on."""
+
+    def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
+        """Give a row keys and values computed earlier, of consecutive tokens from `begin` on."""
+        if self.keys is None or self.values is None:
+            self.keys = _empty_like(arrays[0], self._slots, self._capacity)
+            self.values = _empty_like(arrays[1], self._slots, self._capacity)
+        count = arrays[0].shape[2]
+        self.keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
+        self.values[slot : slot + 1, :, begin : begin + count] = arrays[1]
 
     # What mlx-lm's models ask for.
 
@@ -186,9 +199,17 @@ class WindowState(AppendState):
         super().swap(one, other)
         self._first[one], self._first[other] = self._first[other], self._first[one]
 
-    def row(self, slot: int, length: int) -> list[mx.array]:
-        end = length - self._first[slot]
-        return [array[slot : slot + 1, :, max(0, end - self.window) : end] for array in self.arrays()]
+    def oldest(self, slot: int, length: int) -> int:
+        return max(self._first[slot], length - self.window + 1)
+
+    def tokens(self, slot: int, begin: int, end: int) -> list[mx.array]:
+        return super().tokens(slot, begin - self._first[slot], end - self._first[slot])
+
+    def begin_row(self, slot: int, oldest: int) -> None:
+        self._first[slot] = oldest
+
+    def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
+        super().put(slot, begin - self._first[slot], arrays)
 
     def prepare(self, launch: Launch) -> None:
         for slot, start in zip(range(launch.first, launch.last), launch.starts, strict=True):
@@ -197,7 +218,8 @@ class WindowState(AppendState):
 
     def _forget(self, slot: int, length: int) -> None:
         """Move the part of the row that a later token can still see to the front of its buffer."""
-        keep = min(length, self.window - 1)
+        # One token more than a window has before its newest: some families do not count the token itself.
+        keep = min(length, self.window)
         for array in self.arrays():
             _move_tokens(array, slot, length - keep - self._first[slot], slot, 0, keep)
         self._first[slot] = length - keep
@@ -230,6 +252,7 @@ class RecurrentState(LayerState, ArraysCache):
         LayerState.__init__(self)
         self.cache: list[mx.array | None] = [None] * parts
         self._slots = slots
+        self._written: set[int] = set()
 
     # What slots ask for.
 
@@ -253,23 +276,44 @@ class RecurrentState(LayerState, ArraysCache):
     def arrays(self) -> list[mx.array]:
         return [part for part in self.cache if part is not None]
 
-    def row(self, slot: int, length: int) -> list[mx.array]:
-        return [part[slot : slot + 1] for part in self.arrays()]
+    def row(self, slot: int) -> list[mx.array | None]:
+        """The row's state, as views; None where the model keeps nothing."""
+        return [None if part is None else part[slot : slot + 1] for part in self.cache]
+
+    def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
+        """Give a row a state that `row` gave."""
+        for number, part in enumerate(parts):
+            if part is None:
+                continue
+            held = self.cache[number]
+            if held is None:
+                held = self.cache[number] = mx.zeros((self._slots, *part.shape[1:]), part.dtype)
+            held[slot : slot + 1] = part
 
     # What mlx-lm's models ask for.
 
+    def prepare(self, launch: Launch) -> None:
+        self._written = set()
+
     def __getitem__(self, index: int) -> mx.array | None:
-        part = self.cache[index]
-        return None if part is None else part[self.open_launch.first : self.open_launch.last]
+        launch, part = self.open_launch, self.cache[index]
+        # Models know a sequence's beginning by the lack of a state, which need not be the same to them as zeros.
+        if part is None or (not any(launch.starts) and index not in self._written):
+            return None
+        return part[launch.first : launch.last]
 
     def __setitem__(self, index: int, value: mx.array) -> None:
         launch, part = self.open_launch, self.cache[index]
+        self._written.add(index)
         if launch.rows == self._slots:
             self.cache[index] = value
             return
         if part is None:
-            part = self.cache[index] = mx.zeros((self._slots, *value.shape[1:]), value.dtype)
+            part = mx.zeros((self._slots, *value.shape[1:]), value.dtype)
+        # A history of the newest tokens grows with its sequence at first; before that lies nothing.
+        part, value = _as_long(part, value), _as_long(value, part)
         part[launch.first : launch.last] = value
+        self.cache[index] = part
 
     @property
     def lengths(self) -> mx.array | None:
@@ -406,6 +450,14 @@ def _with_rows(array: mx.array, rows: int) -> mx.array:
     return mx.concatenate([array, mx.zeros((rows - array.shape[0], *array.shape[1:]), array.dtype)])
 
 
+def _as_long(array: mx.array, other: mx.array) -> mx.array:
+    """`array` with zeros in front, so that its second axis is as long as `other`'s if that is longer."""
+    missing = other.shape[1] - array.shape[1] if other.ndim > 1 else 0
+    if missing <= 0:
+        return array
+    return mx.concatenate([mx.zeros((array.shape[0], missing, *array.shape[2:]), array.dtype), array], axis=1)
+
+
 def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
     kept_slots, kept = min(slots, array.shape[0]), min(capacity, array.shape[2])
     fresh = mx.zeros((slots, array.shape[1], capacity, array.shape[3]), array.dtype)
@@ -437,7 +489,12 @@ def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[i
 
 
 def _mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
-    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j."""
+    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j.
+
+    Rows that see the same share one, as some models can only broadcast a mask without rows.
+    """
+    if len(set(zip(starts, firsts, strict=True))) == 1:
+        starts, firsts = starts[:1], firsts[:1]
     token = (mx.array(list(starts))[:, None] + mx.arange(width))[:, None, :, None]
     key = (mx.array(list(firsts))[:, None] + mx.arange(end))[:, None, None, :]
     mask = key <= token

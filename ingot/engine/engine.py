@@ -43,6 +43,8 @@ BEAT_S = 1.0
 """An idle engine shows that it lives this often."""
 STALLED_S = 60.0
 """No beat for this long means that the engine is stuck."""
+FIRST_MARKS, LAST_MARKS = 2, 8
+"""Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
 SCORED_WIDTH = 128
 """Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
@@ -55,6 +57,7 @@ class Loaded:
     tokenizer: Tokenizer
     card: ModelCard
     budget: Budget
+    cache_bytes: int = 0  # most that computed prefixes may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,15 @@ class Engine:
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
             # Answers of one request differ, and the first one is what a request for a single one gives.
             own_seed = seed + (index % request.n) * 0x9E3779B9
-            made.append(Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens))
+            sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
+            sequence.marks = self._message_ends(prompt)
+            made.append(sequence)
         return made
+
+    def _message_ends(self, prompt: tuple[int, ...]) -> frozenset[int]:
+        """Templates end messages with a token that also ends answers; the next turn differs only after one."""
+        ends = [place for place, token in enumerate(prompt, start=1) if token in self.tokenizer.eos_ids]
+        return frozenset([*ends[:FIRST_MARKS], *ends[-LAST_MARKS:]])
 
     def _free_seats(self) -> int:
         return self._limits.max_sequences - len(self._scheduler.running)
@@ -220,13 +230,15 @@ class Engine:
     def _make_rooms(self) -> None:
         costs = StepCosts()
         budget = self._loaded.budget
-        self._runner = Runner(self._loaded.adapter, budget, costs)
+        self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
 
         def widest(sequence: Sequence) -> int:
             width = budget.widest_launch(sequence.computed)
             return min(width, SCORED_WIDTH) if sequence.scoring else width
 
-        self._scheduler = Scheduler(budget.fits, widest, costs, self._limits.max_sequences, self._limits.target_itl_ms)
+        self._scheduler = Scheduler(
+            budget.fits, widest, self._runner.reuse, costs, self._limits.max_sequences, self._limits.target_itl_ms
+        )
 
     def _take_mail(self) -> None:
         """Run what other threads sent; with nothing else to do, wait for it."""
@@ -268,6 +280,7 @@ class Engine:
         except Exception:
             log.exception("a step failed; the requests that were running are given up")
             self._pending = None
+            self._runner.abandon()
             self._abandon(IngotError("The engine failed while computing this request; the server's log says why"))
             self._make_rooms()
 

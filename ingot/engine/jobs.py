@@ -26,6 +26,7 @@ class Job:
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
             completion_tokens=sum(sequence.produced for sequence in self.sequences),
+            cached_tokens=sum(sequence.cached for sequence in self.sequences[:: self.request.n]),
         )
 
     def ended(self, now: float) -> Ended:

@@ -61,6 +61,8 @@ class Request:
     n: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
+    cache: bool = True  # may take over computed prefixes and leave its own
+    salt: str = ""  # requests with different salts share nothing
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
 

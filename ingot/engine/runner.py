@@ -17,6 +17,7 @@ from ingot.cache.footprint import CAPACITY_STEP, rounded
 from ingot.cache.layers import Slots
 from ingot.engine.budget import Budget, slot_count
 from ingot.engine.costs import StepCosts
+from ingot.engine.reuse import Reuse, needs_of
 from ingot.engine.sampling import Drawn, draw, score
 from ingot.engine.scheduler import Chunk, Plan
 from ingot.engine.seats import Seats
@@ -69,10 +70,11 @@ class Step:
 class Runner:
     """Owns the slots. Only the engine thread may call it."""
 
-    def __init__(self, adapter: Adapter, budget: Budget, costs: StepCosts) -> None:
+    def __init__(self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int) -> None:
         self._adapter, self._budget, self._costs = adapter, budget, costs
         self.slots: Slots = adapter.new_slots()
         self.seats = Seats(self.slots)
+        self.reuse = Reuse(needs_of(self.slots), budget, costs, cache_bytes)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._free_at = 0.0
 
@@ -95,8 +97,15 @@ class Runner:
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was cancelled."""
         self._latest.pop(sequence, None)
+        self.reuse.keep(self.slots, sequence, last=True)
         if sequence.slot is not None:
             self.seats.leave(sequence)
+
+    def abandon(self) -> None:
+        """A step failed: whatever the slots hold is not to be trusted."""
+        for sequence in self.seats.taken:
+            sequence.slot = None
+        self.seats.taken.clear()
 
     def rest(self) -> None:
         """Nothing runs: give the memory of the states back."""
@@ -112,6 +121,7 @@ class Runner:
 
     def check(self) -> None:
         self.seats.check()
+        self.reuse.check()
         for slot, sequence in enumerate(self.seats.taken):
             assert self.slots.lengths[slot] == sequence.computed, "a slot's length is not its sequence's"
         assert not any(self.slots.lengths[len(self.seats.taken) :]), "a free slot is not empty"
@@ -119,6 +129,8 @@ class Runner:
     # Seating
 
     def _seat(self, plan: Plan) -> None:
+        for sequence in plan.retired:
+            self.reuse.keep(self.slots, sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
             if sequence.slot is not None:
                 self.seats.leave(sequence)
@@ -128,12 +140,14 @@ class Runner:
             self._make_room(running, rounded(max(reserved)))
         for sequence in plan.admitted:
             self.seats.sit(sequence)
+            self.reuse.restore(self.slots, sequence)
 
     def _make_room(self, rows: int, capacity: int) -> None:
         slots = slot_count(rows)
         large_enough = slots <= self.slots.count and capacity <= self.slots.capacity
         kept = self._budget.state_bytes(self.slots.count, self.slots.capacity)
         if not large_enough or kept > self._budget.states:
+            self.reuse.make_way(slots, capacity)
             self.slots.resize(slots, max(capacity, CAPACITY_STEP))
 
     # Decoding
@@ -190,7 +204,7 @@ class Runner:
 
     def _joins(self, group: list[Chunk], chunk: Chunk) -> bool:
         members = [*group, chunk]
-        if any(member.sequence.scoring for member in members) or not self._adapter.ragged:
+        if any(member.sequence.scoring for member in members) or not self._adapter.padded:
             return False
         assert chunk.sequence.slot is not None and group[-1].sequence.slot is not None
         width = max(member.count for member in members)
@@ -238,8 +252,10 @@ class Runner:
                 row.sampled += 1
                 self._latest[row] = (launched.drawn.tokens, place)
         for row, draws in zip(launched.rows, launched.draws, strict=True):
-            if draws and not row.decoding:
-                self.seats.start_decoding(row)
+            if not row.decoding:
+                self.reuse.keep(self.slots, row, last=draws)
+                if draws:
+                    self.seats.start_decoding(row)
         return launched
 
     def _measure(self, step: Step, launched: Launched) -> None:

@@ -15,6 +15,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ingot.cache.footprint import CAPACITY_STEP, rounded
 from ingot.engine.costs import StepCosts
@@ -51,10 +52,27 @@ class Plan:
         return not (self.decode or self.chunks)
 
 
+class Prefixes(Protocol):
+    """What is known of a sequence before it runs."""
+
+    def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether it should wait, as one that runs is computing its prefix."""
+        ...
+
+    def admit(self, sequence: Sequence) -> None:
+        """Sets `computed` to what it can take over; the runner does so when it seats the sequence."""
+        ...
+
+    def next_stop(self, sequence: Sequence) -> int:
+        """The length at which its next chunk ends at the latest."""
+        ...
+
+
 @dataclass
 class Scheduler:
     fits: Callable[[Many[int]], bool]  # can sequences with these reservations run together?
     widest: Callable[[Sequence], int]  # most tokens of its next chunk
+    prefixes: Prefixes
     costs: StepCosts
     max_sequences: int
     target_ms: float
@@ -117,18 +135,23 @@ class Scheduler:
         return newest
 
     def _admit(self, now: float) -> list[Sequence]:
-        """First come, first served: nobody overtakes the one at the head, so nobody starves."""
-        admitted = []
-        while self.waiting and len(self.running) < self.max_sequences:
-            head = self.waiting[0]
+        """First come, first served: only who waits for another's prefix is overtaken, so nobody starves."""
+        admitted: list[Sequence] = []
+        for head in list(self.waiting):
+            if len(self.running) >= self.max_sequences:
+                break
             if not head.known:  # preempted a moment ago; its last token is read before the next step
                 break
+            if self.prefixes.waits(head, self.running):
+                continue
             wanted = rounded(min(head.peak, max(head.total + CAPACITY_STEP, _stated_peak(head))))
             if not self.fits([*(running.reserved for running in self.running), wanted]):
                 break
             head.reserved = wanted
             head.admitted_at = head.admitted_at or now
-            self.running.append(self.waiting.pop(0))
+            self.waiting.remove(head)
+            self.running.append(head)
+            self.prefixes.admit(head)
             admitted.append(head)
         return admitted
 
@@ -141,7 +164,8 @@ class Scheduler:
         for sequence in pending:
             if budget <= 0:
                 return
-            count = min(sequence.remaining, budget, self.widest(sequence))
+            room = self.prefixes.next_stop(sequence) - sequence.computed
+            count = min(sequence.remaining, room, budget, self.widest(sequence))
             budget -= count
             yield Chunk(sequence, count, final=count == sequence.remaining)
 

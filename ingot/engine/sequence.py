@@ -33,6 +33,9 @@ class Sequence:
     admitted_at: float | None = None
     first_token_at: float | None = None
     scored: int = 0  # prompt tokens whose logprobs are read back
+    marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
+    cached: int = 0  # tokens that were taken over when it first ran
+    kept: int = 0  # tokens that the prefix index holds of it
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -68,7 +68,8 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
         created=int(time.time()),
         notes=tuple(notes),
     )
-    return Loaded(adapter, tokenizer, card, budget)
+    cache = memory_bytes(settings.cache_memory, budget.states) if settings.cache_memory else budget.states // 2
+    return Loaded(adapter, tokenizer, card, budget, cache)
 
 
 def _context(settings: Settings, stated: int) -> int:

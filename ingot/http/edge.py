@@ -76,7 +76,9 @@ class Answer:
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
-        log.info("%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
+        # Probes come every few seconds for as long as the server lives.
+        level = logging.DEBUG if path.startswith("/health/") else logging.INFO
+        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
 
 
 def answer_of(scope: Scope) -> Answer:

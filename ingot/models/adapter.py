@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
+from ingot.models.probe import Probe
 from ingot.models.upstream import caches, load_model
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+UNMIXED = {"minimax_m3_vl"}
+"""Families that mix rows of different lengths rightly in short prompts and wrongly in long ones, where no probe gets:
+MiniMax M3 chooses the blocks of keys near a token by its place in the longest row."""
 UNSTATED_CONTEXT = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
 
@@ -37,7 +42,8 @@ class Adapter:
     selection: Selection | None
     widest: int
     footprint: Footprint
-    ragged: bool  # rows of different lengths may share a launch
+    ragged: bool  # rows of different lengths may decode together
+    padded: bool  # prompts of different lengths may be computed together
     vocab: int
     notes: tuple[str, ...]
 
@@ -80,18 +86,30 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
 def adapt(
     model: nn.Module, config: dict[str, Any], device: Device, *, widest: int = 2048, notes: Sequence[str] = ()
 ) -> Adapter:
-    """Swap the modules of a model that is in memory, probe it, and describe it."""
+    """Swap the modules of a model that is in memory, probe it, and describe it.
+
+    Raises ModelError if it cannot be run here, or not rightly.
+    """
     said = list(notes)
     swap_ropes(model)
     selection = select_at_heads(model)
-    if selection is None:
+    probe = Probe(
+        partial(_forward, model, selection),
+        lambda: Slots(layer_states(model, widest)),
+        _main_dtype(model),
+        mixing=config.get("model_type") not in UNMIXED,
+    )
+    found = probe.run()
+    if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
-    slots, vocab = _probe(model, selection, widest)
-    ragged = _takes_ragged_rows(model, selection, widest)
-    if not ragged:
-        said.append("sequences of different lengths run one after another: this family's positions are single numbers")
-    footprint = _footprint(slots, config, vocab, device)
-    return Adapter(model, config, device, selection, widest, footprint, ragged, vocab, tuple(said))
+    if not found.ragged:
+        said.append("sequences of different lengths run one after another: this family's code cannot mix them")
+    elif not found.padded:
+        said.append("prompts are computed one after another: this family's code cannot pad them")
+    footprint = _footprint(found.slots, config, found.vocab, device)
+    return Adapter(
+        model, config, device, selection, widest, footprint, found.ragged, found.padded, found.vocab, tuple(said)
+    )
 
 
 def layer_states(model: Any, widest: int) -> list[LayerState]:
@@ -115,52 +133,21 @@ def stated_context(config: dict[str, Any]) -> int:
 def _forward(
     model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
 ) -> mx.array:
-    positions = None if at is None else mx.array(list(at), dtype=mx.int32)
+    positions = None if at is None or tokens.shape[1] == 1 else mx.array(at, dtype=mx.int32)
     if selection is None:
-        logits = model(tokens, cache=layers)
-        return logits if positions is None else mx.take_along_axis(logits, positions[:, None, None], axis=1)
-    selection.at = positions if tokens.shape[1] > 1 else None
+        return _at(model(tokens, cache=layers), positions)
+    selection.at = positions
     try:
-        return model(tokens, cache=layers)
+        return _at(model(tokens, cache=layers), positions)
     finally:
         selection.at = None
 
 
-def _probe(model: Any, selection: Selection | None, widest: int) -> tuple[Slots, int]:
-    """Run a short prompt and one more token. Returns the slots, which now know every state's shape."""
-    slots = Slots(layer_states(model, widest))
-    logits = _run(model, selection, slots, 0, [[0, 1, 2]], at=[2])
-    if logits.shape[:2] != (1, 1):
-        raise ModelError(f"The model answers with logits of shape {logits.shape}; ingot expects one row a token")
-    again = _run(model, selection, slots, 0, [[3]])
-    return slots, again.shape[-1]
-
-
-def _takes_ragged_rows(model: Any, selection: Selection | None, widest: int) -> bool:
-    slots = Slots(layer_states(model, widest))
-    slots.resize(2, slots.capacity)
-    _run(model, selection, slots, 0, [[0, 1]])
-    _run(model, selection, slots, 1, [[0]])
-    try:
-        _run(model, selection, slots, 0, [[2], [1]])
-    # Whatever it is that a model cannot do with an array for an offset, the answer is the same.
-    except Exception:
-        return False
-    return True
-
-
-def _run(
-    model: Any,
-    selection: Selection | None,
-    slots: Slots,
-    first: int,
-    rows: list[list[int]],
-    at: Sequence[int] | None = None,
-) -> mx.array:
-    with slots.launch(first, len(rows), len(rows[0])) as layers:
-        logits = _forward(model, selection, mx.array(rows), layers, at)
-        mx.eval(logits, slots.arrays())
-    return logits
+def _at(logits: mx.array, positions: mx.array | None) -> mx.array:
+    """The logits at `positions`, where the output head has not computed just those."""
+    if positions is None or logits.shape[1] == 1:
+        return logits
+    return mx.take_along_axis(logits, positions[:, None, None], axis=1)
 
 
 def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device) -> Footprint:

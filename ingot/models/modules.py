@@ -5,6 +5,7 @@ RoPE modules learn to read explicit positions, and output heads to compute only 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,19 @@ from ingot.models.upstream import rope_utils
 
 
 class Selection:
-    """Which position of each row the output head computes; None computes all of them."""
+    """Which position of each row the output head computes; None computes all of them.
+
+    `obeyed` says whether a head ever asked: a swapped module may turn out not to be the model's head.
+    """
 
     def __init__(self) -> None:
         self.at: mx.array | None = None
+        self.obeyed = False
 
     def of(self, hidden: mx.array) -> mx.array:
         if self.at is None or hidden.ndim != 3:
             return hidden
+        self.obeyed = True
         return mx.take_along_axis(hidden, self.at[:, None, None], axis=1)
 
 
@@ -82,26 +88,29 @@ def adopt(module: nn.Module, cls: type) -> Any:
 
 def select_at_heads(model: nn.Module) -> Selection | None:
     """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
-    selection = Selection()
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if path.rsplit(".", 1)[-1] == "lm_head" and type(module) in SELECTIVE
-    ] or [
-        (path, module)
-        for path, module in model.named_modules()
-        if path.rsplit(".", 1)[-1] in TIED_NAMES and type(module) in SELECTIVE
-    ]
-    if len(found) != 1:
+    found = _only_module(model, HEAD_NAMES) or _only_module(model, TIED_NAMES)
+    if found is None:
         return None
-    path, module = found[0]
+    path, module = found
+    selection = Selection()
     replacement = adopt(module, SELECTIVE[type(module)])
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection
 
 
-TIED_NAMES = ("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings")
+def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module] | None:
+    """The one module with one of these names, if it is of a kind that can stand for an output head."""
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if path.rsplit(".", 1)[-1] in names and type(module) in SELECTIVE
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+HEAD_NAMES = ("lm_head", "embed_out", "output")
+TIED_NAMES = ("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings")
 
 
 @dataclass(frozen=True)

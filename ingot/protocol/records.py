@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from ingot.errors import BadRequest, UnknownField, Unsupported, nearest
@@ -41,7 +42,7 @@ class Record(Kind):
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
-        known = {spec.name: spec for spec in dataclasses.fields(self.cls)}
+        known = specs_of(self.cls)
         for name in value:
             if name not in known:
                 meet_unknown(name, known, path, reading)
@@ -57,7 +58,7 @@ class Record(Kind):
         return self.cls(**given)
 
     def schema(self, terms: Terms) -> Schema:
-        specs = dataclasses.fields(self.cls)
+        specs = specs_of(self.cls).values()
         schema: Schema = {
             "type": "object",
             "properties": {spec.name: property_schema(spec, terms) for spec in specs},
@@ -102,6 +103,11 @@ class Tagged(Kind):
 
     def wanted(self, terms: Terms) -> str:
         return f"an object with '{self.tag}'"
+
+
+@cache
+def specs_of(cls: type) -> Mapping[str, dataclasses.Field[Any]]:
+    return {spec.name: spec for spec in dataclasses.fields(cls)}
 
 
 def meet_unknown(name: str, known: Mapping[str, Any], path: str, reading: Reading) -> None:

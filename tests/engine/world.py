@@ -33,6 +33,19 @@ class CountingSlots:
         self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
 
 
+class NothingKnown:
+    """A prefix index that is always empty."""
+
+    def waits(self, sequence: Sequence, running: object) -> bool:
+        return False
+
+    def admit(self, sequence: Sequence) -> None:
+        pass
+
+    def next_stop(self, sequence: Sequence) -> int:
+        return sequence.total
+
+
 def expected_token(ticket: int, number: int) -> int:
     return ticket * 100_000 + number
 
@@ -55,7 +68,9 @@ class World:
         budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=512, rows=self.max_sequences)
         self.context = budget.longest(self.context)
         self.costs = StepCosts()
-        self.scheduler = Scheduler(budget.fits, lambda _: 512, self.costs, self.max_sequences, self.target_ms)
+        self.scheduler = Scheduler(
+            budget.fits, lambda _: 512, NothingKnown(), self.costs, self.max_sequences, self.target_ms
+        )
         self.slots = CountingSlots(self.max_sequences)
         self.seats = Seats(self.slots)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -36,7 +37,7 @@ def search(text: str, strings: tuple[str, ...], keep: bool) -> tuple[str, str | 
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = sorted({min(place, len(text)) for place in places} | {0, len(text)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @given(texts, stop_sets, st.lists(st.integers(0, 60)), st.booleans())

@@ -104,13 +104,13 @@ class Screen:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
 
     def requested(self) -> list[str]:
-        """The addresses that the browser asked for since the test began, or since this was last called."""
+        """The addresses that the browser asked for since this was last called, by whichever test."""
         entries = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
         sent = [entry["params"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
         return [params["request"]["url"] for params in sent]
 
     def complaints(self) -> list[str]:
-        """What the console holds of policy violations and uncaught errors."""
+        """Policy violations and uncaught errors on the console since this was last called, by whichever test."""
         entries = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
         return [entry for entry in entries if "Failed to load resource" not in entry]
 

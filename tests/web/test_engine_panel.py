@@ -46,6 +46,8 @@ def test_the_engine_is_asked_only_while_its_panel_is_open(screen: Screen) -> Non
     def polls() -> int:
         return sum(url.endswith("/v1/requests") for url in screen.requested())
 
+    screen.requested()
+    screen.reload()
     assert polls() == 0
     screen.click("#engine-toggle")
     screen.until(lambda: screen.text("#engine-note") == "Nothing is running.")

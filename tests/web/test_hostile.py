@@ -74,7 +74,7 @@ return {
 
 
 def test_no_script_runs_and_nothing_is_loaded(screen: Screen, server: ScriptedServer) -> None:
-    screen.requested()
+    screen.requested(), screen.complaints()
     server.answer(*(f"{payload}\n\n" for payload in PAYLOADS))
     screen.ask("Attack")
     seen = screen.run(SURVEY)
@@ -99,6 +99,7 @@ def test_no_half_received_payload_runs_either(screen: Screen, server: ScriptedSe
 
 
 def test_an_image_is_a_link_and_is_never_fetched(screen: Screen, server: ScriptedServer) -> None:
+    screen.requested()
     server.answer("![A map](https://evil.example/map.png)")
     screen.ask("Picture")
     link = screen.find(".prose a")

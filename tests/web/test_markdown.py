@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from selenium import webdriver
+
+from tests.web.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.browser
 
@@ -53,11 +55,12 @@ window.eventsOf = (pieces) => {
 """
 
 
-@pytest.fixture
-def run(blank: webdriver.Chrome) -> Callable[..., Any]:
-    """Runs a script with the page's modules at hand."""
-    blank.execute_async_script(f"(async () => {{ {HARNESS} }})().then(arguments[0])")
-    return blank.execute_script
+@pytest.fixture(scope="module")
+def run(browser: webdriver.Chrome, scripted_server: ScriptedServer) -> Callable[..., Any]:
+    """Runs a script on an empty page with the page's modules at hand. They keep nothing, so one page does for all."""
+    browser.get(f"{scripted_server.url}/blank")
+    browser.execute_async_script(f"(async () => {{ {HARNESS} }})().then(arguments[0])")
+    return browser.execute_script
 
 
 CASES = [
@@ -243,7 +246,7 @@ FRAGMENTS = [
 documents = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None)
 @given(pieces=documents, seed=st.integers(0, 2**16))
 def test_a_growing_text_ends_as_the_same_nodes_as_the_whole_one(
     run: Callable[..., Any], pieces: list[str], seed: int
@@ -294,7 +297,7 @@ def test_an_unknown_language_is_left_plain(run: Callable[..., Any]) -> None:
         assert html == "if x"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(st.text(st.sampled_from("ab :\t\u00e9"), max_size=6), min_size=1, max_size=6),
     end=st.sampled_from(["\n", "\r\n"]),

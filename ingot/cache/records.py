@@ -1,0 +1,117 @@
+"""Immutable pieces of computed state: what tokens [begin, end) of some sequence left in every layer.
+
+A record owns its arrays: they are copies, never views of a live slot. Append and window layers contribute a delta, the
+keys and values of the record's own tokens (a window layer only those that a token at `end` can still see); recurrent
+layers contribute a checkpoint, their state after token `end`, where one was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ingot.cache.layers import AppendState, RecurrentState, Slots, WindowState
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Keys and values of tokens [begin, end) in one layer; no arrays when that is empty."""
+
+    begin: int
+    end: int
+    arrays: tuple[mx.array, ...]
+
+    def part(self, begin: int, end: int) -> Delta:
+        begin, end = max(begin, self.begin), min(end, self.end)
+        if (begin, end) == (self.begin, self.end):
+            return self
+        if begin >= end:
+            return Delta(begin, begin, ())
+        cut = slice(begin - self.begin, end - self.begin)
+        return Delta(begin, end, tuple(mx.contiguous(array[:, :, cut]) for array in self.arrays))
+
+
+Checkpoint = tuple[tuple[mx.array | None, ...], ...]
+"""The parts of each layer's state; empty for layers that are not recurrent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    begin: int
+    end: int
+    deltas: tuple[Delta | None, ...]  # one per layer state, None for recurrent ones
+    checkpoint: Checkpoint | None = None
+
+    def arrays(self) -> list[mx.array]:
+        held = [array for delta in self.deltas if delta is not None for array in delta.arrays]
+        return held + self._checkpoint_arrays()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return sum(array.nbytes for array in self._checkpoint_arrays())
+
+    def _checkpoint_arrays(self) -> list[mx.array]:
+        return [array for layer in self.checkpoint or () for array in layer if array is not None]
+
+    def split(self, at: int) -> tuple[Record, Record]:
+        """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
+        first = tuple(None if delta is None else delta.part(self.begin, at) for delta in self.deltas)
+        second = tuple(None if delta is None else delta.part(at, self.end) for delta in self.deltas)
+        return Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
+
+    def without_checkpoint(self) -> Record:
+        return replace(self, checkpoint=None)
+
+    def sees_back_to(self, position: int, layer: int) -> bool:
+        """Whether this layer's delta reaches back to `position`, or at least to the record's beginning."""
+        delta = self.deltas[layer]
+        return delta is None or delta.begin <= max(position, self.begin)
+
+
+def take(slots: Slots, slot: int, begin: int) -> Record:
+    """A record of what `slot` computed from token `begin` to its end, with a checkpoint."""
+    end = slots.lengths[slot]
+    deltas: list[Delta | None] = []
+    checkpoint: list[tuple[mx.array | None, ...]] = []
+    for state in slots.states:
+        if isinstance(state, RecurrentState):
+            deltas.append(None)
+            checkpoint.append(tuple(None if array is None else _copied(array) for array in state.row(slot)))
+            continue
+        assert isinstance(state, AppendState)
+        oldest = max(begin, state.oldest(slot, end))
+        deltas.append(Delta(oldest, end, tuple(_copied(array) for array in state.tokens(slot, oldest, end))))
+        checkpoint.append(())
+    return Record(begin, end, tuple(deltas), tuple(checkpoint) if "recurrent" in slots.kinds else None)
+
+
+def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None:
+    """Make the empty `slot` hold the first `length` tokens of what the records, in order, cover from token 0 on."""
+    assert slots.lengths[slot] == 0 and records[0].begin == 0 and records[-1].end >= length
+    for number, state in enumerate(slots.states):
+        if isinstance(state, RecurrentState):
+            checkpoint = records[-1].checkpoint
+            assert checkpoint is not None and records[-1].end == length
+            state.put(slot, checkpoint[number])
+            continue
+        assert isinstance(state, AppendState)
+        oldest = max(0, length - state.window + 1) if isinstance(state, WindowState) else 0
+        state.begin_row(slot, oldest)
+        for record in records:
+            delta = record.deltas[number]
+            assert delta is not None
+            part = delta.part(oldest, length)
+            if part.arrays:
+                state.put(slot, part.begin, part.arrays)
+    slots.lengths[slot] = length
+
+
+def _copied(view: mx.array) -> mx.array:
+    # A slot's arrays are far larger than a record, so mlx copies rather than shares.
+    return mx.contiguous(view)

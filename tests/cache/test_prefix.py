@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.cache.prefix import Needs, PrefixIndex
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A record on paper: ten bytes a token, a hundred for a checkpoint; layer 0 keeps the last `window` tokens."""
+
+    begin: int
+    end: int
+    oldest: int
+    checkpoint: tuple[()] | None
+
+    @property
+    def nbytes(self) -> int:
+        return 10 * (self.end - self.begin) + (100 if self.checkpoint is not None else 0)
+
+    def split(self, at: int) -> tuple[Paper, Paper]:
+        return Paper(self.begin, at, min(self.oldest, at), None), replace(self, begin=at, oldest=max(at, self.oldest))
+
+    def without_checkpoint(self) -> Paper:
+        return replace(self, checkpoint=None)
+
+    def sees_back_to(self, position: int, layer: int) -> bool:
+        return self.oldest <= max(position, self.begin)
+
+
+APPEND = Needs()
+WINDOW = Needs(windows=((0, 4),))
+HYBRID = Needs(checkpoint=True)
+
+
+def index(needs: Needs) -> PrefixIndex:
+    return PrefixIndex(needs, lambda tokens: float(tokens))
+
+
+def store(held: PrefixIndex, tokens: list[int], needs: Needs, salt: str = "") -> None:
+    end = len(tokens)
+    checkpoint = () if needs.checkpoint else None
+    window = needs.windows[0][1] if needs.windows else end
+    held.insert(salt, tokens, end, lambda begin: Paper(begin, end, max(begin, end - window + 1), checkpoint))  # type: ignore[arg-type, return-value]
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
+
+
+@NEEDS
+@given(stored=st.lists(TOKENS, max_size=8), asked=TOKENS, most=st.one_of(st.none(), st.integers(0, 600)))
+def test_a_match_is_a_true_prefix_whose_records_lie_end_to_end(
+    needs: Needs, stored: list[list[int]], asked: list[int], most: int | None
+) -> None:
+    held = index(needs)
+    for tokens in stored:
+        store(held, tokens, needs)
+        held.check()
+    if most is not None:
+        held.shrink(most)
+        held.check()
+        assert held.nbytes <= most
+    found = held.match("", asked, len(asked) - 1)
+    assert found.length <= found.known and found.length <= len(asked) - 1
+    assert any(tokens[: found.known] == asked[: found.known] for tokens in [*stored, []])
+    at = 0
+    for record in found.records:
+        assert record.begin == at
+        at = record.end
+    assert at >= found.length and (found.records == () or found.records[-1].begin < found.length)
+    if not needs.anywhere:
+        assert at == found.length
+
+
+@given(stored=st.lists(TOKENS, max_size=8), asked=TOKENS)
+def test_append_layers_resume_at_the_longest_common_prefix(stored: list[list[int]], asked: list[int]) -> None:
+    held = index(APPEND)
+    for tokens in stored:
+        store(held, tokens, APPEND)
+
+    def common(tokens: list[int]) -> int:
+        return next(
+            (i for i, (a, b) in enumerate(zip(tokens, asked, strict=False)) if a != b), min(len(tokens), len(asked))
+        )
+
+    best = max((common(tokens) for tokens in stored), default=0)
+    assert held.match("", asked, len(asked) - 1).length == min(best, len(asked) - 1)
+
+
+@given(stored=st.lists(TOKENS, max_size=8))
+def test_what_was_stored_with_a_checkpoint_can_be_resumed_there(stored: list[list[int]]) -> None:
+    held = index(HYBRID)
+    for tokens in stored:
+        store(held, tokens, HYBRID)
+    for tokens in stored:
+        assert held.match("", [*tokens, 9], len(tokens)).length == len(tokens)
+
+
+@NEEDS
+@given(stored=st.lists(TOKENS, min_size=1, max_size=8))
+def test_nothing_is_stored_twice(needs: Needs, stored: list[list[int]]) -> None:
+    once, twice = index(needs), index(needs)
+    for tokens in stored:
+        store(once, tokens, needs)
+    for tokens in [*stored, *stored]:
+        store(twice, tokens, needs)
+    if needs.anywhere:
+        assert twice.nbytes == once.nbytes
+    prefixes = {tuple(tokens[:n]) for tokens in stored for n in range(1, len(tokens) + 1)}
+    assert sum(len(node.tokens) for node in twice.nodes()) == len(prefixes)
+
+
+def test_salts_share_nothing() -> None:
+    held = index(APPEND)
+    store(held, [1, 2, 3], APPEND, salt="a")
+    assert held.match("b", [1, 2, 3, 4], 3).known == 0
+    assert held.match("a", [1, 2, 3, 4], 3).length == 3
+
+
+def test_the_least_recently_used_goes_first_and_pins_stay() -> None:
+    held = index(APPEND)
+    for first in (1, 2, 3):
+        store(held, [first] * 5, APPEND)
+    held.pin("", [1] * 5)
+    held.shrink(100)
+    held.match("", [2] * 5, 4)
+    store(held, [4] * 5, APPEND)
+    held.shrink(100)
+    assert held.match("", [1] * 5, 5).length == 5
+    assert held.nbytes == 100
+
+
+def test_a_node_that_others_build_on_gives_up_its_checkpoint_before_they_lose_their_tokens() -> None:
+    held = index(HYBRID)
+    store(held, [1] * 4, HYBRID)
+    store(held, [1] * 8, HYBRID)
+    held.match("", [1] * 9, 8)
+    held.shrink(held.nbytes - 1)
+    lengths = {held.match("", [1] * n + [2], n).length for n in (4, 8)}
+    assert lengths in ({0, 8}, {4, 0}, {4})
+    held.check()
+
+
+def test_a_lost_checkpoint_comes_back_when_the_same_tokens_are_computed_again() -> None:
+    held = index(HYBRID)
+    store(held, [1] * 4, HYBRID)
+    store(held, [1, 1, 2], HYBRID)  # splits the first: its upper half has no checkpoint
+    assert held.match("", [1, 1, 3], 2).length == 0
+    store(held, [1, 1], HYBRID)
+    assert held.match("", [1, 1, 3], 2).length == 2
+    held.check()
