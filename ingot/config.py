@@ -128,9 +128,10 @@ class Settings:
         section="the engine",
         check=_memory_problem,
     )
+    prefix_cache: bool = setting(True, "keep what was computed of prompts and answers, for requests that begin alike")
     cache_memory: str | None = setting(
         None,
-        "the part of it that computed prefixes may take, such as 2GB, 30% or 0 (default: half of what the weights leave)",
+        "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
         check=_memory_problem,
     )
     max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)

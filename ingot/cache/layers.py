@@ -182,6 +182,8 @@ class WindowState(AppendState):
     def __init__(self, window: int, widest: int, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
         super().__init__(slots, window_capacity(window, widest, capacity))
         self.window, self.widest = window, widest
+        self.asked = window
+        """The widest window that the model's masks have shown it."""
         self._first = [0] * slots
 
     def resize(self, slots: int, capacity: int) -> None:
@@ -218,8 +220,7 @@ class WindowState(AppendState):
 
     def _forget(self, slot: int, length: int) -> None:
         """Move the part of the row that a later token can still see to the front of its buffer."""
-        # One token more than a window has before its newest: some families do not count the token itself.
-        keep = min(length, self.window)
+        keep = min(length, self.window - 1)
         for array in self.arrays():
             _move_tokens(array, slot, length - keep - self._first[slot], slot, 0, keep)
         self._first[slot] = length - keep
@@ -236,6 +237,7 @@ class WindowState(AppendState):
     ) -> mx.array | str | None:
         launch = self.open_launch
         window = window_size or self.window
+        self.asked = max(self.asked, window)
         end = max(self._begins()) + width
         if launch.rows == 1 and end <= window and not return_array:
             return None if width == 1 else "causal"
@@ -282,13 +284,18 @@ class RecurrentState(LayerState, ArraysCache):
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
         """Give a row a state that `row` gave."""
-        for number, part in enumerate(parts):
-            if part is None:
-                continue
-            held = self.cache[number]
-            if held is None:
-                held = self.cache[number] = mx.zeros((self._slots, *part.shape[1:]), part.dtype)
-            held[slot : slot + 1] = part
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._store(index, slot, part)
+
+    def _store(self, index: int, slot: int, rows: mx.array) -> None:
+        part = self.cache[index]
+        if part is None:
+            part = mx.zeros((self._slots, *rows.shape[1:]), rows.dtype)
+        # A history of the newest tokens grows with its sequence at first; before that lies nothing.
+        part, rows = _as_long(part, rows), _as_long(rows, part)
+        part[slot : slot + rows.shape[0]] = rows
+        self.cache[index] = part
 
     # What mlx-lm's models ask for.
 
@@ -303,17 +310,12 @@ class RecurrentState(LayerState, ArraysCache):
         return part[launch.first : launch.last]
 
     def __setitem__(self, index: int, value: mx.array) -> None:
-        launch, part = self.open_launch, self.cache[index]
+        launch = self.open_launch
         self._written.add(index)
         if launch.rows == self._slots:
             self.cache[index] = value
-            return
-        if part is None:
-            part = mx.zeros((self._slots, *value.shape[1:]), value.dtype)
-        # A history of the newest tokens grows with its sequence at first; before that lies nothing.
-        part, value = _as_long(part, value), _as_long(value, part)
-        part[launch.first : launch.last] = value
-        self.cache[index] = part
+        else:
+            self._store(index, launch.first, value)
 
     @property
     def lengths(self) -> mx.array | None:
@@ -422,20 +424,23 @@ def _parts(layer: LayerState) -> list[LayerState]:
     return layer.caches if isinstance(layer, GroupState) else [layer]
 
 
-def state_for(asked: Any, widest: int) -> LayerState:
-    """Our live state for a cache that mlx-lm's `make_cache` asks for; KeyError where there is none."""
-    return _FACTORIES[type(asked)](asked, widest)
+def state_for(asked: Any, widest: int, margin: int = 0) -> LayerState:
+    """Our live state for a cache that mlx-lm's `make_cache` asks for; KeyError where there is none.
+
+    Windows are `margin` tokens wider than asked for.
+    """
+    return _FACTORIES[type(asked)](asked, widest, margin)
 
 
-def _group(asked: Any, widest: int) -> GroupState:
-    return GroupState([state_for(part, widest) for part in asked.caches])
+def _group(asked: Any, widest: int, margin: int) -> GroupState:
+    return GroupState([state_for(part, widest, margin) for part in asked.caches])
 
 
-_FACTORIES: dict[type, Callable[[Any, int], LayerState]] = {
-    caches.KVCache: lambda asked, widest: AppendState(),
-    caches.ChunkedKVCache: lambda asked, widest: AppendState(),
-    caches.RotatingKVCache: lambda asked, widest: WindowState(asked.max_size, widest),
-    caches.ArraysCache: lambda asked, widest: RecurrentState(len(asked.cache)),
+_FACTORIES: dict[type, Callable[[Any, int, int], LayerState]] = {
+    caches.KVCache: lambda asked, widest, margin: AppendState(),
+    caches.ChunkedKVCache: lambda asked, widest, margin: AppendState(),
+    caches.RotatingKVCache: lambda asked, widest, margin: WindowState(asked.max_size + margin, widest),
+    caches.ArraysCache: lambda asked, widest, margin: RecurrentState(len(asked.cache)),
     caches.CacheList: _group,
 }
 

@@ -68,8 +68,7 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
         created=int(time.time()),
         notes=tuple(notes),
     )
-    cache = memory_bytes(settings.cache_memory, budget.states) if settings.cache_memory else budget.states // 2
-    return Loaded(adapter, tokenizer, card, budget, cache)
+    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget))
 
 
 def _context(settings: Settings, stated: int) -> int:
@@ -78,6 +77,12 @@ def _context(settings: Settings, stated: int) -> int:
     if settings.context > stated:
         raise ConfigError(f"context is {settings.context}, but the model was made for {stated} tokens", param="context")
     return settings.context
+
+
+def _cache_bytes(settings: Settings, budget: Budget) -> int:
+    if not settings.prefix_cache:
+        return 0
+    return memory_bytes(settings.cache_memory, budget.states) if settings.cache_memory else budget.states // 2
 
 
 def _refuse_what_cannot_fit(folder: Path, total: int) -> None:

@@ -7,7 +7,6 @@ will be used, so that what cannot work is said then and not in the middle of som
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +22,12 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
-from ingot.models.probe import Probe
+from ingot.models.probe import Findings, Probe
 from ingot.models.upstream import caches, load_model
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+REFUSED = {"phi3small": "mlx-lm's code for it lets the tokens of a prompt see the ones after them"}
+"""Families whose answers would be wrong, and why."""
 UNMIXED = {"minimax_m3_vl"}
 """Families that mix rows of different lengths rightly in short prompts and wrongly in long ones, where no probe gets:
 MiniMax M3 chooses the blocks of keys near a token by its place in the longest row."""
@@ -41,6 +42,7 @@ class Adapter:
     device: Device
     selection: Selection | None
     widest: int
+    margin: int  # tokens by which windows are wider than the model's caches say
     footprint: Footprint
     ragged: bool  # rows of different lengths may decode together
     padded: bool  # prompts of different lengths may be computed together
@@ -64,7 +66,7 @@ class Adapter:
         return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
 
     def new_slots(self) -> Slots:
-        return Slots(layer_states(self.model, self.widest))
+        return Slots(layer_states(self.model, self.widest, self.margin))
 
     def forward(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
         """Logits [rows, 1, vocab] at position `at[i]` of each row, or [rows, width, vocab] when `at` is None."""
@@ -75,8 +77,9 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
         model, config = load_model(folder, lazy=True)
-    except (ValueError, FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ModelError(f"The model in {folder.name} cannot be loaded: {error}") from error
+    # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error
     notes = settle(model, device, dtype)
     mx.eval(model.parameters())
     model.eval()
@@ -90,36 +93,63 @@ def adapt(
 
     Raises ModelError if it cannot be run here, or not rightly.
     """
-    said = list(notes)
+    family = str(config.get("model_type"))
+    if family in REFUSED:
+        raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
     swap_ropes(model)
     selection = select_at_heads(model)
-    probe = Probe(
-        partial(_forward, model, selection),
-        lambda: Slots(layer_states(model, widest)),
-        _main_dtype(model),
-        mixing=config.get("model_type") not in UNMIXED,
+    found, margin = _probe(model, selection, family, widest)
+    return Adapter(
+        model,
+        config,
+        device,
+        selection,
+        widest,
+        margin,
+        _footprint(found.slots, config, found.vocab, device),
+        found.ragged,
+        found.padded,
+        found.vocab,
+        (*notes, *_remarks(selection, found)),
     )
-    found = probe.run()
+
+
+def layer_states(model: Any, widest: int, margin: int) -> list[LayerState]:
+    """Live states of the kinds that the model asks for."""
+    asked = caches.make_prompt_cache(model)
+    try:
+        return [state_for(cache, widest, margin) for cache in asked]
+    except KeyError as error:
+        kind = error.args[0].__name__
+        raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
+
+
+def _probe(model: Any, selection: Selection | None, family: str, widest: int) -> tuple[Findings, int]:
+    """What was found out, and the margin that the model's windows need."""
+
+    def findings(margin: int) -> Findings:
+        forward = partial(_forward, model, selection)
+        mixing = family not in UNMIXED
+        return Probe(
+            forward, lambda: Slots(layer_states(model, widest, margin)), _main_dtype(model), mixing=mixing
+        ).run()
+
+    found = findings(0)
+    windows = [state for state in found.slots.states if isinstance(state, WindowState)]
+    # PLaMo 3's masks show a token one more than its caches keep.
+    margin = max((state.asked - state.window for state in windows), default=0)
+    return (findings(margin) if margin else found), margin
+
+
+def _remarks(selection: Selection | None, found: Findings) -> list[str]:
+    said = []
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     if not found.ragged:
         said.append("sequences of different lengths run one after another: this family's code cannot mix them")
     elif not found.padded:
         said.append("prompts are computed one after another: this family's code cannot pad them")
-    footprint = _footprint(found.slots, config, found.vocab, device)
-    return Adapter(
-        model, config, device, selection, widest, footprint, found.ragged, found.padded, found.vocab, tuple(said)
-    )
-
-
-def layer_states(model: Any, widest: int) -> list[LayerState]:
-    """Live states of the kinds that the model asks for."""
-    asked = caches.make_prompt_cache(model)
-    try:
-        return [state_for(cache, widest) for cache in asked]
-    except KeyError as error:
-        kind = error.args[0].__name__
-        raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
+    return said
 
 
 def stated_context(config: dict[str, Any]) -> int:
@@ -133,7 +163,7 @@ def stated_context(config: dict[str, Any]) -> int:
 def _forward(
     model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
 ) -> mx.array:
-    positions = None if at is None or tokens.shape[1] == 1 else mx.array(at, dtype=mx.int32)
+    positions = None if at is None or tokens.shape[1] == 1 else mx.array(list(at), dtype=mx.int32)
     if selection is None:
         return _at(model(tokens, cache=layers), positions)
     selection.at = positions
@@ -179,6 +209,12 @@ def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device)
         score=4 * 3 * heads if device.unfused_attention else 0,
         logits=4 * vocab,
     )
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "mlx-lm needs a package for it that is not installed"
+    return str(error) or type(error).__name__
 
 
 def _main_dtype(model: Any) -> mx.Dtype:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ingot.engine.request import Sampling, Stop
 from ingot.protocol import bounds
-from ingot.protocol.fields import Bool, Either, Int, ListOf, ModelName, Number, Text, Timeout
+from ingot.protocol.fields import Bool, Either, Int, ListOf, ModelName, Number, OneOf, Text, Timeout
 from ingot.protocol.records import Record, accepts, refuses
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.protocol.vocabulary import Biases, TokenIds
@@ -61,6 +61,12 @@ class GenerationBody:
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
+    cache: str = accepts(
+        OneOf(("auto", "off")), "`off` computes everything anew and keeps nothing of this request.", default="auto"
+    )
+    cache_salt: str = accepts(
+        Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
+    )
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property

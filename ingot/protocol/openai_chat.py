@@ -129,6 +129,8 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
         n=body.n,
         sampling=body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stop=body.stopping(),
+        cache=body.cache == "auto",
+        salt=body.cache_salt,
         deadline=body.deadline(served),
     )
     head = Head.of(request_id, int(time.time()), served, reading)

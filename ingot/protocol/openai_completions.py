@@ -96,6 +96,8 @@ def read_completion(value: Any, served: Served, request_id: str) -> Job:
         n=body.candidates,
         sampling=body.sampling(logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
         stop=body.stopping(),
+        cache=body.cache == "auto",
+        salt=body.cache_salt,
         deadline=body.deadline(served),
     )
     plan = Plan(

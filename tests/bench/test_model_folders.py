@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.model_folders import write
+from ingot.models.progress import silent
+from ingot.text.tokenizer import Tokenizer
+
+
+def test_a_folder_for_measuring_names_no_token_that_ends_an_answer(tmp_path: Path) -> None:
+    write("dispatch", tmp_path, silent)
+    assert Tokenizer.load(tmp_path).eos_ids == frozenset()
+    assert "eos_token_id" not in json.loads((tmp_path / "config.json").read_text())
+    assert (tmp_path / "model.safetensors").exists()
