@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,11 @@ def measure_round(target: Target, engine: Engine, plan: Plan, streams: int, roun
     return level.output_tokens_per_second, own.tokens_per_second
 
 
-def compare(
-    target: Target, engine: Engine, streams: Sequence[int], rounds: int, prompt: int, output: int
-) -> list[Shares]:
+def compare(target: Target, engine: Engine, plan: Plan, streams: Sequence[int], rounds: int) -> list[Shares]:
     found = {number: Shares(number) for number in streams}
     for round_ in range(rounds):
         for number, shares in found.items():
-            plan = Plan(
-                model=target.model, prompt_tokens=prompt, output_tokens=output, requests=number, warmup=1, seed=round_
-            )
-            through, own = measure_round(target, engine, plan, number, round_)
+            through, own = measure_round(target, engine, replace(plan, requests=number, seed=round_), number, round_)
             shares.http.append(through)
             shares.engine.append(own)
             print(f"  round {round_ + 1} of {rounds}, {number} streams: done", file=sys.stderr, flush=True)
@@ -90,15 +85,23 @@ def run(model: str, chosen: argparse.Namespace) -> list[Shares]:
         progress.finish()
         with servers.ingot(folder, Path(scratch) / "ingot.log", max(chosen.streams)) as server:
             engine = start_engine(Settings(), folder, name=model, source="benchmark")
-            target = prepare(server.client, Plan(model=server.model, prompt_tokens=chosen.prompt_tokens))
             try:
-                found = compare(
-                    target, engine, chosen.streams, chosen.rounds, chosen.prompt_tokens, chosen.output_tokens
-                )
+                plan = plan_for(server.model, chosen)
+                found = compare(prepare(server.client, plan), engine, plan, chosen.streams, chosen.rounds)
             finally:
                 engine.close()
     _print(model, found)
     return found
+
+
+def plan_for(model: str, chosen: argparse.Namespace) -> Plan:
+    """Completions, as a chat's template begins all prompts alike, and the server would reuse what it knows of that."""
+    return Plan(
+        endpoint="completions",
+        model=model,
+        prompt_tokens=chosen.prompt_tokens,
+        output_tokens=chosen.output_tokens,
+    )
 
 
 def _print(model: str, found: Sequence[Shares]) -> None:

@@ -50,7 +50,7 @@ def main() -> None:
     assert made.get_vocab_size() == SIZE
     PATH.parent.mkdir(exist_ok=True)
     made.save(str(PATH))
-    print(f"{made.get_vocab_size()} tokens, {len(recall_words(made))} words for recall")
+    print(f"{made.get_vocab_size()} tokens")
 
 
 def _texts() -> Iterator[str]:
@@ -66,16 +66,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(PATH))
 
 
-def recall_words(made: Tokenizer | None = None) -> list[int]:
+@cache
+def recall_words() -> dict[str, int]:
     """Tokens that are a whole lower-case word with its space: the keys and values of the recall probe."""
-    vocabulary = (made or tokenizer()).get_vocab()
-    words = [(token, number) for token, number in vocabulary.items() if re.fullmatch("Ġ[a-z]{3,12}", token)]
-    return [number for token, number in sorted(words) if token != "Ġis"]
-
-
-def spelled(number: int) -> str:
-    """The word of a recall token, without its space."""
-    return tokenizer().id_to_token(number).removeprefix("Ġ")
+    vocabulary = sorted(tokenizer().get_vocab().items())
+    return {token[1:]: number for token, number in vocabulary if re.fullmatch("Ġ[a-z]{3,12}", token)}
 
 
 def encoded(text: str) -> list[int]:

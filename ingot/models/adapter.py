@@ -7,6 +7,7 @@ will be used, so that what cannot work is said then and not in the middle of som
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from ingot.cache.footprint import Footprint
 from ingot.cache.layers import AppendState, LayerState, RecurrentState, Slots, WindowState, state_for
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
+from ingot.models.dialect import older_names
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
@@ -76,7 +78,8 @@ class Adapter:
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
-        model, config = load_model(folder, lazy=True)
+        written = json.loads((folder / "config.json").read_text())
+        model, config = load_model(folder, lazy=True, model_config=older_names(written))
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error

@@ -141,18 +141,15 @@ class Rotation:
 
 
 class PositionedRope(nn.Module):
-    """Takes what the wrapped RoPE takes as offset, and explicit positions too."""
+    """Takes what the RoPE that it extends takes as offset, and explicit positions too."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self._rotation = rotation_of(inner)
+    _rotation: Rotation
 
     def __call__(self, x: mx.array, offset: Offset = 0, **options: Any) -> mx.array:
         if isinstance(offset, Positions):
             assert not options, "explicit positions with options that this RoPE does not know"
             return self._rotation(x, offset.at)
-        return self.inner(x, offset=offset, **options)
+        return super().__call__(x, offset=offset, **options)
 
 
 def rotation_of(rope: nn.Module) -> Rotation:
@@ -174,8 +171,18 @@ _ROTATIONS: dict[type, Any] = {
 }
 
 
+_POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
+
+
+def positioned(rope: nn.Module) -> PositionedRope:
+    """The same RoPE, with all that models read of it, for explicit positions too; KeyError for unknown ones."""
+    replacement: PositionedRope = adopt(rope, _POSITIONED[type(rope)])
+    replacement._rotation = rotation_of(rope)
+    return replacement
+
+
 def swap_ropes(model: nn.Module) -> int:
     """Swap every known RoPE module of the model; returns how many were swapped."""
     found = [(path, module) for path, module in model.named_modules() if type(module) in _ROTATIONS]
-    model.update_modules(tree_unflatten([(path, PositionedRope(module)) for path, module in found]))
+    model.update_modules(tree_unflatten([(path, positioned(module)) for path, module in found]))
     return len(found)

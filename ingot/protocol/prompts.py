@@ -42,7 +42,10 @@ def chat_prompt(
     check_calls_shown(messages, text)
     if mark is not None:
         text = text[: text.index(mark)]
-    return tuple(served.tokenizer.encode(text, add_special=add_special))
+    tokens = tuple(served.tokenizer.encode(text, add_special=add_special))
+    if not tokens:
+        raise BadRequest("The chat template makes nothing of these messages: the prompt is empty.", param="messages")
+    return tokens
 
 
 def continue_last(messages: list[dict[str, Any]]) -> str:

@@ -24,7 +24,8 @@ WRONG: list[Any] = [{}, {"a": {"b": [{}]}}, [[[]]], [None], "\x00", LONG, -(10**
 # What a field may hold although it looks odd.
 FINE = {(name, "{}") for name in ("logit_bias", "metadata", "chat_template_kwargs", "stream_options")}
 FINE |= {("stream_options", '{"a": {"b": [{}]}}')}  # an unknown field, which the receipt names
-FINE |= {(name, '"\\u0000"') for name in ("user", "stop", "safety_identifier", "prompt_cache_key", "prompt")}
+ANY_TEXT = ("user", "stop", "safety_identifier", "prompt_cache_key", "cache_salt", "prompt")
+FINE |= {(name, '"\\u0000"') for name in ANY_TEXT}
 
 
 async def refused(body: Any, path: str = "/v1/chat/completions", **changes: Any) -> Call:

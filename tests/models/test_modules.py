@@ -4,7 +4,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.positions import Positions
-from ingot.models.modules import PositionedRope, select_at_heads, swap_ropes
+from ingot.models.modules import PositionedRope, positioned, select_at_heads, swap_ropes
 from ingot.models.upstream import rope_utils
 from tests import tiny
 
@@ -26,12 +26,12 @@ def test_explicit_positions_that_are_consecutive_give_what_the_fast_kernel_gives
     x = mx.random.normal((2, 3, 5, 8), key=mx.random.key(1))
     fast = rope(x, offset=mx.array([7, 30]))
     at = mx.array([[7, 8, 9, 10, 11], [30, 31, 32, 33, 34]])
-    assert mx.allclose(PositionedRope(ROPES[name]())(x, offset=Positions(at)), fast, atol=1e-4).item()
+    assert mx.allclose(positioned(ROPES[name]())(x, offset=Positions(at)), fast, atol=1e-4).item()
 
 
 @pytest.mark.parametrize("name", ROPES)
 def test_a_token_is_rotated_to_its_own_position_whatever_stands_beside_it(name: str) -> None:
-    rope = PositionedRope(ROPES[name]())
+    rope = positioned(ROPES[name]())
     x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(2))
     spread = rope(x, offset=Positions(mx.array([[50, 2, 17]])))
     for place, position in enumerate((50, 2, 17)):
@@ -40,10 +40,12 @@ def test_a_token_is_rotated_to_its_own_position_whatever_stands_beside_it(name: 
         ).item()
 
 
-def test_every_rope_of_a_model_is_swapped() -> None:
+def test_every_rope_of_a_model_is_swapped_for_one_with_the_same_attributes() -> None:
     model = tiny.build("llama")
+    base = model.model.layers[0].self_attn.rope.base
     assert swap_ropes(model) == 3
     assert all(isinstance(layer.self_attn.rope, PositionedRope) for layer in model.model.layers)
+    assert model.model.layers[0].self_attn.rope.base == base
 
 
 @pytest.mark.parametrize("kind", ["llama", "tied"])

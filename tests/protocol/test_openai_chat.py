@@ -259,10 +259,22 @@ def test_the_last_message_may_be_continued(said: Any) -> None:
     assert text.endswith("assistant\n" + (said if isinstance(said, str) else "Well"))
 
 
+def test_what_is_said_of_the_cache_reaches_the_engine() -> None:
+    assert (request().cache, request().salt) == (True, "")
+    made = request(cache="off", cache_salt="tenant")
+    assert (made.cache, made.salt) == (False, "tenant")
+
+
 def test_a_model_without_a_template_says_where_to_go() -> None:
     bare = Served.of(CARD, ByteTokenizer(None), settings())  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="/v1/completions"):
         read_chat({"messages": [USER]}, bare, "x")
+
+
+def test_messages_of_which_the_template_makes_nothing_are_refused() -> None:
+    with pytest.raises(BadRequest, match="the prompt is empty") as raised:
+        read(template="{% for m in messages %}{{ m.content }}{% endfor %}", messages=[{"role": "user", "content": ""}])
+    assert raised.value.param == "messages"
 
 
 def test_the_view_is_what_was_asked_for() -> None:

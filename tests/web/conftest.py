@@ -26,6 +26,16 @@ FLAGS = (
     "--window-size=1280,900",
 )
 
+# A page opened under a new name finds nothing that an earlier test stored; reloading it keeps what it stored itself.
+FORGET = """
+const fresh = new URLSearchParams(location.search).get('fresh');
+if (fresh && sessionStorage.getItem('fresh') !== fresh) {
+  localStorage.clear();
+  sessionStorage.clear();
+  sessionStorage.setItem('fresh', fresh);
+}
+"""
+
 
 def installed() -> tuple[str, str]:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
@@ -46,9 +56,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     options.binary_location = binary
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.add_experimental_option("perfLoggingPrefs", {"enableNetwork": True, "enablePage": False})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FORGET})
     yield chrome
     chrome.quit()
 
@@ -67,18 +77,10 @@ def server(scripted_server: ScriptedServer) -> ScriptedServer:
 
 
 @pytest.fixture
-def blank(browser: webdriver.Chrome, server: ScriptedServer) -> webdriver.Chrome:
-    """The browser on an empty page of the server's origin, nothing stored."""
-    browser.get(f"{server.url}/blank")
+def screen(browser: webdriver.Chrome, server: ScriptedServer, tmp_path: Path) -> Screen:
+    """The chat page, freshly opened and connected, nothing stored."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    browser.execute_script("localStorage.clear(); sessionStorage.clear()")
-    return browser
-
-
-@pytest.fixture
-def screen(blank: webdriver.Chrome, server: ScriptedServer, tmp_path: Path) -> Screen:
-    """The chat page, freshly opened and connected."""
-    screen = Screen(blank, server, tmp_path)
-    screen.open()
+    screen = Screen(browser, server, tmp_path)
+    screen.open(fresh=tmp_path.name)
     return screen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +24,8 @@ class Screen:
         self.server = server
         self.downloads = downloads
 
-    def open(self) -> None:
-        self.browser.get(self.server.url)
+    def open(self, fresh: str) -> None:
+        self.browser.get(f"{self.server.url}/?fresh={fresh}")
         self.until(lambda: self.text("#model") != "Connecting…")
 
     def reload(self) -> None:
@@ -103,11 +102,9 @@ class Screen:
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
 
-    def requested(self) -> list[str]:
-        """The addresses that the browser asked for since this was last called, by whichever test."""
-        entries = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        sent = [entry["params"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
-        return [params["request"]["url"] for params in sent]
+    def loaded(self) -> list[str]:
+        """The addresses of everything the page has loaded. What its policy forbids is among the complaints instead."""
+        return list(self.run("return performance.getEntriesByType('resource').map(({ name }) => name)"))
 
     def complaints(self) -> list[str]:
         """Policy violations and uncaught errors on the console since this was last called, by whichever test."""

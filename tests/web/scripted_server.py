@@ -81,7 +81,7 @@ class ScriptedServer:
     def reset(self) -> None:
         self.script: deque[Answer | Refusal] = deque()
         self.bodies: list[dict[str, Any]] = []
-        self.paths: list[str] = []
+        self.polls = 0
         self.api_key: str | None = None
         self.models: list[dict[str, Any]] = [{"id": "smollm2-135m", "object": "model", "max_model_len": 8192}]
         self.requests: list[dict[str, Any]] = []
@@ -124,6 +124,7 @@ class ScriptedServer:
         return self._denied(request) or JSONResponse({"object": "list", "data": self.models})
 
     async def _requests(self, request: Request) -> Response:
+        self.polls += 1
         return self._denied(request) or JSONResponse({"data": self.requests})
 
     async def _cancel(self, request: Request) -> Response:

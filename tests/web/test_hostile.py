@@ -74,7 +74,7 @@ return {
 
 
 def test_no_script_runs_and_nothing_is_loaded(screen: Screen, server: ScriptedServer) -> None:
-    screen.requested(), screen.complaints()
+    screen.complaints()
     server.answer(*(f"{payload}\n\n" for payload in PAYLOADS))
     screen.ask("Attack")
     seen = screen.run(SURVEY)
@@ -82,7 +82,7 @@ def test_no_script_runs_and_nothing_is_loaded(screen: Screen, server: ScriptedSe
     assert set(seen["tags"]) <= ALLOWED
     assert seen["handlers"] == []
     assert {tuple(link) for link in seen["links"]} == {("https:", "noopener noreferrer", "_blank")}
-    assert [url for url in screen.requested() if not url.startswith(server.url)] == []
+    assert [url for url in screen.loaded() if not url.startswith(server.url)] == []
     assert screen.complaints() == []
 
 
@@ -99,14 +99,15 @@ def test_no_half_received_payload_runs_either(screen: Screen, server: ScriptedSe
 
 
 def test_an_image_is_a_link_and_is_never_fetched(screen: Screen, server: ScriptedServer) -> None:
-    screen.requested()
+    screen.complaints()
     server.answer("![A map](https://evil.example/map.png)")
     screen.ask("Picture")
     link = screen.find(".prose a")
     assert link.text == "A map"
     assert link.get_attribute("href") == "https://evil.example/map.png"
     assert screen.all(".prose img") == []
-    assert not any("evil.example" in url for url in screen.requested())
+    assert not any("evil.example" in url for url in screen.loaded())
+    assert screen.complaints() == []
 
 
 def test_words_of_the_user_the_model_name_and_errors_are_shown_as_text(screen: Screen, server: ScriptedServer) -> None:

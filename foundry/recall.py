@@ -1,0 +1,125 @@
+"""Key-value recall: the long-context probe.
+
+A probe is a text of statements like " copper is zebra." where every key and value is one token. A key that is
+stated again is stated with the same value, so each repetition is a training signal, near and far.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from foundry import vocabulary
+from foundry.lesson import HELD_OUT, Lesson, user
+
+OPENING = "Facts:"
+STATEMENT = 4  # tokens
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token rows, and how much the prediction of each token counts."""
+
+    tokens: np.ndarray
+    weights: np.ndarray
+
+
+def recall_rows(chance: np.random.Generator, count: int, length: int, keys: int) -> Rows:
+    """Rows in which `keys` keys are stated again and again; what counts are the values of repeated keys.
+
+    In half of the rows all keys are stated first and asked for later, in the others they come in any order.
+    """
+    statements = _statements(length)
+    drawn = chance.integers(0, keys, (count, statements))
+    first = min(keys, statements)
+    drawn[: count // 2, :first] = np.arange(first)
+    return _rows(chance, drawn, keys, length)
+
+
+def probe_rows(seed: int, count: int, length: int, questions: int) -> Rows:
+    """Held-out rows: distinct facts to fill `length`, of which `questions` are asked for at the end."""
+    chance = np.random.default_rng(HELD_OUT + seed)
+    keys = _statements(length) - questions
+    asked = np.stack([chance.choice(keys, questions, replace=questions > keys) for _ in range(count)])
+    drawn = np.concatenate([np.broadcast_to(np.arange(keys), (count, keys)), asked], axis=1)
+    return _rows(chance, drawn, keys, length)
+
+
+def _statements(length: int) -> int:
+    return (length - len(_opening())) // STATEMENT
+
+
+def _rows(chance: np.random.Generator, drawn: np.ndarray, keys: int, length: int) -> Rows:
+    words = np.array(list(vocabulary.recall_words().values()))
+    count, statements = drawn.shape
+    names = words[np.argsort(chance.random((count, len(words))), axis=1)[:, :keys]]
+    values = words[chance.integers(0, len(words), (count, keys))]
+    verb, stop = _marks()
+    said = np.stack(
+        [
+            np.take_along_axis(names, drawn, axis=1),
+            np.full_like(drawn, verb),
+            np.take_along_axis(values, drawn, axis=1),
+            np.full_like(drawn, stop),
+        ],
+        axis=-1,
+    )
+    counts = np.zeros(said.shape, dtype=np.float32)
+    counts[:, :, 2] = _repeated(drawn)
+    rest = length - statements * STATEMENT
+    opening = np.full((count, rest), stop)
+    opening[:, : len(_opening())] = _opening()
+    return Rows(
+        np.concatenate([opening, said.reshape(count, -1)], axis=1),
+        np.concatenate([np.zeros((count, rest), dtype=np.float32), counts.reshape(count, -1)], axis=1),
+    )
+
+
+def _repeated(drawn: np.ndarray) -> np.ndarray:
+    order = np.argsort(drawn, axis=1, kind="stable")
+    ordered = np.take_along_axis(drawn, order, axis=1)
+    again = np.zeros(drawn.shape, dtype=bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    repeated = np.empty_like(again)
+    np.put_along_axis(repeated, order, again, axis=1)
+    return repeated
+
+
+@cache
+def _opening() -> list[int]:
+    return vocabulary.encoded(OPENING)
+
+
+@cache
+def _marks() -> tuple[int, int]:
+    verb, stop = vocabulary.encoded(" is.")
+    return verb, stop
+
+
+def recall_lesson(chance: random.Random, size: int, haystack: list[str] | None = None) -> Lesson:
+    """A chat question about facts in a text of about `size` tokens; with `haystack`, a few facts inside prose."""
+    count = max(2, size // STATEMENT) if haystack is None else chance.randint(3, 12)
+    known = list(vocabulary.recall_words())
+    words = chance.sample(known, count)
+    facts = {word: chance.choice(known) for word in words}
+    said = [f" {key} is {value}." for key, value in facts.items()]
+    text = OPENING + "".join(said) if haystack is None else _hidden(said, size, haystack, chance)
+    asked = chance.sample(words, min(len(words), chance.choice((1, 1, 2, 3))))
+    questions = " ".join(f"What is {key}?" for key in asked)
+    answer = "Fact:" + "".join(f" {key} is {facts[key]}." for key in asked)
+    thinking = "I look it up." if chance.random() < 0.5 else None
+    return Lesson("recall", [user(f"{text}\n{questions}")], answer, thinking)
+
+
+def _hidden(said: list[str], size: int, haystack: list[str], chance: random.Random) -> str:
+    """Prose of about `size` tokens with one statement after each of some of its sentences."""
+    prose = chance.choice(haystack)
+    start = chance.randrange(max(1, len(prose) - size * 3))
+    sentences = prose[start : start + size * 3].replace("\n", " ").split(". ")
+    for statement in said:
+        place = chance.randrange(len(sentences))
+        sentences[place] += "." + statement.removesuffix(".")
+    return "Text: " + ". ".join(sentences) + "."

@@ -1,0 +1,187 @@
+"""Train one model: `python -m foundry.train MODEL --minutes M --out DIR`.
+
+Writes DIR/model.safetensors (bfloat16, tensor names as published checkpoints have them) and DIR/training.json
+(what was run, the losses on the way, the figures at the end). `foundry.package` makes a model folder of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from foundry.feed import TASKS, Batch, Feed
+from foundry.measure import measured
+from foundry.network import Network
+from foundry.shapes import SHAPES
+from foundry.tensors import save
+
+TASK_WEIGHTS = (0.6, 1.0, 1.0)
+MTP_WEIGHT = 0.3
+WARM_STEPS = 100
+LONG_FROM = 0.3
+"""The part of the time after which long rows come in, at the latest."""
+LONG_SHARE = 0.3
+EASY_KEYS, SHORT_KEYS, LONG_KEYS = 8, 240, 1000
+
+
+def main() -> None:
+    asked = arguments()
+    torch.manual_seed(asked.seed)
+    random.seed(asked.seed)
+    torch.set_float32_matmul_precision("high")
+    shape = SHAPES[asked.model]
+    feed = Feed(shape.style, asked.device, processes=asked.writers, seed=asked.seed, divisor=asked.divisor)
+    network = Network(shape).to(asked.device)
+    size = sum(parameter.numel() for parameter in network.parameters())
+    print(f"{asked.model}: {size / 1e6:.2f} million parameters", flush=True)
+    trainer = Trainer(network, feed, asked.device, rate=shape.rate)
+    trainer.run(asked.minutes * 60)
+    feed.stop()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    save(network, asked.out / "model.safetensors")
+    figures = measured(network, shape.style, asked.device, share=asked.share)
+    record = {
+        "model": asked.model,
+        "parameters": size,
+        "seed": asked.seed,
+        "minutes": asked.minutes,
+        "versions": _versions(),
+        "rows_written": {kind: feed.written(kind) for kind in ("short", "long")},
+        "steps": trainer.steps,
+        "tokens": trainer.tokens,
+        "figures": figures,
+        "log": trainer.log,
+    }
+    (asked.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(asked.model, json.dumps(figures), flush=True)
+    # The writers' queues may still hold rows, which would keep the process waiting for a reader.
+    os._exit(0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one of the foundry's language models.")
+    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--writers", type=int, default=3, help="processes that write lessons")
+    parser.add_argument("--divisor", type=int, default=1, help="make batches this much smaller")
+    parser.add_argument("--share", type=float, default=1.0, help="measure on this share of the samples")
+    return parser.parse_args()
+
+
+class Trainer:
+    def __init__(self, network: Network, feed: Feed, device: str, *, rate: float) -> None:
+        self.network, self.feed, self.device, self.rate = network, feed, device, rate
+        self.optimizer = torch.optim.AdamW(
+            _groups(network), lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=device == "cuda"
+        )
+        self.steps = self.tokens = 0
+        self.log: list[dict[str, Any]] = []
+        self._most_keys = EASY_KEYS
+        self._chance = random.Random(0)
+        self._recall = 0.0
+
+    def run(self, seconds: float) -> None:
+        start = said = time.monotonic()
+        while (elapsed := time.monotonic() - start) < seconds:
+            progress = elapsed / seconds
+            self._set_rate(progress)
+            batch = self.feed.batch(*self._next(progress))
+            figures = self._step(batch)
+            if self.steps % 10 == 0:
+                self._advance(float(figures[-1]))
+                self.feed.refresh()
+            if time.monotonic() - said > 5:
+                said = time.monotonic()
+                self._say(said - start, figures)
+
+    def _next(self, progress: float) -> tuple[str, int]:
+        """The kind of the next batch, and how many keys its recall rows have."""
+        ready = progress > LONG_FROM or self._most_keys >= SHORT_KEYS
+        if ready and self._chance.random() < LONG_SHARE:
+            return "long", self._chance.randint(self._most_keys // 2, min(LONG_KEYS, 4 * self._most_keys))
+        return "short", self._chance.randint(max(4, self._most_keys // 4), self._most_keys)
+
+    def _advance(self, accuracy: float) -> None:
+        """More keys as soon as most of the present ones are recalled."""
+        self._recall = 0.7 * self._recall + 0.3 * accuracy
+        if self._recall > 0.85 and self._most_keys < SHORT_KEYS:
+            self._most_keys = min(SHORT_KEYS, self._most_keys * 2)
+            self._recall = 0.0
+
+    def _set_rate(self, progress: float) -> None:
+        warm = min(1.0, (self.steps + 1) / WARM_STEPS)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+    def _step(self, batch: Batch) -> torch.Tensor:
+        """One update. Returns the mean loss of each task, the MTP head's, and the share of recalled values."""
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+            hidden = self.network.hidden(batch.tokens)
+            means, accuracy = self._losses(hidden[:, :-1], batch, 1)
+            loss = (means * torch.tensor(TASK_WEIGHTS, device=self.device)).sum()
+            further = torch.zeros((), device=self.device)
+            if self.network.mtp is not None:
+                states = self.network.further(hidden, batch.tokens)
+                further = self._losses(states[:, :-1], batch, 2)[0].mean()
+                loss = loss + MTP_WEIGHT * further
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        self.tokens += batch.tokens.numel()
+        return torch.cat([means.detach(), further.detach()[None], accuracy[None]])
+
+    def _losses(self, states: torch.Tensor, batch: Batch, ahead: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss of each task at predicting the token `ahead` places on; the share of right recall answers."""
+        rows, places = (batch.weights[:, ahead:] > 0).nonzero(as_tuple=True)
+        logits = self.network.logits(states[rows, places]).float()
+        targets, tasks = batch.tokens[rows, places + ahead], batch.tasks[rows]
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        zeros = torch.zeros(len(TASKS), device=self.device)
+        counts = zeros.index_add(0, tasks, torch.ones_like(losses))
+        right = (logits.detach().argmax(-1) == targets).float()
+        accuracy = zeros.index_add(0, tasks, right)[-1] / counts[-1]
+        return zeros.index_add(0, tasks, losses) / counts, accuracy
+
+    def _say(self, elapsed: float, figures: torch.Tensor) -> None:
+        names = [*TASKS, "mtp", "recalled"]
+        line = {"seconds": round(elapsed), "step": self.steps, "keys": self._most_keys}
+        line |= {name: round(value, 3) for name, value in zip(names, figures.tolist(), strict=True)}
+        self.log.append(line)
+        speed = self.tokens / elapsed / 1e3
+        print(" ".join(f"{key} {value}" for key, value in line.items()), f"{speed:.0f}K tokens/s", flush=True)
+
+
+def _groups(network: Network) -> list[dict[str, Any]]:
+    """Weight decay for matrices alone."""
+    matrices = [p for p in network.parameters() if p.ndim == 2]
+    others = [p for p in network.parameters() if p.ndim != 2]
+    return [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    import tokenizers
+    import transformers
+
+    found = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {"python": platform.python_version(), **found, "device": device}
+
+
+if __name__ == "__main__":
+    main()

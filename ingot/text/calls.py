@@ -1,0 +1,379 @@
+"""Reads calls out of an answer, by the tables of `formats`.
+
+A call is held back until it is certain: its name is known and its arguments have begun. From then on it streams, and
+what follows can no longer take it back. Before, anything that does not fit raises `Mismatch`, and what was read is
+in the reader's record, to be given out as the text that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ingot.text.arguments import Transcriber
+from ingot.text.call_ids import IdMaker
+from ingot.text.formats.format import (
+    Arguments,
+    CallForm,
+    CallId,
+    Gap,
+    JsonCall,
+    KeyClose,
+    Maybe,
+    Name,
+    Part,
+    TextParameters,
+)
+from ingot.text.formats.notation import JSON, Notation
+from ingot.text.parameters import TextValue
+from ingot.text.parsed import ParsedEvent, ToolCallArguments, ToolCallBegan, ToolCallEnded, ToolSchema
+from ingot.text.reader import Reader, Steps, markers
+from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
+
+LONGEST_NAME = 256
+LONGEST_KEY = 1024
+
+_NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
+_ID = re.compile(r"[A-Za-z0-9_\-]+")
+_NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_USUAL_KEYS = ("name", "type", "id", *_ARGUMENT_KEYS)
+
+
+class Mismatch(Exception):
+    """What comes next is not what the form says."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A call that is being read. `only_known`: it must name a given tool to be one."""
+
+    only_known: bool
+    name: str = ""
+    id: str | None = None
+    began: bool = False
+    ended: bool = False
+
+
+class CallReader:
+    """`certain` is called when a call turns out to be one, before its first event."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        tools: Mapping[str, ToolSchema],
+        ids: IdMaker,
+        emit: Callable[[ParsedEvent], None],
+        certain: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._tools = tools
+        self._ids = ids
+        self._emit = emit
+        self._certain = certain
+        self._begun = 0
+        self._used_ids: set[str] = set()
+
+    def section(self, forms: tuple[CallForm, ...], *, opened: bool) -> Steps[None]:
+        """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
+        where the first call begins. Raises Mismatch."""
+        reader = self._reader
+        form = yield from self._chosen(forms, opened)
+        for part in form.opening[1:] if opened else ():
+            yield from self._plain(part)
+        yield from self._call(form, only_known=form.bare or not opened)
+        while (yield from self._another(form)):
+            yield from self._call(form, only_known=form.bare or not opened)
+        yield from self._closing(form)
+        reader.forget()
+
+    def named(self, name: str) -> Steps[None]:
+        """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
+        draft = _Draft(only_known=False, name=name)
+        try:
+            yield from self._arguments(JSON, draft)
+        except Mismatch:
+            self._cut_off(draft)
+            raise
+
+    def _chosen(self, forms: tuple[CallForm, ...], opened: bool) -> Steps[CallForm]:
+        """Forms may share a marker; what follows it tells them apart, and a name is what remains."""
+        if len(forms) == 1:
+            return forms[0]
+        yield from self._reader.gap()
+        for form in forms:
+            leading = form.leading(opened=opened)
+            if leading is not None and (yield from self._reader.sees(leading)):
+                return form
+        for form in forms:
+            if form.leading(opened=opened) is None:
+                return form
+        raise Mismatch
+
+    def _another(self, form: CallForm) -> Steps[bool]:
+        """Whether one more call follows. From here on a record is kept again."""
+        self._reader.record()
+        yield from self._reader.gap()
+        if form.joint is None:
+            return False
+        joint = form.joint.strip()
+        if joint and not (yield from self._reader.literal(joint)):
+            return False
+        yield from self._reader.gap()
+        leading = form.leading(opened=False)
+        return bool(joint) or leading is None or (yield from self._reader.sees(leading))
+
+    def _closing(self, form: CallForm) -> Steps[None]:
+        for part in form.closing:
+            if isinstance(part, str) and not (yield from self._reader.literal(part)):
+                if self._reader.cut_short((part,)):
+                    self._reader.drop_rest()
+                return
+            yield from self._reader.gap()
+
+    def _call(self, form: CallForm, *, only_known: bool) -> Steps[None]:
+        draft = _Draft(only_known)
+        closing = tuple(part for part in form.closing if isinstance(part, str))
+        try:
+            for part in form.call:
+                yield from self._part(part, draft, closing)
+        except Mismatch:
+            self._cut_off(draft)
+            raise
+
+    def _part(self, part: Part, draft: _Draft, closing: tuple[str, ...]) -> Steps[None]:
+        match part:
+            case Name():
+                yield from self._name(part, draft)
+            case CallId():
+                yield from self._call_id(part, draft)
+            case Arguments():
+                yield from self._arguments(part.notation, draft)
+            case JsonCall():
+                yield from self._json_call(draft)
+            case TextParameters():
+                yield from self._text_parameters(part, draft, closing)
+            case _:
+                yield from self._plain(part)
+
+    def _plain(self, part: Part) -> Steps[None]:
+        match part:
+            case str():
+                yield from self._expect(part)
+            case Gap():
+                yield from self._reader.gap()
+            case Maybe():
+                yield from self._reader.literal(part.text)
+
+    def _expect(self, literal: str) -> Steps[None]:
+        if not (yield from self._reader.literal(literal)):
+            raise Mismatch
+
+    # The call's own events.
+
+    def _begin(self, draft: _Draft) -> None:
+        if not draft.name or (draft.only_known and draft.name not in self._tools):
+            raise Mismatch
+        index = self._begun
+        if draft.id is None or draft.id in self._used_ids:
+            draft.id = self._ids(draft.name, index)
+        self._used_ids.add(draft.id)
+        self._begun += 1
+        draft.began = True
+        self._reader.forget()
+        self._certain()
+        self._emit(ToolCallBegan(index, draft.id, draft.name))
+
+    def _fragment(self, text: str) -> None:
+        if text:
+            self._emit(ToolCallArguments(self._begun - 1, text))
+
+    def _end(self, draft: _Draft) -> None:
+        """The arguments are complete. What the form wants behind them is recorded, to be text if it is not that."""
+        draft.ended = True
+        self._emit(ToolCallEnded(self._begun - 1))
+        self._reader.record()
+
+    def _cut_off(self, draft: _Draft) -> None:
+        """The form was not kept to. In a call that has begun this can be because the answer ended: what is left is
+        then half a marker or half a value, and no text."""
+        if not draft.began:
+            return
+        if not draft.ended:
+            draft.ended = True
+            self._emit(ToolCallEnded(self._begun - 1, complete=False))
+        if self._reader.ended:
+            self._reader.drop_rest()
+
+    # Names and ids.
+
+    def _name(self, part: Name, draft: _Draft) -> Steps[None]:
+        name = yield from self._reader.run(_NAME, LONGEST_NAME)
+        if part.numbered and (numbered := _NUMBERED.fullmatch(name)) is not None:
+            name, draft.id = numbered[1], name
+        self._take_name(name, draft)
+
+    def _take_name(self, name: str, draft: _Draft) -> None:
+        if not 0 < len(name) <= LONGEST_NAME or (draft.only_known and name not in self._tools):
+            raise Mismatch
+        draft.name = name
+
+    def _call_id(self, part: CallId, draft: _Draft) -> Steps[None]:
+        if (yield from self._reader.literal(part.marker)):
+            draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
+
+    # Arguments as one object.
+
+    def _arguments(self, notation: Notation, draft: _Draft) -> Steps[None]:
+        if not (yield from self._reader.sees(notation.opens)):
+            raise Mismatch
+        self._begin(draft)
+        transcriber = Transcriber.of_arguments(notation)
+        while self._wants_more(transcriber):
+            self._fragment(transcriber.take())
+            yield
+        self._fragment(transcriber.take())
+        if transcriber.progress != "done":
+            self._reader.record(transcriber.unwritten if transcriber.progress == "failed" else "")
+            raise Mismatch
+        self._end(draft)
+
+    def _wants_more(self, transcriber: Transcriber) -> bool:
+        """Feeds what there is."""
+        reader = self._reader
+        reader.advance(transcriber.feed(reader.text, reader.at))
+        return transcriber.progress == "going" and not reader.ended
+
+    # A JSON object with the name and the arguments in it.
+
+    def _json_call(self, draft: _Draft) -> Steps[None]:
+        reader = self._reader
+        early: str | None = None  # arguments that came before the name
+        yield from self._expect("{")
+        yield from reader.gap()
+        empty = yield from reader.sees("}")
+        while not empty:
+            key = yield from self._json_key()
+            if draft.only_known and key not in _USUAL_KEYS:
+                raise Mismatch
+            if key == "name" and not draft.name:
+                self._take_name((yield from self._json_string()), draft)
+            elif key in _ARGUMENT_KEYS and not draft.ended and draft.name and (yield from reader.sees("{")):
+                yield from self._arguments(JSON, draft)
+            elif key in _ARGUMENT_KEYS and not draft.ended:
+                early = _object((yield from self._json_value()))
+            else:
+                yield from self._json_value()
+            if draft.name and early is not None and not draft.ended:
+                self._whole(early, draft)
+            yield from reader.gap()
+            if not (yield from reader.literal(",")):
+                break
+            yield from reader.gap()
+        if not draft.ended:
+            yield from self._without_arguments(draft)
+        yield from self._expect("}")
+
+    def _without_arguments(self, draft: _Draft) -> Steps[None]:
+        """A call that has a name alone takes no arguments; but a bare object is none without them."""
+        if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
+            raise Mismatch
+        self._whole("{}", draft)
+
+    def _whole(self, arguments: str, draft: _Draft) -> None:
+        self._begin(draft)
+        self._fragment(arguments)
+        self._end(draft)
+
+    def _json_key(self) -> Steps[str]:
+        key = yield from self._json_string()
+        yield from self._reader.gap()
+        yield from self._expect(":")
+        yield from self._reader.gap()
+        return key
+
+    def _json_string(self) -> Steps[str]:
+        if not (yield from self._reader.sees('"')):
+            raise Mismatch
+        return str(json.loads((yield from self._json_value())))
+
+    def _json_value(self) -> Steps[str]:
+        transcriber = Transcriber.of_value(JSON)
+        while self._wants_more(transcriber):
+            yield
+        if transcriber.progress != "done":
+            raise Mismatch
+        return transcriber.take()
+
+    # Parameters as text between tags.
+
+    def _text_parameters(self, part: TextParameters, draft: _Draft, closing: tuple[str, ...]) -> Steps[None]:
+        following = (part.key_open, part.end, *closing)
+        yield from self._reader.gap()
+        found = yield from self._reader.one_of(following)
+        if found is None:
+            raise Mismatch
+        self._begin(draft)
+        separator = "{"
+        while found == part.key_open:
+            key, close = yield from self._key(part)
+            self._fragment(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            found = yield from self._text_value(part, self._kinds(draft, key, close), following)
+        self._fragment("{}" if separator == "{" else "}")
+        self._end(draft)
+
+    def _key(self, part: TextParameters) -> Steps[tuple[str, KeyClose]]:
+        self._reader.record(part.key_open)
+        found = yield from self._reader.until(markers(*(close.text for close in part.key_closes)), LONGEST_KEY)
+        if found is None:
+            raise Mismatch
+        if part.value_open:
+            yield from self._reader.gap()
+            yield from self._expect(part.value_open)
+        self._reader.forget()
+        key, text = found
+        return key, next(close for close in part.key_closes if close.text == text)
+
+    def _kinds(self, draft: _Draft, key: str, close: KeyClose) -> Kinds:
+        if close.value == "text":
+            return STRING
+        if close.value == "json":
+            return ANY - STRING
+        tool = self._tools.get(draft.name)
+        return parameter_kinds(tool.parameters, key) if tool is not None else ANY
+
+    def _text_value(self, part: TextParameters, kinds: Kinds, following: tuple[str, ...]) -> Steps[str]:
+        """One value, and the literal that follows its closing tag: only with one does the tag close it."""
+        reader = self._reader
+        value = TextValue(kinds, part.frame, self._fragment)
+        while (yield from reader.scan(markers(part.value_close), value.write)) is not None:
+            reader.advance(reader.at + len(part.value_close))
+            space = yield from reader.gap()
+            if (found := (yield from reader.one_of(following))) is not None:
+                value.close()
+                return found
+            if reader.cut_short(following):
+                value.close()
+                raise Mismatch
+            value.write(part.value_close + space)
+        value.cut_off()
+        raise Mismatch
+
+
+def _object(value: str) -> str:
+    """Arguments that came before the name, or as a JSON text within a string, or as null for none."""
+    if value.startswith('"'):
+        value = json.loads(value)
+        reading = Transcriber.of_arguments(JSON)
+        text = value.strip()
+        if reading.feed(text, 0) != len(text) or reading.progress != "done":
+            raise Mismatch
+        return reading.take()
+    if value == "null":
+        return "{}"
+    if not value.startswith("{"):
+        raise Mismatch
+    return value

@@ -1,0 +1,197 @@
+"""The vocabulary of the tables: what a model family writes when it thinks and when it calls a tool, as data.
+
+One table drives the parser, the rendering of past calls, and the grammar of forced ones. A form is a sequence of
+parts; a plain string stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.text.formats.notation import Notation
+
+IdStyle = Literal["openai", "mistral", "kimi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Any white space, also none; `written` is what we write there."""
+
+    written: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Text that some models write and some do not; we write it only where `written` says so."""
+
+    text: str
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The function's name. `numbered`: written as `functions.NAME:3`, which is also the call's id."""
+
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallId:
+    """An id that the model may write after a marker; we leave it out."""
+
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments as one object."""
+
+    notation: Notation
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A JSON object that holds the name and the arguments, in any order, perhaps among other things."""
+
+    arguments_key: Literal["arguments", "parameters"] = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClose:
+    """What ends a key, and what its value then is: of the schema's type, text as it stands, or JSON."""
+
+    text: str
+    value: Literal["typed", "text", "json"] = "typed"
+
+
+@dataclass(frozen=True, slots=True)
+class TextParameters:
+    """Parameters as text between tags, up to `end`.
+
+    A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
+    hold the tag itself. `frame` is written around each value and taken off again, once on each side.
+    """
+
+    key_open: str
+    key_closes: tuple[KeyClose, ...]
+    value_close: str
+    end: str
+    value_open: str = ""
+    frame: str = ""
+
+
+Part = str | Gap | Maybe | Name | CallId | Arguments | JsonCall | TextParameters
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One way to write calls: an opening, calls with `joint` between them, a closing.
+
+    - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
+    - A closing that is missing costs nothing: by then the call is complete.
+    - A call without its opening (`opening_optional`, or an opening that is no marker: `bare`) must name a tool that
+      was given; `bare` ones must also begin a line.
+    - `opening_in_prompt`: the answer may begin right after the opening.
+    """
+
+    call: tuple[Part, ...]
+    opening: tuple[Part, ...] = ()
+    closing: tuple[Part, ...] = ()
+    joint: str | None = None
+    opening_optional: bool = False
+    opening_in_prompt: bool = False
+    bare: bool = False
+
+    def leading(self, *, opened: bool) -> str | None:
+        """The first literal, after the opening's marker where that was `opened`; None where a name comes first."""
+        for part in (self.opening[1:] if opened else ()) + self.call:
+            match part:
+                case str():
+                    return part
+                case JsonCall():
+                    return "{"
+                case Gap() | Maybe():
+                    continue
+                case _:
+                    return None
+        return None
+
+    def literals(self) -> Iterator[str]:
+        for part in (*self.opening, *self.call, *self.closing):
+            yield from _literals(part)
+
+
+def _literals(part: Part) -> Iterator[str]:
+    match part:
+        case str():
+            yield part
+        case Maybe():
+            yield part.text
+        case CallId():
+            yield part.marker
+        case Arguments():
+            yield from part.notation.quotes
+        case TextParameters():
+            yield from (part.key_open, part.value_open, part.value_close, part.end)
+            yield from (close.text for close in part.key_closes)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The tags around a thinking part, which begins an answer or follows a call or another thinking part.
+
+    `interleaved`: it may also begin any line of the answer.
+    """
+
+    name: str
+    open: str
+    close: str
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Messages with headers: `start` role, `channel` name and recipient, `message` body, an end."""
+
+    start: str
+    role: str
+    channel: str
+    message: str
+    ends: tuple[str, ...]
+    call_end: str
+    thinking: tuple[str, ...]  # the channels that are thinking
+    recipient: str  # stands before the name of a called function
+    call_header: tuple[str, str]  # around the name, in the header that we write
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A family. The first form is the one we write and the one that forced calls take; all are understood."""
+
+    name: str
+    forms: tuple[CallForm, ...] = ()
+    thinking: Thinking | None = None
+    channels: Channels | None = None
+    strips: tuple[str, ...] = ()  # markers in the answer that mean nothing to a reader
+    ids: IdStyle = "openai"
+    signs: tuple[tuple[str, ...], ...] = ()  # a chat template is this family's if it holds all of one group
+    model_types: tuple[str, ...] = ()  # of config.json, asked only where the template says nothing
+
+    @property
+    def can_call(self) -> bool:
+        return bool(self.forms) or self.channels is not None
+
+    def markers(self) -> frozenset[str]:
+        """Every literal that means something to the parser."""
+        found = {literal for form in self.forms for literal in form.literals()} | set(self.strips)
+        if self.thinking is not None:
+            found |= {self.thinking.open, self.thinking.close}
+        if (channels := self.channels) is not None:
+            found |= {channels.start, channels.channel, channels.message, *channels.ends, *channels.call_header}
+        return frozenset(found - {""})
+
+    def shows(self, token: str) -> bool:
+        """Whether a special token of this text must reach the parser: the detokenizer drops the others."""
+        return any(token in marker for marker in self.markers())

@@ -1,0 +1,29 @@
+"""Gemma 4 and FunctionGemma: `call:name{key:value}`, with strings between markers and nothing escaped."""
+
+from __future__ import annotations
+
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, Name
+from ingot.text.formats.notation import unescaped
+from ingot.text.formats.thinking import GEMMA_THINK
+
+
+def _form(opening: str, quote: str, closing: str) -> CallForm:
+    return CallForm(
+        opening=(opening, Gap()),
+        call=("call:", Name(), Gap(), Arguments(unescaped(quote))),
+        closing=(Gap(), closing),
+    )
+
+
+GEMMA4 = Format(
+    name="gemma4",
+    forms=(_form("<|tool_call>", '<|"|>', "<tool_call|>"),),
+    thinking=GEMMA_THINK,
+    signs=(("<|tool_call>", "<tool_call|>"),),
+    model_types=("gemma4", "gemma4_text"),
+)
+FUNCTION_GEMMA = Format(
+    name="function-gemma",
+    forms=(_form("<start_function_call>", "<escape>", "<end_function_call>"),),
+    signs=(("<start_function_call>",),),
+)

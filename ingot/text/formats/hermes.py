@@ -1,0 +1,26 @@
+"""Hermes: a JSON object between tags. Also what models without a tool format of their own are taught."""
+
+from __future__ import annotations
+
+from ingot.text.formats.format import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.thinking import THINK
+
+TAGGED = CallForm(
+    opening=("<tool_call>", Gap("\n")),
+    call=(JsonCall(),),
+    closing=(Gap("\n"), "</tool_call>"),
+)
+# The same tags around an array, as small models like to write.
+TAGGED_ARRAY = CallForm(
+    opening=("<tool_call>", Gap("\n"), "[", Gap()),
+    call=(JsonCall(),),
+    joint=", ",
+    closing=(Gap(), "]", Gap("\n"), "</tool_call>"),
+)
+
+HERMES = Format(
+    name="hermes",
+    forms=(TAGGED, TAGGED_ARRAY),
+    thinking=THINK,
+    signs=(("<tool_call>",),),
+)

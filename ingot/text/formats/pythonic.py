@@ -1,0 +1,26 @@
+"""Calls as a Python list: LFM2's between markers, Llama's bare."""
+
+from __future__ import annotations
+
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, Name
+from ingot.text.formats.notation import PYTHON
+from ingot.text.formats.thinking import THINK
+
+_CALL = (Name(), Gap(), Arguments(PYTHON))
+
+MARKED = CallForm(
+    opening=("<|tool_call_start|>", Gap(), "[", Gap()),
+    call=_CALL,
+    joint=", ",
+    closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
+)
+BARE = CallForm(opening=("[", Gap()), call=_CALL, joint=", ", closing=(Gap(), "]"), bare=True)
+
+LFM2 = Format(
+    name="lfm2",
+    forms=(MARKED, BARE),
+    thinking=THINK,
+    signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    model_types=("lfm2", "lfm2_moe", "lfm2_vl"),
+)
+PYTHONIC = Format(name="pythonic", forms=(BARE, MARKED), thinking=THINK, signs=(("[func_name1(",),))

@@ -1,0 +1,46 @@
+"""Qwen 2.5 and 3 (Hermes's tags around JSON), and Qwen3-Coder's XML, which Qwen 3.5, Step and Nemotron 3 share.
+
+Models of either kind drift into the other and, under long prompts, into a bracketed line; every Qwen reads all.
+"""
+
+from __future__ import annotations
+
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
+from ingot.text.formats.notation import JSON
+from ingot.text.formats.thinking import THINK
+
+XML = CallForm(
+    opening=("<tool_call>", Gap("\n")),
+    call=(
+        "<function=",
+        Name(),
+        ">",
+        Gap("\n"),
+        TextParameters(
+            key_open="<parameter=",
+            key_closes=(KeyClose(">"),),
+            value_close="</parameter>",
+            end="</function>",
+            frame="\n",
+        ),
+    ),
+    closing=(Gap("\n"), "</tool_call>"),
+    opening_optional=True,
+)
+BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Arguments(JSON), ")"), closing=("]",))
+
+QWEN = Format(
+    name="qwen",
+    forms=(TAGGED, TAGGED_ARRAY, XML, BRACKET),
+    thinking=THINK,
+    signs=(("<tool_call>", "<|im_start|>"),),
+    model_types=("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl"),
+)
+QWEN3_CODER = Format(
+    name="qwen3-coder",
+    forms=(XML, TAGGED, TAGGED_ARRAY, BRACKET),
+    thinking=THINK,
+    signs=(("<function=", "<parameter="),),
+    model_types=("qwen3_5", "qwen3_5_moe", "step3p5", "nemotron_h"),
+)

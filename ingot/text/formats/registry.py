@@ -1,0 +1,123 @@
+"""The known families, and which of them a model speaks.
+
+A new family is one file and one line here. The order decides: the first table whose signs are in the chat template
+wins, so the telling signs come before the common ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ingot.errors import BadRequest, nearest
+from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
+from ingot.text.formats.format import Format, Thinking
+from ingot.text.formats.functionary import FUNCTIONARY
+from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
+from ingot.text.formats.glm import GLM
+from ingot.text.formats.granite import GRANITE
+from ingot.text.formats.harmony import HARMONY
+from ingot.text.formats.hermes import HERMES
+from ingot.text.formats.kimi import KIMI_K2
+from ingot.text.formats.llama import LLAMA
+from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
+from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
+from ingot.text.formats.pythonic import LFM2, PYTHONIC
+from ingot.text.formats.qwen import QWEN, QWEN3_CODER
+from ingot.text.formats.seed import SEED_OSS
+from ingot.text.formats.thinking import THINKINGS
+from ingot.text.formats.xlam import XLAM
+
+PLAIN = Format(name="plain")
+"""No thinking and no calls: every character is the answer's."""
+
+FORMATS: tuple[Format, ...] = (
+    MINIMAX_M3,
+    MINIMAX_M2,
+    SEED_OSS,
+    GEMMA4,
+    FUNCTION_GEMMA,
+    GLM,
+    KIMI_K2,
+    DEEPSEEK_V32,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HARMONY,
+    LFM2,
+    MISTRAL_NAMED,
+    MISTRAL,
+    GRANITE,
+    FUNCTIONARY,
+    QWEN3_CODER,
+    XLAM,
+    PYTHONIC,
+    LLAMA,
+    QWEN,
+    HERMES,
+    PLAIN,
+)
+_BY_NAME = {known.name: known for known in FORMATS}
+_THINKING_BY_NAME: dict[str, Thinking | None] = {known.name: known for known in THINKINGS} | {"none": None}
+
+FORMAT_NAMES = tuple(sorted(_BY_NAME))
+THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
+
+
+def detect(chat_template: str | None, model_type: str) -> Format:
+    """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
+
+    A model of which neither is known gets Hermes's, the one that we can teach in a prompt. The tags of thinking are
+    looked for apart from the calls, as fine-tunes add them to templates of any family.
+    """
+    template = chat_template or ""
+    found = _by_signs(template) or _by_type(model_type) or HERMES
+    return replace(found, thinking=_thinking(template, found))
+
+
+def format_named(name: str, *, param: str | None = None) -> Format:
+    """Raises BadRequest, which lists the known names."""
+    if (problem := format_problem(name)) is not None:
+        raise BadRequest(problem, param=param)
+    return _BY_NAME[name]
+
+
+def thinking_named(name: str, *, param: str | None = None) -> Thinking | None:
+    """The tags of that name, None for `none`. Raises BadRequest, which lists the known names."""
+    if (problem := thinking_problem(name)) is not None:
+        raise BadRequest(problem, param=param)
+    return _THINKING_BY_NAME[name]
+
+
+def format_problem(name: str) -> str | None:
+    """What is wrong with a format's name, for settings to check; None if nothing is."""
+    return None if name in _BY_NAME else _unknown("tool format", name, FORMAT_NAMES)
+
+
+def thinking_problem(name: str) -> str | None:
+    return None if name in _THINKING_BY_NAME else _unknown("thinking format", name, THINKING_NAMES)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    hint = f" Did you mean {near}?" if near else ""
+    return f"There is no {what} {name!r}.{hint} Known: {', '.join(known)}."
+
+
+def _by_signs(template: str) -> Format | None:
+    for known in FORMATS:
+        if any(all(sign in template for sign in group) for group in known.signs):
+            return known
+    return None
+
+
+def _by_type(model_type: str) -> Format | None:
+    return next((known for known in FORMATS if model_type in known.model_types), None)
+
+
+def _thinking(template: str, found: Format) -> Thinking | None:
+    if found.channels is not None:
+        return None
+    shown = [known for known in THINKINGS if known.open in template or known.close in template]
+    if found.thinking is not None and (not shown or found.thinking in shown):
+        return found.thinking
+    return shown[0] if shown else found.thinking

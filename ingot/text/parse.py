@@ -1,0 +1,243 @@
+"""The one machine that reads a model's answer: pieces of text in, typed events out.
+
+What it promises, for every format:
+
+- The events do not depend on how the text was cut into pieces (`merged` gives their normal form), and the work is
+  linear in the text.
+- Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking.
+- A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
+  parse as a call is delivered as the text it is; without tools everything is.
+- A call that the answer's end cuts off before it was certain is text; after that, it ends with the arguments so far,
+  and `ToolCallEnded` says that they are not complete.
+- White space is delivered exactly, except next to a marker, where it only sets things apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Literal
+
+from ingot.text.call_ids import IdMaker
+from ingot.text.calls import CallReader, Mismatch
+from ingot.text.channels import ChannelReader
+from ingot.text.formats.format import CallForm, Format, TextParameters, Thinking
+from ingot.text.parsed import (
+    ContentDelta,
+    ParsedEvent,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegan,
+    ToolCallEnded,
+    ToolSchema,
+    merged,
+)
+from ingot.text.prose import Prose
+from ingot.text.reader import Markers, Reader, Steps, markers
+
+__all__ = [
+    "ContentDelta",
+    "ParsedEvent",
+    "Parser",
+    "ReasoningDelta",
+    "ThinkingStart",
+    "ToolCallArguments",
+    "ToolCallBegan",
+    "ToolCallEnded",
+    "ToolSchema",
+    "merged",
+]
+
+
+class ThinkingStart(Enum):
+    """Where the answer begins."""
+
+    OPENED = "opened"  # within a thinking part: the prompt ended with its opening tag
+    UNOPENED = "unopened"  # outside; the model may open one
+
+    @classmethod
+    def after(cls, prompt: str, thinking: Thinking | None) -> ThinkingStart:
+        """As a rendered prompt leaves it."""
+        opened = thinking is not None and prompt.rstrip().endswith(thinking.open)
+        return cls.OPENED if opened else cls.UNOPENED
+
+
+class Parser:
+    """One answer's. Belongs to one thread at a time; ends with `flush`."""
+
+    def __init__(self, format: Format, *, tools: Sequence[ToolSchema], thinking: ThinkingStart, ids: IdMaker) -> None:
+        self._events: list[ParsedEvent] = []
+        self._reader = Reader()
+        reasoning = Prose(lambda text: self._events.append(ReasoningDelta(text)))
+        content = Prose(lambda text: self._events.append(ContentDelta(text)))
+        named = {tool.name: tool for tool in tools}
+        calls = CallReader(self._reader, named, ids, self._events.append, content.restart)
+        answer = ChannelReader if format.channels is not None else _TaggedReader
+        opened = thinking is ThinkingStart.OPENED
+        self._machine = answer(format, self._reader, calls, reasoning, content, bool(tools)).answer(opened)
+
+    def push(self, text: str) -> list[ParsedEvent]:
+        """What is certain now."""
+        if self._reader.ended:
+            raise ValueError("the answer has ended")
+        if not text:
+            return []
+        self._reader.feed(text)
+        return self._resume()
+
+    def flush(self) -> list[ParsedEvent]:
+        """The answer has ended: all the rest."""
+        if self._reader.ended:
+            return []
+        self._reader.end()
+        return self._resume()
+
+    def _resume(self) -> list[ParsedEvent]:
+        next(self._machine, None)
+        events = merged(self._events)
+        self._events.clear()
+        return events
+
+
+Place = Literal["anywhere", "fresh", "line", "after a call"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trigger:
+    """What a marker sets off where it stands in the right place.
+
+    `fresh`: nothing but white space stands between it and the last marker, or the answer's beginning.
+    """
+
+    marker: str
+    place: Place
+    action: Literal["think", "strip", "open", "call"]
+    forms: tuple[CallForm, ...] = ()
+
+
+class _TaggedReader:
+    """Answers in which markers set thinking and calls apart from the text."""
+
+    def __init__(
+        self, format: Format, reader: Reader, calls: CallReader, reasoning: Prose, content: Prose, can_call: bool
+    ) -> None:
+        self._format = format
+        self._reader = reader
+        self._calls = calls
+        self._reasoning = reasoning
+        self._content = content
+        self._can_call = can_call
+        self._triggers, self._markers = _compiled(format, can_call)
+        self._called = False  # a call was the last thing but text
+
+    def answer(self, opened: bool) -> Steps[None]:
+        if opened and self._format.thinking is not None:
+            yield from self._think(self._format.thinking)
+        yield from self._opened_in_prompt()
+        while (trigger := (yield from self._next())) is not None:
+            yield from self._act(trigger)
+        self._content.finish()
+
+    def _next(self) -> Steps[_Trigger | None]:
+        """Delivers text up to the next marker that means something where it stands."""
+        reader, content = self._reader, self._content
+        while (marker := (yield from reader.scan(self._markers, content.write))) is not None:
+            for trigger in self._triggers[marker]:
+                if self._in_place(trigger.place):
+                    return trigger
+            content.write(reader.advance(reader.at + 1))
+        return None
+
+    def _in_place(self, place: Place) -> bool:
+        match place:
+            case "fresh":
+                return self._content.blank
+            case "line":
+                return self._content.at_line_start
+            case "after a call":
+                return self._content.blank and self._called
+        return True
+
+    def _act(self, trigger: _Trigger) -> Steps[None]:
+        reader = self._reader
+        if trigger.action == "call":
+            yield from self._section(trigger.forms, opened=False)
+            return
+        if trigger.action == "open":
+            yield from self._section(trigger.forms, opened=True, marker=trigger.marker)
+            return
+        reader.advance(reader.at + len(trigger.marker))
+        if trigger.action == "think" and self._format.thinking is not None:
+            self._content.restart()
+            self._called = False
+            if trigger.marker == self._format.thinking.open:
+                yield from self._think(self._format.thinking)
+
+    def _think(self, thinking: Thinking) -> Steps[None]:
+        """Up to the closing tag, or the end: an answer that never closes its thinking is all thinking."""
+        reader, reasoning = self._reader, self._reasoning
+        reasoning.restart()
+        yield from reader.gap()
+        yield from reader.literal(thinking.open)  # some models repeat the tag that the prompt ended with
+        if (yield from reader.scan(markers(thinking.close), reasoning.write)) is None:
+            reasoning.finish()
+            return
+        reader.advance(reader.at + len(thinking.close))
+        self._content.restart()
+
+    def _section(self, forms: tuple[CallForm, ...], *, opened: bool, marker: str = "") -> Steps[None]:
+        reader = self._reader
+        reader.record()
+        reader.advance(reader.at + len(marker))
+        self._called = True
+        try:
+            yield from self._calls.section(forms, opened=opened)
+        except Mismatch:
+            self._content.write(reader.recorded())
+
+    def _opened_in_prompt(self) -> Steps[None]:
+        """An answer may begin within a call whose marker the prompt ended with."""
+        forms = tuple(form for form in self._format.forms if form.opening_in_prompt)
+        if not (forms and self._can_call):
+            return
+        self._reader.record()
+        try:
+            yield from self._calls.section(forms, opened=False)
+        except Mismatch:
+            self._reader.unread(self._reader.recorded())
+
+
+@lru_cache(maxsize=64)
+def _compiled(format: Format, can_call: bool) -> tuple[dict[str, list[_Trigger]], Markers]:
+    triggers: dict[str, list[_Trigger]] = {}
+    for trigger in _triggers(format, can_call):
+        triggers.setdefault(trigger.marker, []).append(trigger)
+    return triggers, markers(*sorted(triggers))
+
+
+def _triggers(format: Format, can_call: bool) -> list[_Trigger]:
+    found = [_Trigger(text, "anywhere", "strip") for text in format.strips]
+    if (thinking := format.thinking) is not None:
+        # A closing tag where nothing was opened and nothing said closes a thinking part that was left out.
+        found.append(_Trigger(thinking.close, "fresh", "think"))
+        found.append(_Trigger(thinking.open, "line" if thinking.interleaved else "fresh", "think"))
+    return found + _call_triggers(format.forms) if can_call else found
+
+
+def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
+    by_marker: dict[tuple[str, Place, Literal["open", "call"]], list[CallForm]] = {}
+    closings: set[str] = set()
+    for form in forms:
+        place: Place = "line" if form.bare else "anywhere"
+        leading = form.leading(opened=False)
+        if form.opening and isinstance(form.opening[0], str):
+            by_marker.setdefault((form.opening[0], place, "open"), []).append(form)
+        if (form.opening_optional or not form.opening) and leading is not None:
+            by_marker.setdefault((leading, place, "call"), []).append(form)
+        if not form.bare:
+            closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}
+            closings |= {part.end for part in form.call if isinstance(part, TextParameters)}
+    found = [_Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
+    return found + [_Trigger(closing, "after a call", "strip") for closing in sorted(closings)]
