@@ -76,6 +76,6 @@ $(VENV)/.ready-clients: $(wildcard tests/clients/package.json) $(VENV)/.ready-se
 	@touch $@
 
 # Slower without a compiler, but never in the way.
-$(VENV)/.ready-kernels: $(wildcard ingot/kernels/*.c ingot/kernels/build.py) $(VENV)/.ready-serve
+$(VENV)/.ready-kernels: $(wildcard ingot/kernels/*.c ingot/kernels/build.py native/CMakeLists.txt native/src/* native/ingot_native/*) $(VENV)/.ready-serve
 	-@$(BIN)/python -m ingot.kernels.build
 	@touch $@

@@ -33,7 +33,7 @@ class Mix:
         return Mix(self.length, (prose, lessons, recall))
 
 
-MIXES = {"short": Mix(SHORT, (16, 32, 16)), "long": Mix(LONG, (3, 7, 6))}
+MIXES = {"short": Mix(SHORT, (8, 16, 8)), "long": Mix(LONG, (2, 3, 3))}
 
 
 class Pool:

@@ -14,8 +14,13 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5GatedDeltaNet,
+    Qwen3_5RMSNorm,
+)
 
+from foundry.delta import GatedDelta
 from foundry.shapes import Shape
 
 _FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -33,7 +38,13 @@ class Network(nn.Module):
         make_config, make_model = _FAMILIES[shape.family]
         self.config = make_config(**shape.config, attn_implementation="sdpa")
         self.lm = make_model(self.config)
+        _swap_delta_layers(self.lm)
         self.mtp = Predictor(self.config) if shape.mtp else None
+
+    def compile_layers(self) -> None:
+        """Compile each decoder layer on its own: layers of a kind share the result."""
+        for layer in [*self.lm.model.layers, *(self.mtp.layers if self.mtp is not None else [])]:
+            layer.compile(dynamic=False)
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """The normed last hidden states, which both the output head and the MTP head read."""
@@ -48,6 +59,14 @@ class Network(nn.Module):
         positions = torch.arange(tokens.shape[1] - 1, device=tokens.device)
         angles = self.lm.model.rotary_emb(hidden, positions.view(1, 1, -1).expand(3, tokens.shape[0], -1))
         return self.mtp(hidden[:, :-1], self.lm.model.embed_tokens(tokens[:, 1:]), angles)
+
+
+def _swap_delta_layers(model: Any) -> None:
+    for number, layer in enumerate(model.model.layers):
+        if isinstance(plain := layer._modules.get("linear_attn"), Qwen3_5GatedDeltaNet):
+            swift = GatedDelta(model.config, number)
+            swift.load_state_dict(plain.state_dict())
+            layer.linear_attn = swift
 
 
 class Predictor(nn.Module):

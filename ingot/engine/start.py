@@ -10,7 +10,7 @@ from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
 from ingot.errors import ConfigError, ModelError
-from ingot.kernels import device, fastblas
+from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
 from ingot.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
         rows=settings.max_sequences,
     )
     fitting = budget.longest(context)
-    notes = [*adapter.notes, *([advice] if (advice := fastblas.advice()) and here.kind == "cpu" else [])]
+    notes = [*adapter.notes, *(_advice() if here.kind == "cpu" else ())]
     if fitting < min(SHORTEST_CONTEXT, context):
         raise ModelError(
             f"The weights take {_gb(adapter.weight_bytes)} of a memory budget of {_gb(total)}; what is left holds a "
@@ -69,6 +69,11 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
         notes=tuple(notes),
     )
     return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget))
+
+
+def _advice() -> list[str]:
+    """What would make this machine faster."""
+    return [advice for advice in (fastblas.advice(), native.advice()) if advice is not None]
 
 
 def _context(settings: Settings, stated: int) -> int:

@@ -14,28 +14,44 @@ from pathlib import Path
 from ingot.kernels.build import LIBRARY
 
 _installed: ctypes.CDLL | None = None
+_fast: ctypes.CDLL | None = None
 
 
 def install() -> bool:
     """Load the bridge if it is wanted, built and in time; True when mlx uses it. Calling again is harmless."""
-    global _installed
+    global _installed, _fast
     if _installed is not None:
         return True
     openblas = _openblas()
     if _unwanted() or openblas is None or not LIBRARY.exists() or "mlx.core" in sys.modules:
         return False
     fast = ctypes.CDLL(str(openblas))
-    if "OPENBLAS_NUM_THREADS" not in os.environ:
-        # One core stays free: its threads spin while they wait for each other, and where they outnumber the cores
-        # that are really free, everything is many times slower.
-        fast.scipy_openblas_set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+    fast.scipy_openblas_set_num_threads(_threads())
     bridge = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
     bridge.ingot_blas_use.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     bridge.ingot_blas_use(
         ctypes.cast(fast.scipy_cblas_sgemm, ctypes.c_void_p), ctypes.cast(fast.scipy_cblas_sgemv, ctypes.c_void_p)
     )
-    _installed = bridge
+    _installed, _fast = bridge, fast
     return True
+
+
+def _threads() -> int:
+    """Threads of one product. They spin while they wait for each other, and where they outnumber the cores that are
+    really free, everything is many times slower: so one core stays free, and where the native kernels share out the
+    work, each product takes one."""
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return int(os.environ["OPENBLAS_NUM_THREADS"])
+    if importlib.util.find_spec("ingot_native") is not None:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def single_threaded_sgemm() -> int | None:
+    """The address of a cblas_sgemm that uses one thread a call, if there is one."""
+    if _fast is None or _threads() != 1:
+        return None
+    return ctypes.cast(_fast.scipy_cblas_sgemm, ctypes.c_void_p).value
 
 
 def installed() -> bool:

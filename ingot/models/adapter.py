@@ -7,7 +7,6 @@ will be used, so that what cannot work is said then and not in the middle of som
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from ingot.models.dialect import older_names
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
-from ingot.models.upstream import caches, load_model
+from ingot.models.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 REFUSED = {"phi3small": "mlx-lm's code for it lets the tokens of a prompt see the ones after them"}
@@ -78,8 +77,7 @@ class Adapter:
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
-        written = json.loads((folder / "config.json").read_text())
-        model, config = load_model(folder, lazy=True, model_config=older_names(written))
+        model, config = load_model(folder, lazy=True, model_config=older_names(load_config(folder)))
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error

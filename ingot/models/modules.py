@@ -14,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ingot.cache.positions import Offset, Positions
+from ingot.kernels import native
 from ingot.models.upstream import rope_utils
 
 
@@ -34,32 +35,59 @@ class Selection:
         return mx.take_along_axis(hidden, self.at[:, None, None], axis=1)
 
 
-class SelectiveLinear(nn.Linear):
+class PackedLinear(nn.QuantizedLinear):
+    """Multiplies packed weights as they are, on CPUs."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = native.linear(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
+        return y + self.bias if "bias" in self else y
+
+
+class PackedEmbedding(nn.QuantizedEmbedding):
+    """Looks up packed rows as MLX does; as an output head it is a `PackedLinear`."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
+
+
+class _SelectsBeforeCall:
     selection: Selection
 
     def __call__(self, x: mx.array) -> mx.array:
-        return super().__call__(self.selection.of(x))
+        y: mx.array = super().__call__(self.selection.of(x))  # type: ignore[misc]
+        return y
 
 
-class SelectiveQuantizedLinear(nn.QuantizedLinear):
-    selection: Selection
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return super().__call__(self.selection.of(x))
-
-
-class SelectiveEmbedding(nn.Embedding):
+class _SelectsBeforeHead:
     selection: Selection
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return super().as_linear(self.selection.of(x))
+        y: mx.array = super().as_linear(self.selection.of(x))  # type: ignore[misc]
+        return y
 
 
-class SelectiveQuantizedEmbedding(nn.QuantizedEmbedding):
-    selection: Selection
+class SelectiveLinear(_SelectsBeforeCall, nn.Linear):
+    pass
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        return super().as_linear(self.selection.of(x))
+
+class SelectiveQuantizedLinear(_SelectsBeforeCall, nn.QuantizedLinear):
+    pass
+
+
+class SelectivePackedLinear(_SelectsBeforeCall, PackedLinear):
+    pass
+
+
+class SelectiveEmbedding(_SelectsBeforeHead, nn.Embedding):
+    pass
+
+
+class SelectiveQuantizedEmbedding(_SelectsBeforeHead, nn.QuantizedEmbedding):
+    pass
+
+
+class SelectivePackedEmbedding(_SelectsBeforeHead, PackedEmbedding):
+    pass
 
 
 SELECTIVE: dict[type, type] = {
@@ -67,6 +95,8 @@ SELECTIVE: dict[type, type] = {
     nn.QuantizedLinear: SelectiveQuantizedLinear,
     nn.Embedding: SelectiveEmbedding,
     nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
+    PackedLinear: SelectivePackedLinear,
+    PackedEmbedding: SelectivePackedEmbedding,
 }
 
 

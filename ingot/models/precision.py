@@ -1,7 +1,8 @@
 """Which number format the weights take on this device, decided before a byte of them is read.
 
-x86 and ARM CPUs compute float32 fast and float16 very slowly; MLX's packed weights are slow there too, so they are
-unpacked where memory allows. GPUs keep what the file holds.
+CPUs compute float32 fast and float16 very slowly. The native kernels multiply most packed weights as they are; MLX's
+own are slow at it on CPUs, so what the native ones do not cover is unpacked where memory allows. GPUs keep what the
+file holds.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError
+from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.modules import parameters
+from ingot.models.modules import PackedEmbedding, PackedLinear, adopt, parameters
 from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -40,6 +42,7 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
 
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     room = device.memory * UNPACK_SHARE
+    multiply_packed(model)
     if unpacked_bytes(model) <= room:
         unpack(model)
         model.set_dtype(mx.float32)
@@ -63,11 +66,22 @@ def _packed(model: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
+def multiply_packed(model: nn.Module) -> None:
+    """Swap packed layers for ones that the native kernels multiply as they are."""
+    found = [
+        (path, adopt(module, _MULTIPLIED[type(module)]))
+        for path, module in _packed(model)
+        if type(module) in _MULTIPLIED
+        and native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode)
+    ]
+    model.update_modules(tree_unflatten(found))
+
+
 def unpacked_bytes(model: nn.Module) -> int:
-    """Bytes of all weights as float32."""
+    """Bytes of all weights with what is left to unpack as float32."""
     packed = _packed(model)
     inside = {f"{path}.{name}" for path, module in packed for name in module}
-    loose = sum(array.size for path, array in _floating(model) if path not in inside)
+    loose = sum(array.size for path, array in parameters(model) if path not in inside)
     return 4 * (loose + sum(module.weight.size * 32 // module.bits for _, module in packed))
 
 
@@ -95,6 +109,7 @@ def _unpacked(module: Any) -> nn.Module:
     return plain
 
 
+_MULTIPLIED: dict[type, type] = {nn.QuantizedLinear: PackedLinear, nn.QuantizedEmbedding: PackedEmbedding}
 _UNPACKED: dict[type, type] = {
     nn.QuantizedLinear: nn.Linear,
     nn.QuantizedEmbedding: nn.Embedding,

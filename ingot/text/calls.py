@@ -78,8 +78,7 @@ class CallReader:
 
     def section(self, forms: tuple[CallForm, ...], *, opened: bool) -> Steps[None]:
         """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
-        where the first call begins. Raises Mismatch."""
-        reader = self._reader
+        where the first call begins. Raises Mismatch. Either way, what is in the record afterwards is text."""
         form = yield from self._chosen(forms, opened)
         for part in form.opening[1:] if opened else ():
             yield from self._plain(part)
@@ -87,7 +86,6 @@ class CallReader:
         while (yield from self._another(form)):
             yield from self._call(form, only_known=form.bare or not opened)
         yield from self._closing(form)
-        reader.forget()
 
     def named(self, name: str) -> Steps[None]:
         """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
@@ -126,12 +124,16 @@ class CallReader:
         return bool(joint) or leading is None or (yield from self._reader.sees(leading))
 
     def _closing(self, form: CallForm) -> Steps[None]:
+        reader = self._reader
         for part in form.closing:
-            if isinstance(part, str) and not (yield from self._reader.literal(part)):
-                if self._reader.cut_short((part,)):
-                    self._reader.drop_rest()
+            if not isinstance(part, str):
+                yield from reader.gap()
+            elif (yield from reader.literal(part)):
+                reader.record()
+            else:
+                if reader.cut_short((part,)):
+                    reader.drop_rest()
                 return
-            yield from self._reader.gap()
 
     def _call(self, form: CallForm, *, only_known: bool) -> Steps[None]:
         draft = _Draft(only_known)
@@ -211,8 +213,9 @@ class CallReader:
 
     def _name(self, part: Name, draft: _Draft) -> Steps[None]:
         name = yield from self._reader.run(_NAME, LONGEST_NAME)
-        if part.numbered and (numbered := _NUMBERED.fullmatch(name)) is not None:
-            name, draft.id = numbered[1], name
+        if part.numbered:
+            numbered = _NUMBERED.fullmatch(name)
+            name, draft.id = (numbered[1], name) if numbered else (name.removeprefix("functions."), None)
         self._take_name(name, draft)
 
     def _take_name(self, name: str, draft: _Draft) -> None:
@@ -349,7 +352,12 @@ class CallReader:
         """One value, and the literal that follows its closing tag: only with one does the tag close it."""
         reader = self._reader
         value = TextValue(kinds, part.frame, self._fragment)
-        while (yield from reader.scan(markers(part.value_close), value.write)) is not None:
+
+        def write(text: str) -> None:
+            if not reader.ended:  # else it is the rest, which may be half a closing tag
+                value.write(text)
+
+        while (yield from reader.scan(markers(part.value_close), write)) is not None:
             reader.advance(reader.at + len(part.value_close))
             space = yield from reader.gap()
             if (found := (yield from reader.one_of(following))) is not None:
@@ -359,7 +367,6 @@ class CallReader:
                 value.close()
                 raise Mismatch
             value.write(part.value_close + space)
-        value.cut_off()
         raise Mismatch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from ingot.text.calls import CallReader, Mismatch
 from ingot.text.formats.format import Format
@@ -69,12 +70,10 @@ class ChannelReader:
     def _call(self, name: str) -> Steps[Prose]:
         self._between(self._content)
         self._reader.record()
-        try:
+        with suppress(Mismatch):
             yield from self._reader.gap()
             yield from self._calls.named(name)
-        except Mismatch:
-            self._content.write(self._reader.recorded())
-        self._reader.forget()
+        self._content.write(self._reader.recorded())
         return self._content
 
     def _between(self, prose: Prose) -> Prose:

@@ -17,7 +17,8 @@ class TextValue:
     """One value, as it arrives.
 
     A string goes out at once, character by character as it was written. Where other types are allowed, the text is
-    held for as long as it may be a value of one of them; if it turns out to be none, it is a string after all.
+    held for as long as it may be a value of one of them; if it turns out to be none, it is a string after all. A
+    value that is never closed has written what was certain of it.
     """
 
     def __init__(self, kinds: Kinds, frame: str, emit: Callable[[str], None]) -> None:
@@ -55,11 +56,6 @@ class TextValue:
                 return
             self._become_string()
         self._emit('"')
-
-    def cut_off(self) -> None:
-        """The text ended within the value: only a string has a certain beginning."""
-        if self._is_string:
-            self._emit(escaped(self._frame_held))
 
     def _unframed(self, text: str) -> str:
         if not self._frame:

@@ -15,6 +15,7 @@ What it promises, for every format:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -192,10 +193,9 @@ class _TaggedReader:
         reader.record()
         reader.advance(reader.at + len(marker))
         self._called = True
-        try:
+        with suppress(Mismatch):
             yield from self._calls.section(forms, opened=opened)
-        except Mismatch:
-            self._content.write(reader.recorded())
+        self._content.write(reader.recorded())
 
     def _opened_in_prompt(self) -> Steps[None]:
         """An answer may begin within a call whose marker the prompt ended with."""
@@ -203,10 +203,10 @@ class _TaggedReader:
         if not (forms and self._can_call):
             return
         self._reader.record()
-        try:
+        with suppress(Mismatch):
             yield from self._calls.section(forms, opened=False)
-        except Mismatch:
-            self._reader.unread(self._reader.recorded())
+        # Once, so it may be read again: it can hold a marker to strip.
+        self._reader.unread(self._reader.recorded())
 
 
 @lru_cache(maxsize=64)

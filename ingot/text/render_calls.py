@@ -110,7 +110,7 @@ def _value(notation: Notation, value: Any) -> str:
         case Mapping():
             return _object(notation, value, outermost=False)
         case list() | tuple():
-            return "[" + ", ".join(_value(notation, item) for item in value) + "]"
+            return "[" + _comma(notation).join(_value(notation, item) for item in value) + "]"
     return _json(value)
 
 
@@ -122,7 +122,11 @@ def _object(notation: Notation, members: Mapping[str, Any], *, outermost: bool) 
     bare = notation.bare_keys == "always" or (outermost and notation.bare_keys == "outermost")
     space = " " if notation.escapes == "json" else ""
     written = [f"{_key(notation, key, bare)}{assigns}{space}{_value(notation, each)}" for key, each in members.items()]
-    return opens + ", ".join(written) + closes
+    return opens + _comma(notation).join(written) + closes
+
+
+def _comma(notation: Notation) -> str:
+    return "," if notation.escapes == "none" else ", "
 
 
 def _key(notation: Notation, key: str, bare: bool) -> str:

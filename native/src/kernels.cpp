@@ -1,6 +1,7 @@
 // Compiled several times with different flags; INGOT_ISA names the result.
 #include "kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -41,9 +42,10 @@ struct Weights {
   }
 
   void add(Sum& sum, const int8_t* high, const int8_t* low, float scale) const {
+    // Two chains, as the latency of the products is what would hold one up.
     int32x4_t h = vdotq_s32(vdotq_s32(vdupq_n_s32(0), a, vld1q_s8(high)), b, vld1q_s8(high + 16));
-    int32x4_t both = vdotq_s32(vdotq_s32(vshlq_n_s32(h, 8), a, vld1q_s8(low)), b, vld1q_s8(low + 16));
-    sum.v = vfmaq_n_f32(sum.v, vcvtq_f32_s32(both), scale);
+    int32x4_t l = vdotq_s32(vdotq_s32(vdupq_n_s32(0), a, vld1q_s8(low)), b, vld1q_s8(low + 16));
+    sum.v = vfmaq_n_f32(sum.v, vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(h, 8), l)), scale);
   }
 };
 
@@ -124,7 +126,8 @@ struct Weights {
 // What 16 bits hold such that both halves fit in 8 signed ones: 256 * 127 + 127.
 constexpr float kLargest = 32639.0f;
 
-void quantise(const float* x, int columns, bool split_pairs, Quantised out) {
+void quantise(const float* x, int columns, int group, bool split_pairs, Quantised out) {
+  const int per_group = group / kBlock;
   for (int block = 0; block < columns / kBlock; block++, x += kBlock) {
     float largest = 0, sum = 0;
     for (int i = 0; i < kBlock; i++) {
@@ -133,30 +136,33 @@ void quantise(const float* x, int columns, bool split_pairs, Quantised out) {
     }
     float scale = largest / kLargest, inverse = largest > 0 ? kLargest / largest : 0;
     out.scales[block] = scale;
-    out.sums[block] = sum;
+    out.sums[block / per_group] = block % per_group == 0 ? sum : out.sums[block / per_group] + sum;
     int8_t *high = out.high + block * kBlock, *low = out.low + block * kBlock;
     for (int i = 0; i < kBlock; i++) {
       int place = split_pairs ? (i & 1) * 16 + i / 2 : i;
       int value = static_cast<int>(std::lrintf(x[i] * inverse));
       int top = (value + 128) >> 8;
       high[place] = static_cast<int8_t>(top);
-      low[place] = static_cast<int8_t>(value - 256 * top);
+      // -128 has no opposite in 8 bits, which one instruction set needs; being off by one there does not show.
+      low[place] = static_cast<int8_t>(std::max(value - 256 * top, -127));
     }
   }
 }
 
-// The biases' share of a product: they multiply sums of activations, a group at a time.
+// The biases' share of a product: they multiply the activations' sums.
 template <int Bits>
 float offset(const PackedMatrix& w, int n, const float* sums) {
-  const int groups = w.groups(), per_group = w.group / kBlock;
+  constexpr int kLanes = 8;  // added up apart, so that they need not wait for each other
+  const int groups = w.groups();
   const float *scales = w.scales + static_cast<size_t>(n) * groups, *biases = w.biases + static_cast<size_t>(n) * groups;
   const float shift = Bits == 8 ? 128.0f : 0.0f;
+  float lanes[kLanes] = {};
+  int group = 0;
+  for (; group + kLanes <= groups; group += kLanes)
+    for (int i = 0; i < kLanes; i++) lanes[i] += (biases[group + i] + shift * scales[group + i]) * sums[group + i];
+  for (int i = 0; group < groups; i++, group++) lanes[i] += (biases[group] + shift * scales[group]) * sums[group];
   float total = 0;
-  for (int group = 0; group < groups; group++) {
-    float sum = 0;
-    for (int block = 0; block < per_group; block++) sum += sums[group * per_group + block];
-    total += (biases[group] + shift * scales[group]) * sum;
-  }
+  for (float lane : lanes) total += lane;
   return total;
 }
 
@@ -169,34 +175,36 @@ void tile(const PackedMatrix& w, const Quantised& x, int n, float* y, size_t str
   const uint8_t* quanta = w.quanta + n * row_bytes;
   const float* scales = w.scales + static_cast<size_t>(n) * groups;
   Sum sums[R][M];
-  for (int block = 0; block < blocks; block++) {
-    const int group = block / per_group;
-    Weights weights[R];
+  for (int group = 0, block = 0; group < groups; group++) {
+    float scale[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      const uint8_t* p = quanta + r * row_bytes + static_cast<size_t>(block) * kBytes;
-      __builtin_prefetch(p + 512);
-      weights[r] = Bits == 4 ? Weights::four(p) : Weights::eight(p);
-    }
+    for (int r = 0; r < R; r++) scale[r] = scales[r * groups + group];
+    for (int end = block + per_group; block < end; block++) {
+      Weights weights[R];
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++) {
-      const size_t at = static_cast<size_t>(m) * blocks + block;
-      const float scale = x.scales[at];
+      for (int r = 0; r < R; r++) {
+        const uint8_t* p = quanta + r * row_bytes + static_cast<size_t>(block) * kBytes;
+        weights[r] = Bits == 4 ? Weights::four(p) : Weights::eight(p);
+      }
 #pragma GCC unroll 4
-      for (int r = 0; r < R; r++)
-        weights[r].add(sums[r][m], x.high + at * kBlock, x.low + at * kBlock, scales[r * groups + group] * scale);
+      for (int m = 0; m < M; m++) {
+        const size_t at = static_cast<size_t>(m) * blocks + block;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+          weights[r].add(sums[r][m], x.high + at * kBlock, x.low + at * kBlock, scale[r] * x.scales[at]);
+      }
     }
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
-      y[m * stride + n + r] = sums[r][m].total() + offset<Bits>(w, n + r, x.sums + static_cast<size_t>(m) * blocks);
+      y[m * stride + n + r] = sums[r][m].total() + offset<Bits>(w, n + r, x.sums + static_cast<size_t>(m) * groups);
 }
 
 template <int M, int Bits>
 void rows(const PackedMatrix& w, const Quantised& x, int first, int last, float* y, size_t stride) {
-  constexpr int kRows = 4;
+  constexpr int kRows = M > 2 ? 2 : 4;  // as many sums as registers hold
   int n = first;
   for (; n + kRows <= last; n += kRows) tile<kRows, M, Bits>(w, x, n, y, stride);
   for (; n < last; n++) tile<1, M, Bits>(w, x, n, y, stride);
@@ -209,7 +217,7 @@ void multiply_bits(const PackedMatrix& w, Quantised x, int count, int first, int
     x.high += blocks * kBlock;
     x.low += blocks * kBlock;
     x.scales += blocks;
-    x.sums += blocks;
+    x.sums += static_cast<size_t>(m) * w.groups();
     y += m * stride;
     count -= m;
   };

@@ -28,12 +28,12 @@ struct Quantised {
   int8_t* high;
   int8_t* low;
   float* scales;  // one a block
-  float* sums;    // of the activations of a block
+  float* sums;    // of the activations that meet one group of weights
 };
 
 struct Kernels {
   const char* name;
-  void (*quantise)(const float* x, int columns, bool split_pairs, Quantised out);
+  void (*quantise)(const float* x, int columns, int group, bool split_pairs, Quantised out);
   // y[m * stride + n] for n in [first, last) and all m in [0, count); x holds `count` quantised rows one after another.
   void (*multiply)(const PackedMatrix& w, const Quantised& x, int count, int first, int last, float* y, size_t stride);
   // Rows [first, last) as plain numbers, one row after another.

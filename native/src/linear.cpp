@@ -28,20 +28,20 @@ constexpr int kTasksPerThread = 4;  // so that a thread that was held up does no
 
 class QuantisedRows {
  public:
-  QuantisedRows(int rows, int columns)
-      : bytes_(2 * static_cast<size_t>(rows) * columns), floats_(2 * static_cast<size_t>(rows) * columns / kBlock),
-        rows_(rows), columns_(columns) {}
+  QuantisedRows(int rows, int columns, int group)
+      : bytes_(2 * static_cast<size_t>(rows) * columns), scales_(static_cast<size_t>(rows) * columns / kBlock),
+        sums_(static_cast<size_t>(rows) * columns / group), rows_(rows), columns_(columns), group_(group) {}
 
   Quantised at(int row) {
     const size_t all = static_cast<size_t>(rows_) * columns_, begin = static_cast<size_t>(row) * columns_;
-    const size_t blocks = all / kBlock, first = begin / kBlock;
-    return {bytes_.data() + begin, bytes_.data() + all + begin, floats_.data() + first, floats_.data() + blocks + first};
+    return {bytes_.data() + begin, bytes_.data() + all + begin, scales_.data() + begin / kBlock,
+            sums_.data() + begin / group_};
   }
 
  private:
   std::vector<int8_t> bytes_;
-  std::vector<float> floats_;
-  int rows_, columns_;
+  std::vector<float> scales_, sums_;
+  int rows_, columns_, group_;
 };
 
 // Many rows: unpack some weights, let a BLAS multiply them, go on. The weights are read once for all rows, and a
@@ -63,9 +63,9 @@ void multiply_many(const PackedMatrix& w, const float* x, int count, float* y, S
 void multiply_few(const PackedMatrix& w, const float* x, int count, float* y) {
   const Kernels& use = kernels();
   Pool& pool = Pool::shared();
-  QuantisedRows quantised(count, w.columns);
+  QuantisedRows quantised(count, w.columns, w.group);
   auto quantise = [&](int row) {
-    use.quantise(x + static_cast<size_t>(row) * w.columns, w.columns, w.bits == 4, quantised.at(row));
+    use.quantise(x + static_cast<size_t>(row) * w.columns, w.columns, w.group, w.bits == 4, quantised.at(row));
   };
   if (count < 4)
     for (int row = 0; row < count; row++) quantise(row);
@@ -90,21 +90,48 @@ void multiply(const PackedMatrix& w, const float* x, int count, float* y) {
   }
 }
 
+// The values of an array with any strides, row after row.
+std::vector<float> gathered(const float* from, const mx::Shape& shape, const mx::Strides& strides) {
+  size_t size = 1;
+  for (int extent : shape) size *= extent;
+  std::vector<float> out(size);
+  std::vector<int> at(shape.size(), 0);
+  int64_t offset = 0;
+  for (float& value : out) {
+    value = from[offset];
+    for (int axis = static_cast<int>(shape.size()) - 1; axis >= 0; axis--) {
+      offset += strides[axis];
+      if (++at[axis] < shape[axis]) break;
+      offset -= strides[axis] * shape[axis];
+      at[axis] = 0;
+    }
+  }
+  return out;
+}
+
 class PackedLinear : public mx::Primitive {
  public:
   PackedLinear(mx::Stream stream, int group, int bits) : Primitive(stream), group_(group), bits_(bits) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const mx::array &x = inputs[0], &quanta = inputs[1], &scales = inputs[2], &biases = inputs[3];
+    const mx::array &quanta = inputs[1], &scales = inputs[2], &biases = inputs[3];
     mx::array& y = outputs[0];
     y.set_data(mx::allocator::malloc(y.nbytes()));
     auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array& x = inputs[0];
     for (const mx::array& input : inputs) encoder.set_input_array(input);
     encoder.set_output_array(y);
     const PackedMatrix w{reinterpret_cast<const uint8_t*>(quanta.data<uint32_t>()), scales.data<float>(),
                          biases.data<float>(), quanta.shape(0), x.shape(-1), group_, bits_};
     const int count = static_cast<int>(x.size() / w.columns);
-    encoder.dispatch([w, count, from = x.data<float>(), to = y.data<float>()] { multiply(w, from, count, to); });
+    const float* from = x.data<float>();
+    float* to = y.data<float>();
+    if (x.flags().row_contiguous)
+      encoder.dispatch([w, count, from, to] { multiply(w, from, count, to); });
+    else
+      encoder.dispatch([w, count, from, to, shape = x.shape(), strides = x.strides()] {
+        multiply(w, gathered(from, shape, strides).data(), count, to);
+      });
   }
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
@@ -146,9 +173,12 @@ mx::array linear(const mx::array& x, const mx::array& quanta, const mx::array& s
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   mx::Shape shape = x.shape();
   shape.back() = quanta.shape(0);
-  auto plain = [&](const mx::array& a) { return mx::contiguous(a, false, stream); };
+  // An operation more costs as much as a small product, so weights, which are there already, are only looked at.
+  auto plain = [&](const mx::array& a) {
+    return a.is_available() && a.flags().row_contiguous ? a : mx::contiguous(a, false, stream);
+  };
   return mx::array(std::move(shape), mx::float32, std::make_shared<PackedLinear>(stream, group, bits),
-                   {plain(mx::astype(x, mx::float32, stream)), plain(quanta), plain(scales), plain(biases)});
+                   {mx::astype(x, mx::float32, stream), plain(quanta), plain(scales), plain(biases)});
 }
 
 }  // namespace ingot

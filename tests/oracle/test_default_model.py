@@ -1,0 +1,102 @@
+"""The default model as it is served, against transformers with the same weights, unpacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.request import Request, Sampling, Stop, TextDelta
+from ingot.engine.start import start_engine
+from ingot.kernels.device import current
+from ingot.models.adapter import adapt
+from ingot.models.packaged import ensure
+from ingot.models.precision import unpack
+from ingot.models.probe import apart
+from ingot.models.progress import silent
+from ingot.models.upstream import load_model
+from ingot.text.tokenizer import Tokenizer
+from tests.engines import answer
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.oracle
+
+SETTINGS = Settings(memory="3GB", context=1024)
+GENERATED = 24
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return ensure(DEFAULT_MODEL, SETTINGS, silent)
+
+
+@pytest.fixture(scope="module")
+def unpacked(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    model, config = load_model(folder, lazy=True)
+    unpack(model)
+    model.set_dtype(mx.float32)
+    return model, config
+
+
+@pytest.fixture(scope="module")
+def oracle(unpacked: tuple[nn.Module, dict[str, Any]]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model, config = unpacked
+    made = LlamaForCausalLM(LlamaConfig(**{key: value for key, value in config.items() if "quantization" not in key}))
+    weights = {name: torch.from_numpy(np.array(weight)) for name, weight in tree_flatten(model.parameters())}
+    missing, unexpected = made.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    made.tie_weights()
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def prompt(folder: Path) -> list[int]:
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.template is not None
+    text = tokenizer.template.render([{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}])
+    return tokenizer.encode(text, add_special=False)
+
+
+def test_its_logits_over_a_cut_prompt_are_those_of_transformers(
+    unpacked: tuple[nn.Module, dict[str, Any]], oracle: Any, prompt: list[int]
+) -> None:
+    with torch.no_grad():
+        right = mx.array(oracle(torch.tensor([prompt])).logits[0].numpy())
+    adapter = adapt(*unpacked, current())
+    slots = adapter.new_slots()
+    for begin in range(0, len(prompt), 13):
+        piece = prompt[begin : begin + 13]
+        with slots.launch(0, 1, len(piece)) as layers:
+            logits = adapter.forward(mx.array([piece]), layers)[0]
+            mx.eval(logits, slots.arrays())
+        assert apart(logits, right[begin : begin + len(piece)]) < 1e-3
+
+
+def test_what_it_answers_is_what_transformers_answers(folder: Path, oracle: Any, prompt: list[int]) -> None:
+    ids = torch.tensor([prompt])
+    # Said, as otherwise the ends of turns in the prompt pass for padding.
+    seen = torch.ones_like(ids)
+    with torch.no_grad():
+        continued = oracle.generate(
+            ids, attention_mask=seen, max_new_tokens=GENERATED, do_sample=False, eos_token_id=None
+        )
+    engine = start_engine(SETTINGS, folder, name=DEFAULT_MODEL, source="packaged")
+    request = Request(
+        "greedy",
+        (tuple(prompt),),
+        max_tokens=GENERATED,
+        sampling=Sampling(temperature=0.0, logprobs=0),
+        stop=Stop(ignore_eos=True),
+    )
+    deltas = [event for event in answer(engine, request) if isinstance(event, TextDelta)]
+    engine.close()
+    assert [token.chosen.token for delta in deltas for token in delta.tokens] == continued[0, len(prompt) :].tolist()
