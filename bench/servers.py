@@ -45,11 +45,11 @@ def ingot(folder: Path, log: Path, streams: int) -> Iterator[Running]:
 
 @contextmanager
 def mlx_lm(folder: Path, log: Path, streams: int) -> Iterator[Running]:
-    """`mlx_lm.server`, allowed to prefill and to decode all streams together, and quiet."""
+    """`mlx_lm.server`, quiet, and allowed to decode all streams together. It prefills eight prompts at a time, its
+    default: more make each of them wait for all, and one alone is slower where a step costs more than its tokens."""
     port = _free_port()
-    together = str(max(streams, 32))
     flags = ["--model", str(folder), "--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"]
-    flags += ["--decode-concurrency", together, "--prompt-concurrency", together]
+    flags += ["--decode-concurrency", str(max(streams, 32))]
     client = Client(f"http://127.0.0.1:{port}")
     with _process([sys.executable, "-m", "bench.mlx_lm_launcher", *flags], log) as process:
         _wait("mlx_lm.server", process, log, lambda: _answers(client))

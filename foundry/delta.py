@@ -28,7 +28,8 @@ class GatedDelta(Qwen3_5GatedDeltaNet):
         )
         value = value.reshape(rows, length, -1, self.head_v_dim)
         beta = self.in_proj_b(hidden_states).sigmoid()
-        decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
+        step = self.in_proj_a(hidden_states).float() + self.dt_bias
+        decay = -self.A_log.float().exp() * torch.logaddexp(step, torch.zeros_like(step))
         with torch.autocast(hidden_states.device.type, enabled=False):
             made = gated_delta(*(x.float() for x in (query, key, value, decay, beta)))
         made = made.to(hidden_states.dtype).reshape(-1, self.head_v_dim)
@@ -74,8 +75,9 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 def _chunked(x: torch.Tensor) -> torch.Tensor:
     """From rows, length, heads, width to rows * heads, chunks, CHUNK, width, the end padded with zeros."""
     x = x.transpose(1, 2).flatten(0, 1)
-    x = F.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
-    return x.reshape(x.shape[0], -1, CHUNK, x.shape[-1])
+    if missing := -x.shape[1] % CHUNK:
+        x = F.pad(x, (0, 0, 0, missing))
+    return x.contiguous().reshape(x.shape[0], -1, CHUNK, x.shape[-1])
 
 
 @torch.library.custom_op("foundry::states", mutates_args=())

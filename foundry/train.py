@@ -43,12 +43,18 @@ def main() -> None:
     network = Network(shape).to(asked.device)
     size = sum(parameter.numel() for parameter in network.parameters())
     print(f"{asked.model}: {size / 1e6:.2f} million parameters", flush=True)
+    if asked.compile:
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.suppress_errors = True
+        network.compile_layers()
     trainer = Trainer(network, feed, asked.device, rate=shape.rate)
     trainer.run(asked.minutes * 60)
     feed.stop()
     asked.out.mkdir(parents=True, exist_ok=True)
     save(network, asked.out / "model.safetensors")
-    figures = measured(network, shape.style, asked.device, share=asked.share)
+    # Measuring sees many shapes once each: not worth compiling for.
+    with torch.compiler.set_stance("force_eager"):
+        figures = measured(network, shape.style, asked.device, share=asked.share)
     record = {
         "model": asked.model,
         "parameters": size,
@@ -74,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", action="store_true", help="compile the layers, which takes about a minute")
     parser.add_argument("--writers", type=int, default=3, help="processes that write lessons")
     parser.add_argument("--divisor", type=int, default=1, help="make batches this much smaller")
     parser.add_argument("--share", type=float, default=1.0, help="measure on this share of the samples")

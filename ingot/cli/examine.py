@@ -83,6 +83,8 @@ def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
     if probed["kind"] == "cpu" and sys.platform == "linux":
         blas = "OpenBLAS" if probed["fast_blas"] else "mlx's reference BLAS (slow)"
         yield Finding("BLAS", "note" if probed["blas_advice"] else "ok", blas, probed["blas_advice"])
+        kernels = probed["native"] or "none: packed weights are unpacked"
+        yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
 
 
 def nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:

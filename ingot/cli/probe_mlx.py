@@ -13,7 +13,7 @@ SIDE = 512
 
 
 def probe() -> dict[str, object]:
-    from ingot.kernels import device, fastblas
+    from ingot.kernels import device, fastblas, native
 
     fast = fastblas.install()  # before mlx, which binds its BLAS when it is loaded
     here = device.current()
@@ -25,6 +25,8 @@ def probe() -> dict[str, object]:
         "gflops": _gflops(),
         "fast_blas": fast,
         "blas_advice": fastblas.advice() if here.kind == "cpu" else None,
+        "native": native.describe() if here.kind == "cpu" else None,
+        "native_advice": native.advice() if here.kind == "cpu" else None,
     }
 
 

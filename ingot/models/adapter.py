@@ -26,7 +26,10 @@ from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
 from ingot.models.upstream import caches, load_config, load_model
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
+    "model_max_length",
+)
 REFUSED = {"phi3small": "mlx-lm's code for it lets the tokens of a prompt see the ones after them"}
 """Families whose answers would be wrong, and why."""
 UNMIXED = {"minimax_m3_vl"}

@@ -19,6 +19,8 @@ WORKING = {
     "gflops": 2.0,
     "fast_blas": False,
     "blas_advice": "install gcc",
+    "native": None,
+    "native_advice": "install g++",
 }
 
 
