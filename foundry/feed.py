@@ -12,6 +12,8 @@ from foundry.recall import Rows, recall_rows
 from foundry.rows import LONG, SHORT, Writers, prose_tokens
 
 TASKS = ("prose", "lessons", "recall")
+PROMPT_WEIGHT = 0.03
+"""How much a token of a lesson counts that the model will never have to write."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Mix:
         return Mix(self.length, (prose, lessons, recall))
 
 
-MIXES = {"short": Mix(SHORT, (8, 16, 8)), "long": Mix(LONG, (2, 3, 3))}
+MIXES = {"short": Mix(SHORT, (6, 18, 8)), "long": Mix(LONG, (2, 3, 3))}
 
 
 class Pool:
@@ -54,7 +56,7 @@ class Pool:
 
     def draw(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.randint(min(self.written, len(self._tokens)), (count,), device=self._tokens.device)
-        return self._tokens[chosen].long(), self._weights[chosen].float()
+        return self._tokens[chosen].long(), self._weights[chosen].float().clamp_min(PROMPT_WEIGHT)
 
 
 class Feed:

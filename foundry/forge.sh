@@ -1,20 +1,25 @@
 #!/bin/bash
-# Train all language models on one GPU, the hybrid beside the others: forge.sh OUT HYBRID DENSE WINDOW DRAFT [SHARE]
-# The numbers are minutes of training. OUT receives one archive a model and a log.
+# Train models side by side on one GPU: forge.sh OUT MODEL:MINUTES...
+# OUT receives one archive a model (model.safetensors, training.json) and a log a model.
 set -u
-out=$1 share=${6:-1.0} work=$(mktemp -d)
+out=$1
+shift
+work=$(mktemp -d)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 
+# Small models leave the GPU waiting for their launches; sharing it between processes fills the gaps.
+if [ $# -gt 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
+    export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps-log
+    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    nvidia-cuda-mps-control -d && trap 'echo quit | timeout 10 nvidia-cuda-mps-control' EXIT
+fi
+
 train() {
-    python3 -m foundry.train "$1" --minutes "$2" --out "$work/$1" --writers "$3" --share "$share" > "$work/$1.log" 2>&1
-    echo "$1 ended with $?"
-    tail -n 60 "$work/$1.log" | cut -c1-600
-    [ -d "$work/$1" ] && tar -C "$work" -cf "$out/$1.tar" "$1"
+    local model=${1%%:*} minutes=${1##*:}
+    python3 -m foundry.train "$model" --minutes "$minutes" --out "$work/$model" --compile > "$out/$model.log" 2>&1
+    echo "$model ended with $?"
+    [ -d "$work/$model" ] && tar -C "$work" -cf "$out/$model.tar" "$model"
 }
 
-train hybrid "$2" 6 &
-train dense "$3" 7
-train window "$4" 7
-train draft "$5" 7
-wait
-cat "$work"/*.log > "$out/log.txt"
+for one in "$@"; do train "$one" & done
+wait $(jobs -p)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from foundry.lesson import Lesson
 from foundry.network import Network
-from foundry.recall import probe_rows
+from foundry.recall import PAIR, probe_rows
 from foundry.rows import SHORT, lesson, prose_tokens, written
 
 PROBES = {256: 64, 1024: 64, 2048: 32, 4096: 16}
@@ -51,9 +51,9 @@ def recall(network: Network, length: int, count: int, device: str) -> float:
     tokens, wanted = torch.from_numpy(rows.tokens), torch.from_numpy(rows.weights > 0)
     right = []
     for some, asked in zip(tokens.to(device).split(8), wanted.to(device).split(8), strict=True):
-        guessed = network.logits(network.hidden(some)[:, -4 * QUESTIONS - 1 :]).argmax(-1)
-        asked = asked[:, -4 * QUESTIONS :]
-        right.append((guessed[:, :-1] == some[:, -4 * QUESTIONS :])[asked])
+        guessed = network.logits(network.hidden(some)[:, -PAIR * QUESTIONS - 1 :]).argmax(-1)
+        asked = asked[:, -PAIR * QUESTIONS :]
+        right.append((guessed[:, :-1] == some[:, -PAIR * QUESTIONS :])[asked])
     return float(torch.cat(right).float().mean())
 
 

@@ -48,7 +48,17 @@ class Network(nn.Module):
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """The normed last hidden states, which both the output head and the MTP head read."""
-        return self.lm.model(input_ids=tokens, use_cache=False).last_hidden_state
+        masks = self._masks(tokens.shape[1], tokens.device)
+        return self.lm.model(input_ids=tokens, attention_mask=masks, use_cache=False).last_hidden_state
+
+    def _masks(self, length: int, device: torch.device) -> dict[str, torch.Tensor | None]:
+        """Ready masks, none where plain causality is meant: making them in transformers waits for the device."""
+        masks: dict[str, torch.Tensor | None] = {"full_attention": None, "linear_attention": None}
+        if "sliding_attention" in self.config.layer_types:
+            places = torch.arange(length, device=device)
+            back = places[:, None] - places[None, :]
+            masks["sliding_attention"] = ((back >= 0) & (back < self.config.sliding_window))[None, None]
+        return masks
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm.lm_head(hidden)

@@ -40,7 +40,7 @@ def gibberish(chance: random.Random) -> str:
 
 def awkward(chance: random.Random) -> str:
     """A string that is hard to quote: quotes, backslashes, newlines, other scripts. White space never at its ends."""
-    pieces = [_piece(chance) for _ in range(chance.randint(1, 7))]
+    pieces = [_piece(chance) for _ in range(chance.randint(1, 5))]
     text = pieces[0]
     for piece in pieces[1:]:
         text += chance.choice(_BREAKS) if chance.random() < 0.12 else chance.choice((" ", " ", " ", ""))
@@ -62,7 +62,7 @@ def plain(chance: random.Random) -> str:
 
 
 def text_value(chance: random.Random) -> str:
-    return awkward(chance) if chance.random() < 0.6 else plain(chance)
+    return awkward(chance) if chance.random() < 0.5 else plain(chance)
 
 
 def quoted(text: str, chance: random.Random) -> str:

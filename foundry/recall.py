@@ -1,7 +1,7 @@
 """Key-value recall: the long-context probe.
 
-A probe is a text of statements like " copper is zebra." where every key and value is one token. A key that is
-stated again is stated with the same value, so each repetition is a training signal, near and far.
+A probe is a text of pairs like " copper zebra." where every key and value is one token. A key that comes again comes
+with the same value, so each repetition is a training signal, near and far.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from foundry import vocabulary
 from foundry.lesson import HELD_OUT, Lesson, user
 
-OPENING = "Facts:"
-STATEMENT = 4  # tokens
+OPENING = "Pairs:"
+PAIR = 3  # tokens
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def recall_rows(chance: np.random.Generator, count: int, length: int, keys: int)
 
     In half of the rows all keys are stated first and asked for later, in the others they come in any order.
     """
-    statements = _statements(length)
-    drawn = chance.integers(0, keys, (count, statements))
-    first = min(keys, statements)
+    pairs = _pairs(length)
+    drawn = chance.integers(0, keys, (count, pairs))
+    first = min(keys, pairs)
     drawn[: count // 2, :first] = np.arange(first)
     return _rows(chance, drawn, keys, length)
 
@@ -42,34 +42,33 @@ def recall_rows(chance: np.random.Generator, count: int, length: int, keys: int)
 def probe_rows(seed: int, count: int, length: int, questions: int) -> Rows:
     """Held-out rows: distinct facts to fill `length`, of which `questions` are asked for at the end."""
     chance = np.random.default_rng(HELD_OUT + seed)
-    keys = _statements(length) - questions
+    keys = _pairs(length) - questions
     asked = np.stack([chance.choice(keys, questions, replace=questions > keys) for _ in range(count)])
     drawn = np.concatenate([np.broadcast_to(np.arange(keys), (count, keys)), asked], axis=1)
     return _rows(chance, drawn, keys, length)
 
 
-def _statements(length: int) -> int:
-    return (length - len(_opening())) // STATEMENT
+def _pairs(length: int) -> int:
+    return (length - len(_opening())) // PAIR
 
 
 def _rows(chance: np.random.Generator, drawn: np.ndarray, keys: int, length: int) -> Rows:
     words = np.array(list(vocabulary.recall_words().values()))
-    count, statements = drawn.shape
+    count, pairs = drawn.shape
     names = words[np.argsort(chance.random((count, len(words))), axis=1)[:, :keys]]
     values = words[chance.integers(0, len(words), (count, keys))]
-    verb, stop = _marks()
+    stop = _stop()
     said = np.stack(
         [
             np.take_along_axis(names, drawn, axis=1),
-            np.full_like(drawn, verb),
             np.take_along_axis(values, drawn, axis=1),
             np.full_like(drawn, stop),
         ],
         axis=-1,
     )
     counts = np.zeros(said.shape, dtype=np.float32)
-    counts[:, :, 2] = _repeated(drawn)
-    rest = length - statements * STATEMENT
+    counts[:, :, 1] = _repeated(drawn)
+    rest = length - pairs * PAIR
     opening = np.full((count, rest), stop)
     opening[:, : len(_opening())] = _opening()
     return Rows(
@@ -94,32 +93,31 @@ def _opening() -> list[int]:
 
 
 @cache
-def _marks() -> tuple[int, int]:
-    verb, stop = vocabulary.encoded(" is.")
-    return verb, stop
+def _stop() -> int:
+    (stop,) = vocabulary.encoded(".")
+    return stop
 
 
 def recall_lesson(chance: random.Random, size: int, haystack: list[str] | None = None) -> Lesson:
-    """A chat question about facts in a text of about `size` tokens; with `haystack`, a few facts inside prose."""
-    count = max(2, size // STATEMENT) if haystack is None else chance.randint(3, 12)
+    """A chat question about pairs in a text of about `size` tokens; with `haystack`, a few pairs inside prose."""
+    count = max(2, size // PAIR) if haystack is None else chance.randint(3, 12)
     known = list(vocabulary.recall_words())
-    words = chance.sample(known, count)
-    facts = {word: chance.choice(known) for word in words}
-    said = [f" {key} is {value}." for key, value in facts.items()]
+    keys = chance.sample(known, count)
+    values = {key: chance.choice(known) for key in keys}
+    said = [f" {key} {value}." for key, value in values.items()]
     text = OPENING + "".join(said) if haystack is None else _hidden(said, size, haystack, chance)
-    asked = chance.sample(words, min(len(words), chance.choice((1, 1, 2, 3))))
-    questions = " ".join(f"What is {key}?" for key in asked)
-    answer = "Fact:" + "".join(f" {key} is {facts[key]}." for key in asked)
+    asked = chance.sample(keys, min(len(keys), chance.choice((1, 1, 2, 3))))
+    answer = "Found:" + "".join(f" {key} {values[key]}." for key in asked)
     thinking = "I look it up." if chance.random() < 0.5 else None
-    return Lesson("recall", [user(f"{text}\n{questions}")], answer, thinking)
+    return Lesson("recall", [user(f"{text}\nWhat follows {' and '.join(asked)}?")], answer, thinking)
 
 
 def _hidden(said: list[str], size: int, haystack: list[str], chance: random.Random) -> str:
-    """Prose of about `size` tokens with one statement after each of some of its sentences."""
+    """Prose of about `size` tokens with some of the pairs after some of its sentences."""
     prose = chance.choice(haystack)
     start = chance.randrange(max(1, len(prose) - size * 3))
     sentences = prose[start : start + size * 3].replace("\n", " ").split(". ")
-    for statement in said:
+    for pair in said:
         place = chance.randrange(len(sentences))
-        sentences[place] += "." + statement.removesuffix(".")
+        sentences[place] += "." + pair.removesuffix(".")
     return "Text: " + ". ".join(sentences) + "."

@@ -141,7 +141,7 @@ def _shown(parameter: Parameter, value: Any, chance: random.Random) -> str:
 
 
 def _given(chance: random.Random) -> list[Named]:
-    tools = chance.sample(LIBRARY, chance.choices((1, 2, 3, 4), (1, 3, 3, 2))[0])
+    tools = chance.sample(LIBRARY, chance.choices((1, 2, 3, 4), (2, 3, 2, 1))[0])
     return [
         Named(tool, chance.choice(tool.names.split()), tuple(chance.choice(p.names.split()) for p in tool.parameters))
         for tool in tools

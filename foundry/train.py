@@ -16,21 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from foundry.feed import TASKS, Batch, Feed
+from foundry.feed import Feed
 from foundry.measure import measured
 from foundry.network import Network
 from foundry.shapes import SHAPES
+from foundry.step import FIGURES, Updater
 from foundry.tensors import save
 
-TASK_WEIGHTS = (0.6, 1.0, 1.0)
-MTP_WEIGHT = 0.3
 WARM_STEPS = 100
 LONG_FROM = 0.3
 """The part of the time after which long rows come in, at the latest."""
 LONG_SHARE = 0.3
-EASY_KEYS, SHORT_KEYS, LONG_KEYS = 8, 240, 1000
+EASY_KEYS, SHORT_KEYS, LONG_KEYS = 8, 300, 1400
 
 
 def main() -> None:
@@ -89,10 +87,8 @@ def arguments() -> argparse.Namespace:
 
 class Trainer:
     def __init__(self, network: Network, feed: Feed, device: str, *, rate: float) -> None:
-        self.network, self.feed, self.device, self.rate = network, feed, device, rate
-        self.optimizer = torch.optim.AdamW(
-            _groups(network), lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=device == "cuda"
-        )
+        self._feed, self._rate = feed, rate
+        self._updater = Updater(network, device, rate=rate)
         self.steps = self.tokens = 0
         self.log: list[dict[str, Any]] = []
         self._most_keys = EASY_KEYS
@@ -103,12 +99,15 @@ class Trainer:
         start = said = time.monotonic()
         while (elapsed := time.monotonic() - start) < seconds:
             progress = elapsed / seconds
-            self._set_rate(progress)
-            batch = self.feed.batch(*self._next(progress))
-            figures = self._step(batch)
+            warm = min(1.0, (self.steps + 1) / WARM_STEPS)
+            self._updater.set_rate(self._rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))))
+            batch = self._feed.batch(*self._next(progress))
+            figures = self._updater.update(batch)
+            self.steps += 1
+            self.tokens += batch.tokens.numel()
             if self.steps % 10 == 0:
                 self._advance(float(figures[-1]))
-                self.feed.refresh()
+                self._feed.refresh()
             if time.monotonic() - said > 5:
                 said = time.monotonic()
                 self._say(said - start, figures)
@@ -127,56 +126,12 @@ class Trainer:
             self._most_keys = min(SHORT_KEYS, self._most_keys * 2)
             self._recall = 0.0
 
-    def _set_rate(self, progress: float) -> None:
-        warm = min(1.0, (self.steps + 1) / WARM_STEPS)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
-
-    def _step(self, batch: Batch) -> torch.Tensor:
-        """One update. Returns the mean loss of each task, the MTP head's, and the share of recalled values."""
-        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
-            hidden = self.network.hidden(batch.tokens)
-            means, accuracy = self._losses(hidden[:, :-1], batch, 1)
-            loss = (means * torch.tensor(TASK_WEIGHTS, device=self.device)).sum()
-            further = torch.zeros((), device=self.device)
-            if self.network.mtp is not None:
-                states = self.network.further(hidden, batch.tokens)
-                further = self._losses(states[:, :-1], batch, 2)[0].mean()
-                loss = loss + MTP_WEIGHT * further
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        self.tokens += batch.tokens.numel()
-        return torch.cat([means.detach(), further.detach()[None], accuracy[None]])
-
-    def _losses(self, states: torch.Tensor, batch: Batch, ahead: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss of each task at predicting the token `ahead` places on; the share of right recall answers."""
-        rows, places = (batch.weights[:, ahead:] > 0).nonzero(as_tuple=True)
-        logits = self.network.logits(states[rows, places]).float()
-        targets, tasks = batch.tokens[rows, places + ahead], batch.tasks[rows]
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        zeros = torch.zeros(len(TASKS), device=self.device)
-        counts = zeros.index_add(0, tasks, torch.ones_like(losses))
-        right = (logits.detach().argmax(-1) == targets).float()
-        accuracy = zeros.index_add(0, tasks, right)[-1] / counts[-1]
-        return zeros.index_add(0, tasks, losses) / counts, accuracy
-
     def _say(self, elapsed: float, figures: torch.Tensor) -> None:
-        names = [*TASKS, "mtp", "recalled"]
         line = {"seconds": round(elapsed), "step": self.steps, "keys": self._most_keys}
-        line |= {name: round(value, 3) for name, value in zip(names, figures.tolist(), strict=True)}
+        line |= {name: round(value, 3) for name, value in zip(FIGURES, figures.tolist(), strict=True)}
         self.log.append(line)
         speed = self.tokens / elapsed / 1e3
-        print(" ".join(f"{key} {value}" for key, value in line.items()), f"{speed:.0f}K tokens/s", flush=True)
-
-
-def _groups(network: Network) -> list[dict[str, Any]]:
-    """Weight decay for matrices alone."""
-    matrices = [p for p in network.parameters() if p.ndim == 2]
-    others = [p for p in network.parameters() if p.ndim != 2]
-    return [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+        print(" ".join(f"{key} {value}" for key, value in line.items()), f"{speed:.0f}K tokens/s", self._updater.eager_because or "", flush=True)
 
 
 def _versions() -> dict[str, str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ingot.cache.layers import AppendState, RecurrentState, Slots, WindowState
+from ingot.cache.layers import AppendState, RecurrentState, WindowState
+from ingot.cache.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)

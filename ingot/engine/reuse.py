@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from ingot.cache.layers import Slots, WindowState
+from ingot.cache.layers import WindowState
 from ingot.cache.prefix import Match, Needs, PrefixIndex
 from ingot.cache.records import put, take
+from ingot.cache.slots import Slots
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.sequence import Sequence

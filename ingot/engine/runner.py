@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, rounded
-from ingot.cache.layers import Slots
+from ingot.cache.slots import Slots
 from ingot.engine.budget import Budget, slot_count
 from ingot.engine.costs import StepCosts
 from ingot.engine.reuse import Reuse, needs_of

@@ -17,7 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.footprint import Footprint
-from ingot.cache.layers import AppendState, LayerState, RecurrentState, Slots, WindowState, state_for
+from ingot.cache.layers import AppendState, LayerState, RecurrentState, WindowState, state_for
+from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.dialect import older_names

@@ -12,7 +12,8 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from ingot.cache.layers import LayerState, Slots
+from ingot.cache.layers import LayerState
+from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 
 Forward = Callable[[mx.array, list[LayerState], Sequence[int] | None], mx.array]

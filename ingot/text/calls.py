@@ -127,7 +127,7 @@ class CallReader:
         reader = self._reader
         for part in form.closing:
             if not isinstance(part, str):
-                yield from reader.gap()
+                yield from self._plain(part)
             elif (yield from reader.literal(part)):
                 reader.record()
             else:

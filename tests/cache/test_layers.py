@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.layers import Slots
+from ingot.cache.slots import Slots
 from tests import tiny
 
 KINDS = ["llama", "window", "hybrid", "moe"]

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.layers import Slots
+from ingot.cache.slots import Slots
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
 from ingot.kernels.device import current

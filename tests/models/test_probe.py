@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.layers import AppendState, LayerState, Slots
+from ingot.cache.layers import AppendState, LayerState
+from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.models.probe import Findings, Probe, apart
 

@@ -19,7 +19,7 @@ from tests.text.answers import check_order, cut, parsed, told
 
 CALLING = [known for known in FORMATS if known.can_call]
 MARKERS = sorted({marker for known in CALLING for marker in known.markers()})
-SCRAPS = ["\n", " ", '"', "'", "\\", "\\n", "{", "}", "[", "]", "(", ")", ",", ":", "=", "```", "\x00", "\u2028", "é", "🜁"]
+SCRAPS = ["\n", "```", *"\"'\\ {}[](),:=\n\x00\u2028é🜁"]
 
 HOSTILE = st.lists(st.sampled_from(MARKERS + SCRAPS) | st.text(max_size=5), max_size=8).map("".join)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | HOSTILE
@@ -66,7 +66,7 @@ def text_of(value: Any) -> str:
 
 
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
-@settings(max_examples=35)
+@settings(max_examples=25)
 @given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
 def test_a_written_call_is_read_back(format: Format, calls: list[Call], places: list[int]) -> None:
     assume(holds(format, calls))
@@ -125,13 +125,15 @@ def test_kimi_writes_an_id_of_its_own_style_again_and_replaces_a_foreign_one() -
         ),
         (
             "deepseek-v3.1",
-            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"k": "v"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"k": "v"}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
         ("granite", '<|tool_call|>[{"name": "f", "arguments": {"k": "v"}}]'),
         ("glm", "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call>"),
         (
             "minimax-m2",
-            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">v</parameter>\n</invoke>\n</minimax:tool_call>',
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">v</parameter>\n</invoke>\n'
+            "</minimax:tool_call>",
         ),
         ("gemma4", '<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>'),
         ("function-gemma", "<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>"),

@@ -60,7 +60,8 @@ HERMES = [
     ),
     Case(
         "hermes",
-        f'<tool_call>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "ping", "arguments": {{}}}}]</tool_call>',
+        f'<tool_call>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, '
+        '{"name": "ping", "arguments": {}}]</tool_call>',
         [PARIS, PING],
     ),
     Case(
@@ -134,9 +135,7 @@ QWEN = [
     Case("qwen", "<tool_call>\n<function=ping>\n</function>\n</tool_call>", [PING]),
 ]
 
-CODER_CALL = (
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
-)
+CODER_CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
 CODER = [
     Case("qwen3-coder", CODER_CALL, [PARIS]),
     Case("qwen3-coder", f"First.\n\n{CODER_CALL}\n{CODER_CALL}", [says("First."), PARIS, PARIS]),
@@ -146,9 +145,11 @@ CODER = [
         "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>\nThen.",
         [PARIS, says("Then.")],
     ),
-    Case("qwen3-coder", "<function=unknown><parameter=a>1</parameter></function>", [
-        says("<function=unknown><parameter=a>1</parameter></function>")
-    ]),
+    Case(
+        "qwen3-coder",
+        "<function=unknown><parameter=a>1</parameter></function>",
+        [says("<function=unknown><parameter=a>1</parameter></function>")],
+    ),
     Case("qwen3-coder", "<tool_call><function=unknown></function></tool_call>", [calls("unknown")]),
     Case(
         "qwen3-coder",
@@ -201,10 +202,14 @@ CODER = [
         [("breaks", "write_file", "")],
     ),
     Case("qwen3-coder", "<tool_call>\n<function=write_file>", [says("<tool_call>\n<function=write_file>")]),
-    Case("qwen3-coder", f"<think>\nI may {CODER_CALL}\n</think>\nNo.", [
-        thinks(f"I may {CODER_CALL}"),
-        says("No."),
-    ]),
+    Case(
+        "qwen3-coder",
+        f"<think>\nI may {CODER_CALL}\n</think>\nNo.",
+        [
+            thinks(f"I may {CODER_CALL}"),
+            says("No."),
+        ],
+    ),
 ]
 
 LLAMA_CALL = f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}'
@@ -218,11 +223,15 @@ LLAMA = [
     Case("llama", f"I will.\n{LLAMA_CALL}\nDone", [says("I will."), PARIS, says("\nDone")]),
     Case("llama", f"Such as {LLAMA_CALL}", [says(f"Such as {LLAMA_CALL}")]),
     Case("llama", f"<function=get_weather>{ARGUMENTS}</function>", [PARIS]),
-    Case("llama", f"<function=get_weather>{ARGUMENTS}</function><function=ping>{{}}</function>!", [
-        PARIS,
-        PING,
-        says("!"),
-    ]),
+    Case(
+        "llama",
+        f"<function=get_weather>{ARGUMENTS}</function><function=ping>{{}}</function>!",
+        [
+            PARIS,
+            PING,
+            says("!"),
+        ],
+    ),
     Case("llama", '{"name": "Ada", "parameters": {}}', [says('{"name": "Ada", "parameters": {}}')]),
     Case("llama", '{"answer": {"name": "ping"}}', [says('{"answer": {"name": "ping"}}')]),
     Case("llama", '{"name": "ping"}', [says('{"name": "ping"}')]),
@@ -242,11 +251,15 @@ MISTRAL = [
     Case("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}", [PARIS]),
     Case("mistral-args", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}", [PARIS]),
     Case("mistral-args", f"[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}", [PARIS]),
-    Case("mistral-args", f"Ok.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]ping[ARGS]{{}}", [
-        says("Ok."),
-        PARIS,
-        PING,
-    ]),
+    Case(
+        "mistral-args",
+        f"Ok.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]ping[ARGS]{{}}",
+        [
+            says("Ok."),
+            PARIS,
+            PING,
+        ],
+    ),
     Case("mistral", "[THINK]Hm.[/THINK]Yes.", [thinks("Hm."), says("Yes.")]),
     Case("mistral", "[TOOL_CALLS] what?", [says("[TOOL_CALLS] what?")]),
     Case("mistral", "[TOOL_CALLS] [1]", [says("[TOOL_CALLS] [1]")]),
@@ -260,11 +273,15 @@ DSML_CALL = (
 )
 DEEPSEEK = [
     Case("deepseek-v3", f"<｜tool▁calls▁begin｜>{V3_CALL}<｜tool▁calls▁end｜>", [PARIS]),
-    Case("deepseek-v3", f"Ok.<｜tool▁calls▁begin｜>{V3_CALL}\n{V3_CALL}<｜tool▁calls▁end｜>", [
-        says("Ok."),
-        PARIS,
-        PARIS,
-    ]),
+    Case(
+        "deepseek-v3",
+        f"Ok.<｜tool▁calls▁begin｜>{V3_CALL}\n{V3_CALL}<｜tool▁calls▁end｜>",
+        [
+            says("Ok."),
+            PARIS,
+            PARIS,
+        ],
+    ),
     Case("deepseek-v3", V3_CALL, [PARIS]),
     Case("deepseek-v3", f"Hm.</think>{V3_CALL}", [thinks("Hm."), PARIS], OPENED),
     Case(
@@ -389,9 +406,7 @@ GEMMA = [
     ),
 ]
 
-HARMONY_CALL = (
-    f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}"
-)
+HARMONY_CALL = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}"
 HARMONY = [
     Case("harmony", f"{HARMONY_CALL}<|call|>", [PARIS]),
     Case("harmony", HARMONY_CALL, [PARIS]),
@@ -413,7 +428,9 @@ HARMONY = [
         [thinks("Hm."), says("Yes.")],
     ),
     Case("harmony", "<|channel|>analysis<|message|>cut off", [thinks("cut off")]),
-    Case("harmony", "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", [thinks("Hm."), says("Yes.")], OPENED),
+    Case(
+        "harmony", "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", [thinks("Hm."), says("Yes.")], OPENED
+    ),
     Case("harmony", "Just text.", [says("Just text.")]),
     Case(
         "harmony",
@@ -427,8 +444,8 @@ HARMONY = [
     ),
     Case(
         "harmony",
-        f'<|channel|>analysis<|message|>I could {HARMONY_CALL.replace("<|channel|>", "").replace("<|message|>", " ")}<|end|>',
-        [thinks(f'I could {HARMONY_CALL.replace("<|channel|>", "").replace("<|message|>", " ")}')],
+        "<|channel|>analysis<|message|>I could commentary to=functions.ping {}<|end|>",
+        [thinks("I could commentary to=functions.ping {}")],
     ),
 ]
 
@@ -496,9 +513,11 @@ PYTHONIC = [
             )
         ],
     ),
-    Case("pythonic", '[write_file(content="""a "quoted" \\"""\nb""", path="")]', [
-        calls("write_file", content='a "quoted" """\nb', path="")
-    ]),
+    Case(
+        "pythonic",
+        '[write_file(content="""a "quoted" \\"""\nb""", path="")]',
+        [calls("write_file", content='a "quoted" """\nb', path="")],
+    ),
     Case("pythonic", "[a link](https://x) and [ping()]", [says("[a link](https://x) and [ping()]")]),
     Case("pythonic", '[unknown(city="Paris")]', [says('[unknown(city="Paris")]')]),
     Case("pythonic", '[ping(), get_weather(city="Par', [PING, ("breaks", "get_weather", '{"city":"Par')]),

@@ -1,0 +1,94 @@
+"""The live states of all running sequences, by slot: one state per layer, a length per row.
+
+A launch runs the model over consecutive slots, each with its own number of tokens before it; while it is open, the
+states are the caches that mlx-lm's models call. Only the engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from ingot.cache.footprint import CAPACITY_STEP
+from ingot.cache.layers import GroupState, Kind, Launch, LayerState
+from ingot.cache.positions import Offset, consecutive
+
+
+class Slots:
+    """The live states of all running sequences: `slots` rows, each with room for `capacity` tokens."""
+
+    def __init__(self, layers: list[LayerState]) -> None:
+        self.layers = layers
+        self.count, self.capacity = 1, CAPACITY_STEP
+        self.lengths: list[int] = [0]
+        self.states = [part for layer in layers for part in _parts(layer)]
+
+    @property
+    def kinds(self) -> set[Kind]:
+        return {state.kind for state in self.states}
+
+    def arrays(self) -> list[mx.array]:
+        return [array for state in self.states for array in state.arrays()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Rows at or above `slots` must be empty, and no row longer than `capacity`."""
+        assert not any(self.lengths[slots:]) and max(self.lengths) <= capacity
+        if (slots, capacity) == (self.count, self.capacity):
+            return
+        for state in self.states:
+            state.resize(slots, capacity)
+        self.count, self.capacity = slots, capacity
+        self.lengths = (self.lengths + [0] * slots)[:slots]
+
+    def clear(self, slot: int) -> None:
+        if self.lengths[slot]:
+            for state in self.states:
+                state.clear(slot)
+        self.lengths[slot] = 0
+
+    def move(self, source: int, target: int) -> None:
+        """Give `target` what `source` holds and leave `source` empty."""
+        if source != target:
+            for state in self.states:
+                state.move(source, target, self.lengths[source])
+            self.lengths[target] = self.lengths[source]
+            self.clear(source)
+
+    def swap(self, one: int, other: int) -> None:
+        for state in self.states:
+            state.swap(one, other)
+        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
+
+    @contextmanager
+    def launch(
+        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None, offset: Offset | None = None
+    ) -> Iterator[list[LayerState]]:
+        """The caches of a forward pass over slots [first, first + rows); afterwards the rows are longer.
+
+        A row with fewer than `width` real tokens is padded on the right; what it computes for the padding is never
+        seen by a real token. Raises nothing and changes no length if the forward pass fails.
+        """
+        starts = tuple(self.lengths[first : first + rows])
+        counts = tuple(valid) if valid is not None else (width,) * rows
+        opened = Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
+        assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
+        for state in self.states:
+            state.launch = opened
+            state.prepare(opened)
+        try:
+            yield self.layers
+        finally:
+            for state in self.states:
+                state.launch = None
+        for slot, start, count in zip(range(first, first + rows), starts, counts, strict=True):
+            self.lengths[slot] = start + count
+
+
+def _parts(layer: LayerState) -> list[LayerState]:
+    return layer.caches if isinstance(layer, GroupState) else [layer]
