@@ -14,7 +14,6 @@ Pure Python: it asks of a record only its bytes, its split, and what its layers 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -143,12 +142,13 @@ class PrefixIndex:
 
     def _walk(self, salt: str, tokens: Sequence[int]) -> tuple[list[Node], int]:
         """The nodes along `tokens`, the last one perhaps only in part, and how many tokens agree."""
+        tokens = tuple(tokens)
         node, known, found = self._roots.get(salt), 0, []
         while node is not None and known == node.end and known < len(tokens):
             node = node.children.get(tokens[known])
             if node is not None:
                 found.append(node)
-                known += _agreement(node.tokens, tokens[known : known + len(node.tokens)])
+                known += agreement(node.tokens, tokens[known : known + len(node.tokens)])
         return found, known
 
     def _resumable(self, nodes: list[Node], known: int, limit: int) -> tuple[int, int]:
@@ -226,8 +226,9 @@ class PrefixIndex:
             del node.parent.children[node.tokens[0]]
 
 
-def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their beginning."""
-    if tuple(one) == tuple(other):
-        return len(one)
-    return next(i for i, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b)
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # many times faster than the loop, and the ordinary case
+        return shorter
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)

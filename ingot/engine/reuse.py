@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import mlx.core as mx
 
 from ingot.cache.layers import WindowState
-from ingot.cache.prefix import Match, Needs, PrefixIndex
+from ingot.cache.prefix import Match, Needs, PrefixIndex, agreement
 from ingot.cache.records import put, take
 from ingot.cache.slots import Slots
 from ingot.engine.budget import Budget
@@ -68,7 +68,7 @@ class Reuse:
             return False
         if sequence.tokens[:WORTH_WAITING] != other.tokens[:WORTH_WAITING]:
             return False
-        shared = min(_agreement(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
+        shared = min(agreement(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
         if not self._needs.anywhere:
             shared = max((mark for mark in other.marks if mark <= shared), default=0)
         return shared - other.kept >= WORTH_WAITING
@@ -118,9 +118,3 @@ class Reuse:
     def check(self) -> None:
         self.index.check()
         assert not self._found, "a prefix was found for a sequence that never ran"
-
-
-def _agreement(one: list[int], other: list[int]) -> int:
-    if one == other:
-        return len(one)
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -53,6 +53,7 @@ class _Draft:
     only_known: bool
     name: str = ""
     id: str | None = None
+    early: str | None = None  # arguments that came before the name, or not as an object
     began: bool = False
     ended: bool = False
 
@@ -121,7 +122,7 @@ class CallReader:
             return False
         yield from self._reader.gap()
         leading = form.leading(opened=False)
-        return bool(joint) or leading is None or (yield from self._reader.sees(leading))
+        return leading is None or (yield from self._reader.sees(leading))
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
@@ -176,8 +177,6 @@ class CallReader:
     # The call's own events.
 
     def _begin(self, draft: _Draft) -> None:
-        if not draft.name or (draft.only_known and draft.name not in self._tools):
-            raise Mismatch
         index = self._begun
         if draft.id is None or draft.id in self._used_ids:
             draft.id = self._ids(draft.name, index)
@@ -219,7 +218,9 @@ class CallReader:
         self._take_name(name, draft)
 
     def _take_name(self, name: str, draft: _Draft) -> None:
-        if not 0 < len(name) <= LONGEST_NAME or (draft.only_known and name not in self._tools):
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise Mismatch
+        if draft.only_known and name not in self._tools:
             raise Mismatch
         draft.name = name
 
@@ -253,31 +254,32 @@ class CallReader:
 
     def _json_call(self, draft: _Draft) -> Steps[None]:
         reader = self._reader
-        early: str | None = None  # arguments that came before the name
         yield from self._expect("{")
         yield from reader.gap()
-        empty = yield from reader.sees("}")
-        while not empty:
-            key = yield from self._json_key()
-            if draft.only_known and key not in _USUAL_KEYS:
-                raise Mismatch
-            if key == "name" and not draft.name:
-                self._take_name((yield from self._json_string()), draft)
-            elif key in _ARGUMENT_KEYS and not draft.ended and draft.name and (yield from reader.sees("{")):
-                yield from self._arguments(JSON, draft)
-            elif key in _ARGUMENT_KEYS and not draft.ended:
-                early = _object((yield from self._json_value()))
-            else:
-                yield from self._json_value()
-            if draft.name and early is not None and not draft.ended:
-                self._whole(early, draft)
+        another = not (yield from reader.sees("}"))
+        while another:
+            yield from self._member(draft)
             yield from reader.gap()
-            if not (yield from reader.literal(",")):
-                break
+            another = yield from reader.literal(",")
             yield from reader.gap()
         if not draft.ended:
             yield from self._without_arguments(draft)
         yield from self._expect("}")
+
+    def _member(self, draft: _Draft) -> Steps[None]:
+        key = yield from self._json_key()
+        if draft.only_known and key not in _USUAL_KEYS:
+            raise Mismatch
+        if key == "name" and not draft.name:
+            self._take_name((yield from self._json_string()), draft)
+        elif key not in _ARGUMENT_KEYS or draft.ended:
+            yield from self._json_value()
+        elif draft.name and (yield from self._reader.sees("{")):
+            yield from self._arguments(JSON, draft)
+        else:
+            draft.early = _object((yield from self._json_value()))
+        if draft.name and draft.early is not None and not draft.ended:
+            self._whole(draft.early, draft)
 
     def _without_arguments(self, draft: _Draft) -> Steps[None]:
         """A call that has a name alone takes no arguments; but a bare object is none without them."""

@@ -30,6 +30,8 @@ class Markers:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str | None]:
         """Where text that is surely no marker ends, and the marker that is surely there, if one is."""
         match = self._pattern.search(text, at)
+        if match is not None and (ended or match.start() < len(text) - self._reach):
+            return match.start(), match.group()
         undecided = len(text) if ended else self._undecided(text, at)
         if match is not None and match.start() < undecided:
             return match.start(), match.group()
