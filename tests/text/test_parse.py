@@ -145,7 +145,7 @@ def soup(format: Format) -> st.SearchStrategy[str]:
 
 
 @every_format
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_soup_of_markers_gives_the_same_events_in_any_pieces(format: Format, data: st.DataObject) -> None:
     text = data.draw(soup(format))

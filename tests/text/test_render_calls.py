@@ -66,7 +66,7 @@ def text_of(value: Any) -> str:
 
 
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
 def test_a_written_call_is_read_back(format: Format, calls: list[Call], places: list[int]) -> None:
     assume(holds(format, calls))
