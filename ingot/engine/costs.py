@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LARGEST_EFFICIENT = 128
+"""No fixed cost makes chunks of more tokens than this necessary."""
 MEMORY = 0.95
 """How much of what was known is kept at each new measurement."""
 
@@ -60,6 +62,11 @@ class StepCosts:
 
     def prefill_ms(self, tokens: int) -> float:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
+
+    def efficient_tokens(self) -> int:
+        """The fewest tokens of which the fixed cost of computing any takes no more than a third."""
+        fixed, slope = self._prefill.fit() if self._prefill.known else (0.0, 1.0)
+        return int(min(2 * fixed / slope, LARGEST_EFFICIENT)) if slope > 0 else LARGEST_EFFICIENT
 
     def tokens_within(self, milliseconds: float, default: int) -> int:
         """How many tokens can be prefilled in that time; `default` as long as nothing was measured."""

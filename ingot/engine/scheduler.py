@@ -25,9 +25,9 @@ UNHURRIED_STEP_MS = 1000.0
 """Longest step while nobody waits for a next token: how long a cancel or a newcomer may have to wait."""
 SMALLEST_CHUNK = 8
 UNMEASURED_CHUNK = 64
-LEAST_SHARE, GREATEST_SHARE, AGING_S = 0.25, 2.0, 4.0
-"""Prefill gets at least a quarter of the time of a decode step, and as its oldest sequence ages by AGING_S seconds at
-a time that much more, until it gets twice."""
+LEAST_SHARE, GREATEST_SHARE, AGING_S = 0.5, 3.0, 2.0
+"""Prefill gets at least half the time of a decode step, also where that exceeds the target, and twice as much with each
+AGING_S seconds that its oldest sequence has waited, until it gets three times that of a decode step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,10 @@ class Scheduler:
             return max(SMALLEST_CHUNK, self.costs.tokens_within(UNHURRIED_STEP_MS, UNMEASURED_CHUNK))
         step = self.costs.decode_ms(decoding)
         age = max(now - min(sequence.arrived for sequence in pending), 0.0)
-        share = min(LEAST_SHARE * (1 + age / AGING_S), GREATEST_SHARE)
+        share = min(LEAST_SHARE * 2 ** min(age / AGING_S, 8), GREATEST_SHARE)
         time = max(self.target_ms - step, share * step)
-        return max(SMALLEST_CHUNK, self.costs.tokens_within(time, UNMEASURED_CHUNK))
+        least = max(SMALLEST_CHUNK, self.costs.efficient_tokens())
+        return max(least, self.costs.tokens_within(time, UNMEASURED_CHUNK))
 
 
 def _stated_peak(sequence: Sequence) -> int:
