@@ -25,9 +25,9 @@ UNHURRIED_STEP_MS = 1000.0
 """Longest step while nobody waits for a next token: how long a cancel or a newcomer may have to wait."""
 SMALLEST_CHUNK = 8
 UNMEASURED_CHUNK = 64
-LEAST_SHARE, GREATEST_SHARE, AGING_S = 0.5, 3.0, 2.0
-"""Prefill gets at least half the time of a decode step, also where that exceeds the target, and twice as much with each
-AGING_S seconds that its oldest sequence has waited, until it gets three times that of a decode step."""
+SLOW_SHARE = 4.0
+"""Where decode steps alone come near the latency target or exceed it, smooth streams are not to be had, and prefill
+gets up to this many times the time of a decode step: short steps would only make everything slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Scheduler:
         # The shortest first, but a second of age weighs as much as a second of work: a long prompt lets short ones
         # pass only as long as that costs it little.
         pending.sort(key=lambda s: (self.costs.prefill_ms(s.remaining) - 1000 * (now - s.arrived), s.ticket))
-        budget = self._prefill_budget(now, decoding, pending)
+        budget = self._prefill_budget(decoding, pending)
         for sequence in pending:
             if budget <= 0:
                 return
@@ -169,14 +169,15 @@ class Scheduler:
             budget -= count
             yield Chunk(sequence, count, final=count == sequence.remaining)
 
-    def _prefill_budget(self, now: float, decoding: int, pending: Many[Sequence]) -> int:
+    def _prefill_budget(self, decoding: int, pending: Many[Sequence]) -> int:
         """Prompt tokens of this step."""
         if not decoding or not pending:
             return max(SMALLEST_CHUNK, self.costs.tokens_within(UNHURRIED_STEP_MS, UNMEASURED_CHUNK))
         step = self.costs.decode_ms(decoding)
-        age = max(now - min(sequence.arrived for sequence in pending), 0.0)
-        share = min(LEAST_SHARE * 2 ** min(age / AGING_S, 8), GREATEST_SHARE)
-        time = max(self.target_ms - step, share * step)
+        # Up to half the target, prefill gets what is left of it, which is at least as much as decoding takes. Beyond,
+        # what it gets rises again, as there is less and less to be saved.
+        beyond = min(SLOW_SHARE * (2 * step - self.target_ms), SLOW_SHARE * step)
+        time = max(self.target_ms - step, beyond)
         least = max(SMALLEST_CHUNK, self.costs.efficient_tokens())
         return max(least, self.costs.tokens_within(time, UNMEASURED_CHUNK))
 
