@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LEAST_SLOPE = 0.25
+"""However the measurements lie, this part of the mean cost grows with size, so that no size seems free."""
 LARGEST_EFFICIENT = 128
 """No fixed cost makes chunks of more tokens than this necessary."""
 MEMORY = 0.95
@@ -28,11 +30,13 @@ class Line:
     def fit(self) -> tuple[float, float]:
         """(fixed, slope), neither negative."""
         mean_x, mean_y = self._x / self._n, self._y / self._n
+        proportional = mean_y / max(mean_x, 1e-9)
         spread = self._xx / self._n - mean_x * mean_x
         if spread <= 1e-9 * mean_x * mean_x:
-            return 0.0, mean_y / max(mean_x, 1e-9)
+            return 0.0, proportional
         slope = (self._xy / self._n - mean_x * mean_y) / spread
-        slope = min(max(slope, 0.0), mean_y / max(mean_x, 1e-9))
+        # Sizes that lie close together say little of the slope, and noise may say that more costs less.
+        slope = min(max(slope, LEAST_SLOPE * proportional), proportional)
         return max(0.0, mean_y - slope * mean_x), slope
 
     def cost(self, size: float) -> float:

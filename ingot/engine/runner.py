@@ -55,16 +55,17 @@ class Launched:
     drawn: Drawn
     tokens: int
     prefill: bool
+    began: float  # when its graph was begun, on the clock of time.perf_counter()
     scored: Drawn | None = None
+    spent: list[float] = field(default_factory=list)  # seconds for which this thread was held up by it
 
     def arrays(self) -> list[mx.array]:
         return self.drawn.arrays() + (self.scored.arrays() if self.scored else [])
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Step:
     launched: list[Launched]
-    began: float = field(default_factory=time.perf_counter)
 
 
 class Runner:
@@ -90,8 +91,10 @@ class Runner:
     def collect(self, step: Step) -> Iterable[list[Result]]:
         """Wait for the step's launches, one after another, and yield each one's results."""
         for launched in step.launched:
+            asked = time.perf_counter()
             mx.eval(launched.arrays())
-            self._measure(step, launched)
+            launched.spent.append(time.perf_counter() - asked)
+            self._measure(launched)
             yield _results(launched)
 
     def release(self, sequence: Sequence) -> None:
@@ -166,13 +169,15 @@ class Runner:
         return groups
 
     def _decode(self, span: tuple[int, int]) -> Launched:
+        began = time.perf_counter()
         first, last = span
         rows = tuple(self.seats.taken[first:last])
         tokens = self._next_tokens(rows)
         with self.slots.launch(first, len(rows), 1) as layers:
             logits = self._adapter.forward(tokens[:, None], layers)
         drawn = draw(logits[:, -1], rows)
-        return self._sent(Launched(rows, (True,) * len(rows), drawn, len(rows), prefill=False), [1] * len(rows))
+        launched = Launched(rows, (True,) * len(rows), drawn, len(rows), prefill=False, began=began)
+        return self._sent(launched, [1] * len(rows))
 
     def _next_tokens(self, rows: tuple[Sequence, ...]) -> mx.array:
         """The rows' newest tokens, from the device where Python has not seen them yet."""
@@ -218,6 +223,7 @@ class Runner:
         )
 
     def _prefill(self, group: list[Chunk]) -> Launched:
+        began = time.perf_counter()
         rows = tuple(chunk.sequence for chunk in group)
         counts = [chunk.count for chunk in group]
         width = max(counts)
@@ -233,7 +239,8 @@ class Runner:
         drawn = draw(logits[:, -1], rows)
         scored = self._score(rows[0], counts[0], logits) if scoring else None
         draws = tuple(chunk.final for chunk in group)
-        return self._sent(Launched(rows, draws, drawn, sum(counts), prefill=True, scored=scored), counts)
+        launched = Launched(rows, draws, drawn, sum(counts), prefill=True, began=began, scored=scored)
+        return self._sent(launched, counts)
 
     def _score(self, row: Sequence, count: int, logits: mx.array) -> Drawn | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict."""
@@ -246,6 +253,7 @@ class Runner:
     def _sent(self, launched: Launched, counts: list[int]) -> Launched:
         """Start the work and account for it as done."""
         mx.async_eval(launched.arrays(), self.slots.arrays())
+        launched.spent.append(time.perf_counter() - launched.began)
         for place, (row, draws, count) in enumerate(zip(launched.rows, launched.draws, counts, strict=True)):
             row.computed += count
             if draws:
@@ -258,14 +266,18 @@ class Runner:
                     self.seats.start_decoding(row)
         return launched
 
-    def _measure(self, step: Step, launched: Launched) -> None:
+    def _measure(self, launched: Launched) -> None:
         now = time.perf_counter()
-        spent = 1000 * (now - max(self._free_at, step.began))
+        if self._adapter.device.kind == "cpu":
+            # There a launch returns only when most of it is done, and what is read late was done long before.
+            spent = sum(launched.spent)
+        else:
+            spent = now - max(self._free_at, launched.began)
         self._free_at = now
         if launched.prefill:
-            self._costs.observe_prefill(launched.tokens, spent)
+            self._costs.observe_prefill(launched.tokens, 1000 * spent)
         else:
-            self._costs.observe_decode(len(launched.rows), spent)
+            self._costs.observe_decode(len(launched.rows), 1000 * spent)
 
 
 def _padded(tokens: list[int], width: int) -> list[int]:

@@ -25,6 +25,13 @@ def test_a_falling_measurement_never_gives_a_negative_price() -> None:
     assert fixed >= 0 and slope >= 0
 
 
+def test_noise_on_like_sizes_never_makes_a_huge_one_seem_cheap() -> None:
+    line = Line()
+    for size, cost in ((64, 1000), (64, 950), (59, 1100)):
+        line.observe(size, cost)
+    assert line.size_for(2000) < 64 * 6
+
+
 def test_what_is_measured_later_weighs_more() -> None:
     line = Line()
     for _ in range(100):
