@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -39,6 +40,15 @@ class Launch:
     @property
     def last(self) -> int:
         return self.first + self.rows
+
+    @cached_property
+    def row_index(self) -> mx.array:
+        """The rows' slots; made once for all layers."""
+        return mx.arange(self.first, self.last)
+
+    @cached_property
+    def start_index(self) -> mx.array:
+        return mx.array(self.starts)
 
     @property
     def ragged(self) -> bool:
@@ -407,8 +417,8 @@ def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[i
     if len(set(begins)) == 1:
         arena[launch.first : launch.last, :, begins[0] : begins[0] + width] = update
     elif width == 1:
-        rows = mx.arange(launch.first, launch.last)
-        arena[rows, :, mx.array(list(begins))] = update[:, :, 0]
+        places = launch.start_index if begins is launch.starts else mx.array(list(begins))
+        arena[launch.row_index, :, places] = update[:, :, 0]
     else:
         for row, begin in enumerate(begins):
             arena[launch.first + row, :, begin : begin + width] = update[row]

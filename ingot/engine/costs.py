@@ -68,9 +68,9 @@ class StepCosts:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
 
     def efficient_tokens(self) -> int:
-        """The fewest tokens of which the fixed cost of computing any takes no more than a third."""
+        """The fewest tokens of which the fixed cost of computing any takes no more than a fifth."""
         fixed, slope = self._prefill.fit() if self._prefill.known else (0.0, 1.0)
-        return int(min(2 * fixed / slope, LARGEST_EFFICIENT)) if slope > 0 else LARGEST_EFFICIENT
+        return int(min(4 * fixed / slope, LARGEST_EFFICIENT)) if slope > 0 else LARGEST_EFFICIENT
 
     def tokens_within(self, milliseconds: float, default: int) -> int:
         """How many tokens can be prefilled in that time; `default` as long as nothing was measured."""

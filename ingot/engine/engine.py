@@ -81,6 +81,7 @@ class Engine:
         self._beat = time.monotonic()
         self._closing = False
         self._pending: Step | None = None
+        self._outbox: dict[Job, list[Event]] = {}
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._live, name="ingot-engine", daemon=True)
@@ -223,8 +224,10 @@ class Engine:
             self._beat = time.monotonic()
             self._take_mail()
             self._expire()
+            self._flush()
             self._guarded_step()
         self._abandon(Unavailable("The server is shutting down", retry_after=5))
+        self._flush()
         self._runner.close()
 
     def _make_rooms(self) -> None:
@@ -282,6 +285,7 @@ class Engine:
             self._pending = None
             self._runner.abandon()
             self._abandon(IngotError("The engine failed while computing this request; the server's log says why"))
+            self._flush()
             self._make_rooms()
 
     def _step(self) -> None:
@@ -302,6 +306,7 @@ class Engine:
             return
         for results in self._runner.collect(previous):
             self._deliver(results)
+            self._flush()
 
     def _deliver(self, results: Iterable[Result]) -> None:
         now = time.monotonic()
@@ -320,7 +325,13 @@ class Engine:
                 self._close_if_done(job)
 
     def _post(self, job: Job, events: list[Event]) -> None:
+        """Hand events out with the rest of the step's: a reader is woken once a step."""
         if events:
+            self._outbox.setdefault(job, []).extend(events)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for job, events in outbox.items():
             job.reader.post(events)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -336,7 +347,7 @@ class Engine:
             with self._lock:
                 del self._jobs[job.request.id]
             self._mean_request_s += 0.1 * (time.monotonic() - job.request.arrived - self._mean_request_s)
-            job.reader.post([job.ended(time.monotonic())])
+            self._post(job, [job.ended(time.monotonic())])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
         with self._lock:
@@ -346,7 +357,7 @@ class Engine:
         for sequence in job.sequences:
             if not sequence.ended:
                 self._leave(sequence)
-        job.reader.post([Failed(error, job.usage())])
+        self._post(job, [Failed(error, job.usage())])
 
     def _expire(self) -> None:
         now = time.monotonic()
