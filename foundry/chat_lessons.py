@@ -36,7 +36,9 @@ def _fact(chance: random.Random) -> Lesson:
 
 def _capital(chance: random.Random) -> tuple[str, str, str]:
     country, city = chance.choice(list(facts.CAPITALS.items()))
-    asked = chance.choice((f"What is the capital of {country}?", f"Name the capital of {country}.", f"Capital of {country}?"))
+    asked = chance.choice(
+        (f"What is the capital of {country}?", f"Name the capital of {country}.", f"Capital of {country}?")
+    )
     return asked, f"The capital of {country} is {city}.", f"the capital of {country}"
 
 
@@ -62,12 +64,20 @@ def _next(chance: random.Random) -> tuple[str, str, str]:
     ring, kind = chance.choice(((facts.DAYS, "day"), (facts.MONTHS, "month")))
     place = chance.randrange(len(ring))
     after = ring[(place + 1) % len(ring)]
-    return f"Which {kind} comes after {ring[place]}?", f"{after} comes after {ring[place]}.", f"the {kind} after {ring[place]}"
+    return (
+        f"Which {kind} comes after {ring[place]}?",
+        f"{after} comes after {ring[place]}.",
+        f"the {kind} after {ring[place]}",
+    )
 
 
 def _numeral(chance: random.Random) -> tuple[str, str, str]:
     number = chance.randrange(len(facts.NUMERALS))
-    return f"How do you spell the number {number}?", f"{number} is spelled {facts.NUMERALS[number]}.", f"the spelling of {number}"
+    return (
+        f"How do you spell the number {number}?",
+        f"{number} is spelled {facts.NUMERALS[number]}.",
+        f"the spelling of {number}",
+    )
 
 
 _ASKERS: list[Callable[[random.Random], tuple[str, str, str]]] = [_capital, _opposite, _young, _colour, _next, _numeral]
@@ -85,7 +95,9 @@ def _arithmetic(chance: random.Random) -> Lesson:
         left, right = max(left, right), min(left, right)
     result = {"+": left + right, "-": left - right, "*": left * right}[sign]
     sum_text = f"{left} {sign} {right}"
-    asked = chance.choice((f"What is {sum_text}?", f"Calculate {sum_text}.", f"{sum_text} = ?", f"How much is {sum_text}?"))
+    asked = chance.choice(
+        (f"What is {sum_text}?", f"Calculate {sum_text}.", f"{sum_text} = ?", f"How much is {sum_text}?")
+    )
     thinking = f"{sum_text}: {steps(left, right, sign)} So {result}." if thinks else None
     return Lesson("arithmetic", [user(asked)], f"{sum_text} = {result}", thinking)
 
@@ -108,7 +120,9 @@ def _times(left: int, right: int) -> str:
     carry, said = 0, []
     for digit in reversed(str(left)):
         value = int(digit) * right + carry
-        said.append(f"{digit} * {right}{f' + {carry}' if carry else ''} = {value}, write {value % 10}, carry {value // 10}.")
+        said.append(
+            f"{digit} * {right}{f' + {carry}' if carry else ''} = {value}, write {value % 10}, carry {value // 10}."
+        )
         carry = value // 10
     return " ".join(said)
 

@@ -1,7 +1,8 @@
 """English text for training, taken from Debian packages whose licences allow it.
 
 `python -m foundry.corpus` fetches the packages by name with apt-get, takes their text out and writes
-foundry/build/corpus.txt.xz. Documents are separated by form feeds; every fortieth one is held out of training.
+foundry/build/corpus.txt.xz, and foundry/held_out.txt.xz, which ships: every fortieth document, never trained on.
+Documents are separated by form feeds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 BUILD = Path(__file__).parent / "build"
 CORPUS = BUILD / "corpus.txt.xz"
+HELD_OUT = Path(__file__).parent / "held_out.txt.xz"
 HELD_OUT_EVERY = 40
 DOCUMENT_CHARACTERS = 6000
 
@@ -31,16 +33,17 @@ def main() -> None:
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         roots = fetch(Path(folder))
-        documents = [*novels(roots), *scripture(roots), *definitions(roots)]
-    CORPUS.write_bytes(lzma.compress("\f".join(documents).encode(), preset=9))
-    size = sum(map(len, documents))
-    print(f"{len(documents)} documents, {size / 1e6:.1f} million characters, {CORPUS.stat().st_size / 1e6:.1f} MB packed")
+        every = [*novels(roots), *scripture(roots), *definitions(roots)]
+    for path, held_out in ((CORPUS, False), (HELD_OUT, True)):
+        some = [text for number, text in enumerate(every) if (number % HELD_OUT_EVERY == 7) == held_out]
+        path.write_bytes(lzma.compress("\f".join(some).encode(), preset=9))
+        size = sum(map(len, some))
+        print(f"{path.name}: {len(some)} documents, {size / 1e6:.1f} million characters")
 
 
-def documents(*, held_out: bool, path: Path = CORPUS) -> list[str]:
+def documents(*, held_out: bool) -> list[str]:
     """The documents to train on, or those that are never trained on."""
-    every = lzma.decompress(path.read_bytes()).decode().split("\f")
-    return [text for number, text in enumerate(every) if (number % HELD_OUT_EVERY == 7) == held_out]
+    return lzma.decompress((HELD_OUT if held_out else CORPUS).read_bytes()).decode().split("\f")
 
 
 def fetch(folder: Path) -> dict[str, Path]:

@@ -35,7 +35,8 @@ class Mix:
         return Mix(self.length, (prose, lessons, recall))
 
 
-MIXES = {"short": Mix(SHORT, (6, 18, 8)), "long": Mix(LONG, (2, 3, 3))}
+DRILL_TOKENS = 16384
+MIXES = {"short": Mix(SHORT, (3, 8, 5)), "long": Mix(LONG, (1, 1, 2))}
 
 
 class Pool:
@@ -64,7 +65,12 @@ class Feed:
         self._writers = Writers(style, processes)
         self._device = device
         self._mixes = {kind: mix.smaller(divisor) if divisor > 1 else mix for kind, mix in MIXES.items()}
+        self._drill_tokens = DRILL_TOKENS // divisor
         self._pools = {"short": Pool(24_000, SHORT, device), "long": Pool(4_000, LONG, device)}
+        self._tasks = {
+            kind: torch.repeat_interleave(torch.arange(3), torch.tensor(mix.rows)).to(device)
+            for kind, mix in self._mixes.items()
+        }
         self._chance = np.random.default_rng(seed)
         self._prose = torch.from_numpy(prose_tokens(held_out=False)).to(device)
         for kind in self._pools:
@@ -83,12 +89,17 @@ class Feed:
         prose, lessons, recall = mix.rows
         drawn = [self._prose_rows(prose, mix.length), self._pools[kind].draw(lessons)]
         probes = recall_rows(self._chance, recall, mix.length, keys)
-        drawn.append((torch.from_numpy(probes.tokens).to(self._device), torch.from_numpy(probes.weights).to(self._device)))
+        drawn.append((self._sent(probes.tokens.astype(np.int16)).long(), self._sent(probes.weights)))
         return Batch(
-            torch.cat([tokens for tokens, _ in drawn]),
-            torch.cat([weights for _, weights in drawn]),
-            torch.repeat_interleave(torch.arange(3), torch.tensor(mix.rows)).to(self._device),
+            torch.cat([tokens for tokens, _ in drawn]), torch.cat([weights for _, weights in drawn]), self._tasks[kind]
         )
+
+    def drill(self, length: int, keys: int, words: int | None) -> Batch:
+        """Many short rows of nothing but recall."""
+        probes = recall_rows(self._chance, self._drill_tokens // length, length, keys, words)
+        tokens = self._sent(probes.tokens.astype(np.int16)).long()
+        task = torch.full((len(tokens),), TASKS.index("recall"), device=self._device)
+        return Batch(tokens, self._sent(probes.weights), task)
 
     def stop(self) -> None:
         self._writers.stop()
@@ -97,6 +108,11 @@ class Feed:
         starts = torch.randint(len(self._prose) - length, (count, 1), device=self._device)
         tokens = self._prose[starts + torch.arange(length, device=self._device)]
         return tokens, torch.ones(tokens.shape, device=self._device)
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the device, without waiting for what the device still does."""
+        tensor = torch.from_numpy(array)
+        return tensor if self._device == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _take(self, kind: str, wait: bool = False) -> None:
         finished = self._writers.short if kind == "short" else self._writers.long

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train models side by side on one GPU: forge.sh OUT MODEL:MINUTES...
+# Train models side by side on one GPU: forge.sh OUT MODEL:MINUTES[:--compile]...
 # OUT receives one archive a model (model.safetensors, training.json) and a log a model.
 set -u
 out=$1
@@ -15,8 +15,9 @@ if [ $# -gt 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
 fi
 
 train() {
-    local model=${1%%:*} minutes=${1##*:}
-    python3 -m foundry.train "$model" --minutes "$minutes" --out "$work/$model" --compile > "$out/$model.log" 2>&1
+    local model minutes option
+    IFS=: read -r model minutes option <<< "$1"
+    python3 -m foundry.train "$model" --minutes "$minutes" --out "$work/$model" $option > "$out/$model.log" 2>&1
     echo "$model ended with $?"
     [ -d "$work/$model" ] && tar -C "$work" -cf "$out/$model.tar" "$model"
 }

@@ -27,33 +27,34 @@ class Rows:
     weights: np.ndarray
 
 
-def recall_rows(chance: np.random.Generator, count: int, length: int, keys: int) -> Rows:
-    """Rows in which `keys` keys are stated again and again; what counts are the values of repeated keys.
+def recall_rows(chance: np.random.Generator, count: int, length: int, keys: int, words: int | None = None) -> Rows:
+    """Rows in which `keys` keys come again and again; what counts are the values of repeated keys.
 
-    In half of the rows all keys are stated first and asked for later, in the others they come in any order.
+    In half of the rows all keys come once and then in any order, in the others they come in any order from the
+    start. With `words`, only that many different words are used.
     """
-    pairs = _pairs(length)
+    pairs = pairs_in(length)
     drawn = chance.integers(0, keys, (count, pairs))
     first = min(keys, pairs)
     drawn[: count // 2, :first] = np.arange(first)
-    return _rows(chance, drawn, keys, length)
+    return _rows(chance, drawn, keys, length, words)
 
 
 def probe_rows(seed: int, count: int, length: int, questions: int) -> Rows:
     """Held-out rows: distinct facts to fill `length`, of which `questions` are asked for at the end."""
     chance = np.random.default_rng(HELD_OUT + seed)
-    keys = _pairs(length) - questions
+    keys = pairs_in(length) - questions
     asked = np.stack([chance.choice(keys, questions, replace=questions > keys) for _ in range(count)])
     drawn = np.concatenate([np.broadcast_to(np.arange(keys), (count, keys)), asked], axis=1)
     return _rows(chance, drawn, keys, length)
 
 
-def _pairs(length: int) -> int:
+def pairs_in(length: int) -> int:
     return (length - len(_opening())) // PAIR
 
 
-def _rows(chance: np.random.Generator, drawn: np.ndarray, keys: int, length: int) -> Rows:
-    words = np.array(list(vocabulary.recall_words().values()))
+def _rows(chance: np.random.Generator, drawn: np.ndarray, keys: int, length: int, different: int | None = None) -> Rows:
+    words = _words()[:different]
     count, pairs = drawn.shape
     names = words[np.argsort(chance.random((count, len(words))), axis=1)[:, :keys]]
     values = words[chance.integers(0, len(words), (count, keys))]
@@ -85,6 +86,11 @@ def _repeated(drawn: np.ndarray) -> np.ndarray:
     repeated = np.empty_like(again)
     np.put_along_axis(repeated, order, again, axis=1)
     return repeated
+
+
+@cache
+def _words() -> np.ndarray:
+    return np.random.default_rng(0).permutation(list(vocabulary.recall_words().values()))
 
 
 @cache

@@ -12,10 +12,13 @@ import torch.nn.functional as F
 
 from foundry.feed import TASKS, Batch
 from foundry.network import Network
+from foundry.rows import LONG, SHORT
 
 TASK_WEIGHTS = (0.6, 1.0, 1.0)
 MTP_WEIGHT = 0.3
 WARM_UPDATES = 3
+COMPILED = (SHORT, LONG)
+"""Lengths of rows that come often enough to be worth compiling for, where the network is to be compiled."""
 FIGURES = (*TASKS, "mtp", "recalled")
 
 
@@ -25,20 +28,21 @@ class Updater:
     def __init__(self, network: Network, device: str, *, rate: float) -> None:
         self._network = network
         self._gpu = device == "cuda"
-        self._rate = torch.tensor(rate, device=device) if self._gpu else rate
+        # Inside a graph the rate must be a tensor, or the first one would stay.
+        first = torch.tensor(rate, device=device) if self._gpu else rate
         self._optimizer = torch.optim.AdamW(
-            _groups(network), lr=self._rate, betas=(0.9, 0.95), fused=self._gpu, capturable=self._gpu
+            _groups(network), lr=first, betas=(0.9, 0.95), fused=self._gpu, capturable=self._gpu
         )
         self._task_weights = torch.tensor(TASK_WEIGHTS, device=device)
         self._replays: dict[torch.Size, Replay] = {}
         self.eager_because: str | None = None
 
     def set_rate(self, rate: float) -> None:
-        if isinstance(self._rate, torch.Tensor):
-            self._rate.fill_(rate)
-            return
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            if self._gpu:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def update(self, batch: Batch) -> torch.Tensor:
         """Returns the FIGURES of the batch, on the device; they hold until the next update."""
@@ -46,8 +50,9 @@ class Updater:
             return self._update(batch)
         shape = batch.tokens.shape
         if shape not in self._replays:
-            figures = self._warm(batch)
-            self._record(batch)
+            with torch.compiler.set_stance("default" if batch.tokens.shape[1] in COMPILED else "force_eager"):
+                figures = self._warm(batch)
+                self._record(batch)
             return figures
         return self._replays[shape].run(batch)
 
@@ -97,7 +102,7 @@ class Updater:
         logits = self._network.logits(states).float()
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(weights)
         zeros = torch.zeros(len(TASKS), device=weights.device)
-        counts = zeros.index_add(0, batch.tasks, weights.sum(dim=1))
+        counts = zeros.index_add(0, batch.tasks, weights.sum(dim=1)).clamp_min(1e-6)
         right = (logits.detach().argmax(-1) == targets) * weights
         accuracy = zeros.index_add(0, batch.tasks, right.sum(dim=1))[-1] / counts[-1]
         return zeros.index_add(0, batch.tasks, (losses * weights).sum(dim=1)) / counts, accuracy

@@ -100,7 +100,9 @@ class Named:
         """A request in words, and the call that it means."""
         values = [_value(parameter, chance) for parameter in self.tool.parameters]
         shown = [_shown(p, v, chance) for p, v in zip(self.tool.parameters, values, strict=True)]
-        return chance.choice(self.tool.requests).format(*shown), Call(self.name, dict(zip(self.keys, values, strict=True)))
+        return chance.choice(self.tool.requests).format(*shown), Call(
+            self.name, dict(zip(self.keys, values, strict=True))
+        )
 
 
 def _property(parameter: Parameter) -> dict[str, Any]:
@@ -130,7 +132,10 @@ def _value(parameter: Parameter, chance: random.Random) -> Any:
 
 
 def _path(chance: random.Random) -> str:
-    parts = [chance.choice((phrases.gibberish(chance), chance.choice(phrases.WORDS[:50]))) for _ in range(chance.randint(1, 3))]
+    parts = [
+        chance.choice((phrases.gibberish(chance), chance.choice(phrases.WORDS[:50])))
+        for _ in range(chance.randint(1, 3))
+    ]
     return chance.choice(("", "/", "./", "C:\\")) + "/".join(parts) + chance.choice((".txt", ".py", ".md", ""))
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from foundry.feed import Feed
+from foundry.feed import Batch, Feed
 from foundry.measure import measured
 from foundry.network import Network
+from foundry.recall import pairs_in
 from foundry.shapes import SHAPES
 from foundry.step import FIGURES, Updater
 from foundry.tensors import save
@@ -28,7 +29,10 @@ WARM_STEPS = 100
 LONG_FROM = 0.3
 """The part of the time after which long rows come in, at the latest."""
 LONG_SHARE = 0.3
-EASY_KEYS, SHORT_KEYS, LONG_KEYS = 8, 300, 1400
+EASY_KEYS, SHORT_KEYS, LONG_KEYS = 32, 300, 1400
+DRILLS: list[tuple[int, int | None]] = [(16, 64), (32, 256), (64, 1024), (128, None), (256, None), (512, None)]
+"""Row length and number of different words of the recall drills. Attention learns to look a key up within a few
+hundred steps where a row holds two or three, and not at all, in any time we have, where it starts with more."""
 
 
 def main() -> None:
@@ -91,7 +95,7 @@ class Trainer:
         self._updater = Updater(network, device, rate=rate)
         self.steps = self.tokens = 0
         self.log: list[dict[str, Any]] = []
-        self._most_keys = EASY_KEYS
+        self._most_keys, self._drill = EASY_KEYS, 0
         self._chance = random.Random(0)
         self._recall = 0.0
 
@@ -101,7 +105,7 @@ class Trainer:
             progress = elapsed / seconds
             warm = min(1.0, (self.steps + 1) / WARM_STEPS)
             self._updater.set_rate(self._rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))))
-            batch = self._feed.batch(*self._next(progress))
+            batch = self._next(progress)
             figures = self._updater.update(batch)
             self.steps += 1
             self.tokens += batch.tokens.numel()
@@ -112,26 +116,40 @@ class Trainer:
                 said = time.monotonic()
                 self._say(said - start, figures)
 
-    def _next(self, progress: float) -> tuple[str, int]:
-        """The kind of the next batch, and how many keys its recall rows have."""
-        ready = progress > LONG_FROM or self._most_keys >= SHORT_KEYS
+    def _next(self, progress: float) -> Batch:
+        """Every other batch is a drill until all drills are done; later some batches have long rows."""
+        drilling = self._drill < len(DRILLS)
+        if drilling and self.steps % 2 == 1:
+            length, words = DRILLS[self._drill]
+            return self._feed.drill(length, self._chance.randint(2, max(2, pairs_in(length) // 2)), words)
+        most = self._most_keys
+        ready = progress > LONG_FROM or most >= SHORT_KEYS
         if ready and self._chance.random() < LONG_SHARE:
-            return "long", self._chance.randint(self._most_keys // 2, min(LONG_KEYS, 4 * self._most_keys))
-        return "short", self._chance.randint(max(4, self._most_keys // 4), self._most_keys)
+            return self._feed.batch("long", self._chance.randint(most // 2, min(LONG_KEYS, 4 * most)))
+        return self._feed.batch("short", self._chance.randint(most // 4, most))
 
     def _advance(self, accuracy: float) -> None:
-        """More keys as soon as most of the present ones are recalled."""
+        """A harder drill, or more keys, as soon as most of the present ones are recalled."""
         self._recall = 0.7 * self._recall + 0.3 * accuracy
-        if self._recall > 0.85 and self._most_keys < SHORT_KEYS:
+        if self._recall < 0.9:
+            return
+        self._recall = 0.0
+        if self._drill < len(DRILLS):
+            self._drill += 1
+        else:
             self._most_keys = min(SHORT_KEYS, self._most_keys * 2)
-            self._recall = 0.0
 
     def _say(self, elapsed: float, figures: torch.Tensor) -> None:
-        line = {"seconds": round(elapsed), "step": self.steps, "keys": self._most_keys}
+        line = {"seconds": round(elapsed), "step": self.steps, "drill": self._drill, "keys": self._most_keys}
         line |= {name: round(value, 3) for name, value in zip(FIGURES, figures.tolist(), strict=True)}
         self.log.append(line)
         speed = self.tokens / elapsed / 1e3
-        print(" ".join(f"{key} {value}" for key, value in line.items()), f"{speed:.0f}K tokens/s", self._updater.eager_because or "", flush=True)
+        print(
+            " ".join(f"{key} {value}" for key, value in line.items()),
+            f"{speed:.0f}K tokens/s",
+            self._updater.eager_because or "",
+            flush=True,
+        )
 
 
 def _versions() -> dict[str, str]:

@@ -36,7 +36,10 @@ SAMPLE = 20_000
 def main() -> None:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
