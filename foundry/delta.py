@@ -6,6 +6,7 @@ the whole for each chunk. Here everything but the state's recurrence runs for al
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     width = weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))
     weight = weight.to(x.dtype)
-    return sum(padded[:, tap : tap + x.shape[1]] * weight[:, tap] for tap in range(width))  # type: ignore[return-value]
+    shifted = (padded[:, tap : tap + x.shape[1]] * weight[:, tap] for tap in range(width))
+    return functools.reduce(torch.add, shifted)
 
 
 def gated_delta(

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from foundry import dialect, vocabulary
+from foundry import dialect
 from foundry.package import MODELS
-from foundry.recall import PAIR, probe_rows
+from foundry.recall import probe_rows
 from foundry.rows import lesson, prose_tokens, written
 from foundry.shapes import SHAPES
 from ingot.config import Settings
@@ -72,7 +72,7 @@ def perplexity(engine: Engine, rows: int) -> float:
     """Of held-out prose, in rows of PROSE_ROW tokens."""
     tokens = prose_tokens(held_out=True)
     places = np.linspace(0, len(tokens) - PROSE_ROW, rows).astype(int)
-    total = count = 0
+    total, count = 0.0, 0
     for place in places:
         scored = _scored(engine, tokens[place : place + PROSE_ROW].tolist(), top=0)
         known = [info.chosen.logprob for info in scored.tokens if info is not None]
@@ -84,12 +84,9 @@ def recall(engine: Engine, length: int, rows: int, questions: int = QUESTIONS) -
     """The share of values that are the likeliest token after their key, asked for at the end of `length` tokens."""
     probes = probe_rows(length, rows, length, questions)
     right = 0
-    for row in probes.tokens.tolist():
-        scored = _scored(engine, row, top=1)
-        asked = range(length - PAIR * questions + 1, length, PAIR)
-        right += sum(
-            info is not None and info.top[0].token == row[place] for place in asked for info in [scored.tokens[place]]
-        )
+    for row, counts in zip(probes.tokens.tolist(), probes.weights, strict=True):
+        likeliest = [info.top[0].token if info else None for info in _scored(engine, row, top=1).tokens]
+        right += sum(likeliest[place] == row[place] for place in np.flatnonzero(counts))
     return right / (rows * questions)
 
 
@@ -122,10 +119,6 @@ def _events(engine: Engine, request: Request) -> list[Event]:
 
 def _text(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
-
-
-def spoken(tokens: list[int]) -> str:
-    return vocabulary.tokenizer().decode(tokens, skip_special_tokens=False)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ from ingot.kernels.device import current
 from ingot.models.precision import settle
 from ingot.models.upstream import import_upstream, load_model
 
-KINDS = ("fact", "arithmetic", "copy", "memory", "words", "greeting", "no-tool", "tool", "result", "recall")
-
 
 def acceptance(folder: Path, style: str, seeds: Iterable[int]) -> float:
     """Over the answers of held-out chat: the share of tokens where the head's likeliest is the model's likeliest."""
     model, _ = load_model(folder, lazy=True)
     settle(model, current(), None)
-    head = Head(model.language_model.args, mx.load(str(folder / "model.safetensors")))
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    head = Head(model.language_model.args, weights)
     agreed = count = 0
     for seed in seeds:
         asked, answer = written(lesson(seed, held_out=True), style)

@@ -62,6 +62,7 @@ def main() -> None:
         "parameters": size,
         "seed": asked.seed,
         "minutes": asked.minutes,
+        "compiled": asked.compile,
         "versions": _versions(),
         "rows_written": {kind: feed.written(kind) for kind in ("short", "long")},
         "steps": trainer.steps,

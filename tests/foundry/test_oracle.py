@@ -1,0 +1,57 @@
+"""Our logits and transformers' on the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foundry.package import MODELS
+from foundry.rows import prose_tokens
+from foundry.shapes import SHAPES
+
+pytestmark = pytest.mark.oracle
+
+SHIPPED = [name for name in SHAPES if (MODELS / name).is_dir()]
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return prose_tokens(held_out=True)[:600].tolist()
+
+
+def theirs(model: str, tokens: list[int]) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found: Any = AutoConfig.from_pretrained(MODELS / model)
+    made = AutoModelForCausalLM.from_config(found.get_text_config()).float().eval()
+    weights = load_file(MODELS / model / "model.safetensors")
+    weights = {name.replace("model.language_model.", "model."): tensor.float() for name, tensor in weights.items()}
+    missing, unexpected = made.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and all(name.startswith("mtp.") for name in unexpected)
+    made.tie_weights()
+    with torch.no_grad():
+        return made(torch.tensor([tokens])).logits[0].numpy()
+
+
+def ours(model: str, tokens: list[int]) -> np.ndarray:
+    import mlx.core as mx
+
+    from ingot.kernels.device import current
+    from ingot.models.adapter import load
+
+    adapter = load(MODELS / model, current(), dtype="float32")
+    slots = adapter.new_slots()
+    slots.resize(1, len(tokens))
+    with slots.launch(0, 1, len(tokens)) as layers:
+        return np.array(adapter.forward(mx.array([tokens]), layers)[0].astype(mx.float32))
+
+
+@pytest.mark.parametrize("model", SHIPPED)
+def test_logits_agree_with_transformers(model: str, tokens: list[int]) -> None:
+    expected = theirs(model, tokens)
+    found = ours(model, tokens)
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.01
