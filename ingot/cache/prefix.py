@@ -116,10 +116,6 @@ class PrefixIndex:
             self._clock = max(self._clock, victim.worth)
             self._evict(victim)
 
-    def clear(self) -> None:
-        self._roots.clear()
-        self.nbytes = 0
-
     def nodes(self) -> Iterator[Node]:
         pending = list(self._roots.values())
         while pending:

@@ -112,9 +112,6 @@ class Reuse:
         """Hold no more than running sequences leave."""
         self.index.shrink(min(self._limit, self._budget.states - self._budget.state_bytes(slots, capacity)))
 
-    def forget(self, sequence: Sequence) -> None:
-        self._found.pop(sequence, None)
-
     def check(self) -> None:
         self.index.check()
         assert not self._found, "a prefix was found for a sequence that never ran"

@@ -54,10 +54,6 @@ def single_threaded_sgemm() -> int | None:
     return ctypes.cast(_fast.scipy_cblas_sgemm, ctypes.c_void_p).value
 
 
-def installed() -> bool:
-    return _installed is not None
-
-
 def advice() -> str | None:
     """Why the bridge is not in use and what to do about it; None when it is, or is not needed here."""
     if _installed is not None or sys.platform != "linux":
