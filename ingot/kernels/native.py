@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ingot.kernels import fastblas
 if TYPE_CHECKING:
     import mlx.core as mx
 
-BITS = (4, 8)
+BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 
 
@@ -56,9 +57,98 @@ def covers(*, bits: int, group_size: int, mode: str) -> bool:
     return available() and mode == "affine" and bits in BITS and group_size in GROUPS
 
 
-def linear(
-    x: mx.array, quanta: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int
-) -> mx.array:
-    """x times the transpose of a packed matrix. Only where `covers`."""
-    product: mx.array = _loaded().linear(x, quanta, scales, biases, group_size=group_size, bits=bits)
+def packed_weights(
+    quanta: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    bias: mx.array | None,
+    group_size: int,
+    bits: int,
+) -> Any:
+    """A packed matrix, put into the order that this machine's kernels want. Only where `covers`.
+
+    Its `arrays` (quanta, scales, biases) take the place of those given, which need not be kept.
+    """
+    return _loaded().Weights.packed(quanta, scales, biases, bias, group_size=group_size, bits=bits)
+
+
+def plain_weights(weight: mx.array, bias: mx.array | None) -> Any:
+    return _loaded().Weights.plain(weight, bias)
+
+
+def linear(x: mx.array, weights: Any) -> mx.array:
+    """x [..., columns] times the transpose of weights [rows, columns], with their bias."""
+    product: mx.array = _loaded().linear(x, weights)
     return product
+
+
+def lookup(ids: mx.array, weights: Any) -> mx.array:
+    """The rows of packed weights that `ids` name."""
+    rows: mx.array = _loaded().lookup(ids, weights)
+    return rows
+
+
+def use_one_path() -> None:
+    """Compute a row the same way however many there are."""
+    if (native := _loaded()) is not None:
+        native.use_one_path(True)
+
+
+class Stack:
+    """Layers of Llama's kind in one operation over live states; only where `available`."""
+
+    def __init__(
+        self,
+        angles: mx.array,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        scale: float,
+        eps: float,
+        rope_dims: int,
+        rope_neighbours: bool,
+        rope_gain: float,
+    ) -> None:
+        """`angles` [rope_dims / 2] are what pairs turn by from one position to the next."""
+        self._stack = _loaded().Stack(
+            angles,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_size,
+            scale=scale,
+            eps=eps,
+            rope_dims=rope_dims,
+            rope_neighbours=rope_neighbours,
+            rope_gain=rope_gain,
+        )
+        self._size = 0
+
+    def add(
+        self, *, norms: Sequence[mx.array], matrices: Sequence[Any], head_norms: Sequence[mx.array | None]
+    ) -> None:
+        """Put a layer on top: its two norms; q, k, v, o, gate, up and down; the norms of queries and keys, if any."""
+        q, k, v, o, gate, up, down = matrices
+        self._stack.add(
+            attention_norm=norms[0],
+            mlp_norm=norms[1],
+            **{"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down},
+            q_norm=head_norms[0],
+            k_norm=head_norms[1],
+        )
+        self._size += 1
+
+    def __call__(
+        self,
+        x: mx.array,
+        keys: Sequence[mx.array],
+        values: Sequence[mx.array],
+        pieces: Sequence[tuple[int, int, int, int]],
+    ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+        """x [..., hidden] through all layers, and each one's keys and values [slots, heads, capacity, size] after it.
+
+        A piece is (first token of x, tokens, slot, position of the first) of one sequence. The states are written in
+        place where nobody else holds them.
+        """
+        y, *states = self._stack(x, keys, values, pieces)
+        return y, states[: self._size], states[self._size :]

@@ -19,7 +19,7 @@ from ingot.models.upstream import rope_utils
 
 
 class Selection:
-    """Which position of each row the output head computes; None computes all of them.
+    """Which positions [rows, n] of each row the output head computes; None computes all of them.
 
     `obeyed` says whether a head ever asked: a swapped module may turn out not to be the model's head.
     """
@@ -32,22 +32,43 @@ class Selection:
         if self.at is None or hidden.ndim != 3:
             return hidden
         self.obeyed = True
-        return mx.take_along_axis(hidden, self.at[:, None, None], axis=1)
+        return mx.take_along_axis(hidden, self.at[..., None], axis=1)
 
 
 class PackedLinear(nn.QuantizedLinear):
-    """Multiplies packed weights as they are, on CPUs."""
+    """Multiplies packed weights as they are, on CPUs, which holds them in an order of its own."""
+
+    native: Any
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = native.linear(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
-        return y + self.bias if "bias" in self else y
+        return native.linear(x, self.native)
 
 
 class PackedEmbedding(nn.QuantizedEmbedding):
-    """Looks up packed rows as MLX does; as an output head it is a `PackedLinear`."""
+    """Looks up rows of weights that a `PackedLinear` could multiply; as an output head it is one."""
+
+    native: Any
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return native.lookup(ids, self.native)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return native.linear(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
+        return native.linear(x, self.native)
+
+
+def packed(module: Any) -> Any:
+    """A packed layer that the native kernels compute, with its weights in their order."""
+    taken = adopt(module, _PACKED[type(module)])
+    bias = module.bias if "bias" in module else None
+    weights = native.packed_weights(
+        module.weight, module.scales, module.biases, bias, module.group_size, module.bits
+    )
+    taken.native = weights
+    taken.weight, taken.scales, taken.biases = weights.arrays[:3]
+    return taken
+
+
+_PACKED: dict[type, type] = {nn.QuantizedLinear: PackedLinear, nn.QuantizedEmbedding: PackedEmbedding}
 
 
 class _SelectsBeforeCall:

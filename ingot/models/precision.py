@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.modules import PackedEmbedding, PackedLinear, adopt, parameters
+from ingot.models.modules import packed, parameters
 from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -69,9 +69,9 @@ def _packed(model: nn.Module) -> list[tuple[str, Any]]:
 def multiply_packed(model: nn.Module) -> None:
     """Swap packed layers for ones that the native kernels multiply as they are."""
     found = [
-        (path, adopt(module, _MULTIPLIED[type(module)]))
+        (path, packed(module))
         for path, module in _packed(model)
-        if type(module) in _MULTIPLIED
+        if type(module) in (nn.QuantizedLinear, nn.QuantizedEmbedding)
         and native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode)
     ]
     model.update_modules(tree_unflatten(found))
@@ -79,10 +79,10 @@ def multiply_packed(model: nn.Module) -> None:
 
 def unpacked_bytes(model: nn.Module) -> int:
     """Bytes of all weights with what is left to unpack as float32."""
-    packed = _packed(model)
-    inside = {f"{path}.{name}" for path, module in packed for name in module}
+    layers = _packed(model)
+    inside = {f"{path}.{name}" for path, module in layers for name in module}
     loose = sum(array.size for path, array in parameters(model) if path not in inside)
-    return 4 * (loose + sum(module.weight.size * 32 // module.bits for _, module in packed))
+    return 4 * (loose + sum(module.weight.size * 32 // module.bits for _, module in layers))
 
 
 def unpack(model: nn.Module) -> None:
@@ -109,7 +109,6 @@ def _unpacked(module: Any) -> nn.Module:
     return plain
 
 
-_MULTIPLIED: dict[type, type] = {nn.QuantizedLinear: PackedLinear, nn.QuantizedEmbedding: PackedEmbedding}
 _UNPACKED: dict[type, type] = {
     nn.QuantizedLinear: nn.Linear,
     nn.QuantizedEmbedding: nn.Embedding,

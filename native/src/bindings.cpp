@@ -1,27 +1,90 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <tuple>
 
 #include "kernels.h"
 #include "linear.h"
 #include "pool.h"
+#include "product.h"
+#include "stack.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace {
+
+using Arrays = std::vector<mlx::core::array>;
+
+void bind_stack(nb::module_& module) {
+  nb::class_<ingot::Weights>(module, "Weights", "A matrix [rows, columns] as the kernels take it.")
+      .def_static("packed", &ingot::Weights::packed, "quanta"_a, "scales"_a, "biases"_a, "bias"_a.none(), nb::kw_only(),
+                  "group_size"_a, "bits"_a)
+      .def_static("plain", &ingot::Weights::plain, "weight"_a, "bias"_a.none())
+      .def_prop_ro("arrays", &ingot::Weights::arrays, "What it keeps alive.")
+      .def_prop_ro("shape", [](const ingot::Weights& w) { return std::make_pair(w.matrix().rows, w.matrix().columns); });
+  nb::class_<ingot::Stack>(module, "Stack", "The layers of a transformer as one operation.")
+      .def(
+          "__init__",
+          [](ingot::Stack* made, const mlx::core::array& angles, int heads, int kv_heads, int head_dim, float scale,
+             float eps, int rope_dims, bool rope_neighbours, float rope_gain) {
+            new (made) ingot::Stack({heads, kv_heads, head_dim, scale, eps, rope_dims, rope_neighbours, rope_gain}, angles);
+          },
+          "angles"_a, nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "eps"_a, "rope_dims"_a,
+          "rope_neighbours"_a, "rope_gain"_a)
+      .def(
+          "add",
+          [](ingot::Stack& stack, const mlx::core::array& attention_norm, const mlx::core::array& mlp_norm,
+             const ingot::Weights& q, const ingot::Weights& k, const ingot::Weights& v, const ingot::Weights& o,
+             const ingot::Weights& gate, const ingot::Weights& up, const ingot::Weights& down,
+             const std::optional<mlx::core::array>& q_norm, const std::optional<mlx::core::array>& k_norm) {
+            const int hidden = q.matrix().columns, dim = stack.shape().head_dim;
+            std::optional<ingot::Vector> q_weight, k_weight;
+            if (q_norm) q_weight.emplace(*q_norm, dim);
+            if (k_norm) k_weight.emplace(*k_norm, dim);
+            stack.add({ingot::Vector(attention_norm, hidden), ingot::Vector(mlp_norm, hidden), q_weight, k_weight, q, k, v,
+                       o, gate, up, down});
+          },
+          nb::kw_only(), "attention_norm"_a, "mlp_norm"_a, "q"_a, "k"_a, "v"_a, "o"_a, "gate"_a, "up"_a, "down"_a,
+          "q_norm"_a.none() = nb::none(), "k_norm"_a.none() = nb::none(), "Put another layer on top.")
+      .def(
+          "__call__",
+          [](std::shared_ptr<ingot::Stack> stack, const mlx::core::array& x, const Arrays& keys, const Arrays& values,
+             const std::vector<std::tuple<int, int, int, int>>& pieces) {
+            std::vector<ingot::Piece> taken;
+            for (const auto& [first, count, slot, start] : pieces) taken.push_back({first, count, slot, start});
+            return ingot::run_stack(std::move(stack), x, keys, values, std::move(taken));
+          },
+          "x"_a, "keys"_a, "values"_a, "pieces"_a,
+          "x [..., hidden] through the layers; gives the result, the keys and the values, in one list. A piece is "
+          "(first token, tokens, slot, position of the first).");
+}
+
+}  // namespace
+
 NB_MODULE(_native, module) {
   nb::module_::import_("mlx.core");
+  bind_stack(module);
   module.def(
       "linear",
-      [](const mlx::core::array& x, const mlx::core::array& quanta, const mlx::core::array& scales,
-         const mlx::core::array& biases, int group, int bits) {
-        return ingot::linear(x, quanta, scales, biases, group, bits);
+      [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },
+      "x"_a, "weights"_a, "x [..., columns] times the transpose of weights [rows, columns], with their bias.");
+  module.def(
+      "lookup",
+      [](const mlx::core::array& ids, std::shared_ptr<ingot::Weights> weights) {
+        return ingot::lookup(ids, std::move(weights));
       },
-      "x"_a, "quanta"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a, "bits"_a,
-      "x [..., columns] times the transpose of a packed matrix [rows, columns], as mx.quantize packs it.");
+      "ids"_a, "weights"_a, "The rows of packed weights that ids name, as plain numbers.");
   module.def(
       "use_blas", [](uintptr_t address) { ingot::use_blas(reinterpret_cast<ingot::Sgemm>(address)); }, "address"_a,
       "Multiply many rows with the cblas_sgemm at this address, which must use one thread a call.");
+  module.def("use_one_path", &ingot::use_one_path, "one"_a,
+             "Compute a row the same way however many there are.");
   module.def("instruction_set", [] { return ingot::kernels().name; }, "The instruction set that is used here.");
   module.def("threads", [] { return ingot::Pool::shared().threads(); }, "How many threads work on an operation.");
 }

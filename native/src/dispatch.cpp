@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "floats.h"
 #include "kernels.h"
 
 #if defined(__aarch64__)
@@ -12,37 +13,51 @@
 
 namespace ingot {
 
-extern const Kernels kernels_portable;
+// One set for each instruction set that src/CMakeLists.txt compiles for.
+struct Set {
+  const Kernels& kernels;
+  const Floats& floats;
+};
+#define INGOT_SET(name)                \
+  extern const Kernels kernels_##name; \
+  extern const Floats floats_##name;   \
+  const Set name{kernels_##name, floats_##name};
+
+INGOT_SET(portable)
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512vnni;
+INGOT_SET(avx2)
+INGOT_SET(avx512vnni)
 #elif defined(__aarch64__)
-extern const Kernels kernels_dotprod;
+INGOT_SET(dotprod)
 #endif
 
 namespace {
 
-const Kernels& pick() {
+const Set& pick() {
   // For tests: the slow path must be right on fast machines too.
   const char* asked = std::getenv("INGOT_ISA");
-  if (asked != nullptr && std::strcmp(asked, "portable") == 0) return kernels_portable;
+  if (asked != nullptr && std::strcmp(asked, "portable") == 0) return portable;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool vnni = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool vnni = has_avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  if (vnni && !(asked != nullptr && std::strcmp(asked, "avx2") == 0)) return kernels_avx512vnni;
-  if (avx2) return kernels_avx2;
+  if (vnni && !(asked != nullptr && std::strcmp(asked, "avx2") == 0)) return avx512vnni;
+  if (has_avx2) return avx2;
 #elif defined(__aarch64__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return kernels_dotprod;
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return dotprod;
 #endif
-  return kernels_portable;
+  return portable;
+}
+
+const Set& set() {
+  static const Set& picked = pick();
+  return picked;
 }
 
 }  // namespace
 
-const Kernels& kernels() {
-  static const Kernels& picked = pick();
-  return picked;
-}
+const Kernels& kernels() { return set().kernels; }
+
+const Floats& floats() { return set().floats; }
 
 }  // namespace ingot

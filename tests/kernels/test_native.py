@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,20 +20,21 @@ from ingot.kernels import native
 EXPECTED = sys.platform == "linux" and "CI" in os.environ
 pytestmark = pytest.mark.skipif(not native.available() and not EXPECTED, reason=f"{native.advice()}")
 
-# Of the products' magnitudes: activations are rounded to 16 bits, many rows are multiplied in float32.
+# Of the products' magnitudes: activations are rounded to 16 bits.
 BOUND = 4e-5
 
 
-def packed(rows: int, columns: int, bits: int, group: int, seed: int) -> tuple[mx.array, mx.array, mx.array]:
+def packed(rows: int, columns: int, bits: int, group: int, seed: int) -> tuple[Any, np.ndarray]:
+    """Random weights as the kernels take them, and in float64."""
     weights = mx.random.normal((rows, columns), key=mx.random.key(seed))
-    return mx.quantize(weights, group_size=group, bits=bits)
+    quanta, scales, biases = mx.quantize(weights, group_size=group, bits=bits)
+    return native.packed_weights(quanta, scales, biases, None, group, bits), exact(quanta, scales, biases, group, bits)
 
 
 def exact(quanta: mx.array, scales: mx.array, biases: mx.array, group: int, bits: int) -> np.ndarray:
-    """The weights in float64, unpacked here by hand."""
-    words = np.array(quanta).astype(np.uint64)
-    shifts = np.arange(0, 32, bits, dtype=np.uint64)
-    values = ((words[..., None] >> shifts) & np.uint64((1 << bits) - 1)).reshape(words.shape[0], -1)
+    """The weights in float64, unpacked here by hand: a row is one stream of bits, the lowest first."""
+    stream = np.unpackbits(np.array(quanta).view(np.uint8), axis=1, bitorder="little")
+    values = stream.reshape(stream.shape[0], -1, bits).astype(np.int64) @ (1 << np.arange(bits))
     wide = lambda array: np.repeat(np.array(array, dtype=np.float64), group, axis=1)  # noqa: E731
     return values * wide(scales) + wide(biases)
 
@@ -41,7 +43,7 @@ def exact(quanta: mx.array, scales: mx.array, biases: mx.array, group: int, bits
 @given(
     rows=st.integers(1, 70),
     width=st.integers(1, 5),
-    count=st.sampled_from([1, 2, 3, 4, 5, 16, 17, 40]),
+    count=st.sampled_from([1, 2, 3, 4, 5, 16, 17, 40, 300]),
     bits=st.sampled_from(native.BITS),
     group=st.sampled_from(native.GROUPS),
     seed=st.integers(0, 1000),
@@ -51,68 +53,91 @@ def test_products_are_right_for_any_shape(
     rows: int, width: int, count: int, bits: int, group: int, seed: int, spread: float
 ) -> None:
     columns = width * 128
-    quanta, scales, biases = packed(rows, columns, bits, group, seed)
+    weights, values = packed(rows, columns, bits, group, seed)
     x = spread * mx.random.normal((count, columns), key=mx.random.key(seed + 1))
-    y = native.linear(x, quanta, scales, biases, group, bits)
-    weights, wide = exact(quanta, scales, biases, group, bits), np.array(x, dtype=np.float64)
-    magnitude = np.abs(wide) @ np.abs(weights).T
+    y = native.linear(x, weights)
+    wide = np.array(x, dtype=np.float64)
+    magnitude = np.abs(wide) @ np.abs(values).T
     assert y.shape == (count, rows) and y.dtype == mx.float32
-    assert np.all(np.abs(np.array(y) - wide @ weights.T) <= BOUND * magnitude)
+    assert np.all(np.abs(np.array(y) - wide @ values.T) <= BOUND * magnitude)
+
+
+@settings(max_examples=30)
+@given(rows=st.integers(1, 70), columns=st.integers(1, 150), count=st.sampled_from([1, 3, 4, 9, 40]))
+def test_products_with_plain_weights_are_right_for_any_shape(rows: int, columns: int, count: int) -> None:
+    weight = mx.random.normal((rows, columns), key=mx.random.key(rows))
+    bias = mx.random.normal((rows,), key=mx.random.key(columns))
+    x = mx.random.normal((count, columns), key=mx.random.key(count))
+    y = native.linear(x, native.plain_weights(weight, bias))
+    wide, values = np.array(x, dtype=np.float64), np.array(weight, dtype=np.float64)
+    magnitude = np.abs(wide) @ np.abs(values).T + np.abs(np.array(bias))
+    assert np.all(np.abs(np.array(y) - (wide @ values.T + np.array(bias))) <= 1e-6 * magnitude)
+
+
+@pytest.mark.parametrize("bits", native.BITS)
+def test_rows_are_looked_up_as_they_are(bits: int) -> None:
+    weights, values = packed(21, 256, bits, 64, bits)
+    ids = mx.array([[0, 20], [3, 3]])
+    rows = native.lookup(ids, weights)
+    assert rows.shape == (2, 2, 256)
+    assert np.allclose(np.array(rows), values[np.array(ids)], rtol=1e-6, atol=1e-6)
+    assert not np.array(native.lookup(mx.array([21, -1]), weights)).any()
 
 
 def test_leading_axes_and_any_strides_are_kept() -> None:
-    quanta, scales, biases = packed(24, 128, 4, 32, 1)
+    weights, _ = packed(24, 128, 4, 32, 1)
     x = mx.random.normal((3, 128, 2), key=mx.random.key(2)).transpose(2, 0, 1)
-    y = native.linear(x, quanta, scales, biases, 32, 4)
+    y = native.linear(x, weights)
     assert y.shape == (2, 3, 24)
-    assert mx.array_equal(y, native.linear(mx.contiguous(x), quanta, scales, biases, 32, 4)).item()
+    assert mx.array_equal(y, native.linear(mx.contiguous(x), weights)).item()
 
 
-def test_a_row_does_not_depend_on_which_rows_are_beside_it() -> None:
-    quanta, scales, biases = packed(50, 256, 4, 64, 3)
-    x = mx.random.normal((8, 256), key=mx.random.key(4))
-    together = native.linear(x, quanta, scales, biases, 64, 4)
-    backwards = native.linear(x[::-1], quanta, scales, biases, 64, 4)[::-1]
-    assert mx.array_equal(together, backwards).item()
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_depends_neither_on_which_rows_are_beside_it_nor_on_how_many(bits: int) -> None:
+    weights, _ = packed(50, 256, bits, 64, 3)
+    x = mx.random.normal((300, 256), key=mx.random.key(4))
+    together = native.linear(x, weights)
+    assert mx.array_equal(together, native.linear(x[::-1], weights)[::-1]).item()
+    for count in (1, 2, 3, 7):
+        assert mx.array_equal(together[:count], native.linear(x[:count], weights)).item()
 
 
 def test_zeros_and_an_empty_batch_are_fine() -> None:
-    quanta, scales, biases = packed(8, 128, 8, 32, 5)
-    assert mx.array_equal(native.linear(mx.zeros((2, 128)), quanta, scales, biases, 32, 8), mx.zeros((2, 8))).item()
-    assert native.linear(mx.zeros((0, 128)), quanta, scales, biases, 32, 8).shape == (0, 8)
+    weights, _ = packed(8, 128, 8, 32, 5)
+    assert mx.array_equal(native.linear(mx.zeros((2, 128)), weights), mx.zeros((2, 8))).item()
+    assert native.linear(mx.zeros((0, 128)), weights).shape == (0, 8)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 5}, "bits"),
+        ({"bits": 7}, "bits"),
         ({"group_size": 16}, "group size"),
-        ({"group_size": 64}, "width"),
-        ({"x": mx.zeros((1, 96))}, "width"),
-        ({"scales": mx.zeros((8, 4), mx.float16)}, "float32"),
+        ({"bits": 8}, "disagree"),
+        ({"scales": mx.zeros((7, 4))}, "matrices"),
+        ({"quanta": mx.zeros((8, 16), mx.int32)}, "uint32"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(change: dict[str, object], message: str) -> None:
-    quanta, scales, biases = packed(8, 128, 4, 32, 5)
-    given_: dict[str, object] = {"x": mx.zeros((1, 128)), "scales": scales, "group_size": 32, "bits": 4, **change}
+def test_weights_that_do_not_fit_together_are_refused(change: dict[str, Any], message: str) -> None:
+    quanta, scales, biases = mx.quantize(mx.zeros((8, 128)), group_size=32, bits=4)
+    asked = {"quanta": quanta, "scales": scales, "biases": biases, "bias": None, "group_size": 32, "bits": 4, **change}
     with pytest.raises(ValueError, match=message):
-        native.linear(
-            given_["x"],
-            quanta,
-            given_["scales"],
-            biases,
-            given_["group_size"],
-            given_["bits"],  # type: ignore[arg-type]
-        )
+        native.packed_weights(**asked)
+
+
+def test_an_x_of_another_width_is_refused() -> None:
+    weights, _ = packed(8, 128, 4, 32, 5)
+    with pytest.raises(ValueError, match="width"):
+        native.linear(mx.zeros((1, 96)), weights)
 
 
 def test_no_memory_is_lost() -> None:
-    quanta, scales, biases = packed(64, 256, 4, 32, 6)
+    weights, _ = packed(64, 256, 4, 32, 6)
     x = mx.random.normal((4, 256))
-    mx.eval(native.linear(x, quanta, scales, biases, 32, 4))
+    mx.eval(native.linear(x, weights))
     before = mx.get_active_memory()
     for _ in range(200):
-        mx.eval(native.linear(x, quanta, scales, biases, 32, 4))
+        mx.eval(native.linear(x, weights))
     assert mx.get_active_memory() <= before + 4 * 64 * 4
 
 

@@ -1,0 +1,20 @@
+// Packed weights in the order that the kernels of this machine want them.
+#pragma once
+
+#include "mlx/mlx.h"
+
+namespace ingot {
+
+// What mx.quantize gives, arranged: the same values, in tiles (see kernels.h).
+struct Arranged {
+  mlx::core::array quanta;  // uint32; the last tile filled up
+  mlx::core::array scales, biases;  // float32 [rows of whole tiles, groups]
+  int bits;  // 4, or 8 where there were more
+};
+
+// Weights [rows, columns] of 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128. Evaluates them.
+// Raises std::invalid_argument for anything else.
+Arranged arrange(const mlx::core::array& quanta, const mlx::core::array& scales, const mlx::core::array& biases,
+                 int group, int bits);
+
+}  // namespace ingot

@@ -1,0 +1,157 @@
+#include "product.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "floats.h"
+#include "pool.h"
+
+namespace ingot {
+namespace {
+
+std::atomic<Sgemm> blas{nullptr};
+std::atomic<bool> one_path{false};
+
+constexpr int kFew = 8;                // with more rows than this, a BLAS multiplies plain weights faster
+constexpr int kPanel = 64;             // rows of plain weights that are one task for it
+constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
+constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
+constexpr size_t kTaskBytes = 1 << 17;  // weights of a task: they stay in the second-level cache for all rows
+constexpr int kLeastRows = 16;
+
+// Some rows of one matrix.
+struct Task {
+  const Product* product;
+  int first, last;
+};
+
+// Parts of about `size` rows, which begin where tiles do.
+void divide(const Product& product, int size, std::vector<Task>& tasks) {
+  const int tile = kernels().tile;
+  size = std::max(size + tile - 1, tile) / tile * tile;
+  for (int first = 0; first < product.w->rows; first += size)
+    tasks.push_back({&product, first, std::min(first + size, product.w->rows)});
+}
+
+std::vector<Task> divided(const std::vector<Product>& products) {
+  const int threads = Pool::shared().threads();
+  int rows = 0;
+  for (const Product& product : products) rows += product.w->rows;
+  const int share = threads == 1 ? rows : std::max(kLeastRows, rows / (threads * kTasksPerThread));
+  std::vector<Task> tasks;
+  for (const Product& product : products) {
+    const Matrix& w = *product.w;
+    const size_t row_bytes = w.plain != nullptr ? 4 * w.columns : w.packed.blocks() * w.packed.block_bytes();
+    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / row_bytes))), tasks);
+  }
+  return tasks;
+}
+
+void add_bias(const Task& task, int count) {
+  const Matrix& w = *task.product->w;
+  if (w.bias == nullptr) return;
+  for (int m = 0; m < count; m++)
+    for (int n = task.first; n < task.last; n++) task.product->y[static_cast<size_t>(m) * w.rows + n] += w.bias[n];
+}
+
+class QuantisedRows {
+ public:
+  QuantisedRows(const float* x, int rows, int columns, int group)
+      : group(group), bytes_(2 * static_cast<size_t>(rows) * columns),
+        scales_(static_cast<size_t>(rows) * columns / kBlock), sums_(static_cast<size_t>(rows) * columns / group),
+        rows_(rows), columns_(columns) {
+    auto quantise = [&](int row) {
+      kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, at(row));
+    };
+    if (rows < 4)
+      for (int row = 0; row < rows; row++) quantise(row);
+    else
+      Pool::shared().each(rows, quantise);
+  }
+
+  Quantised at(int row) {
+    const size_t all = static_cast<size_t>(rows_) * columns_, begin = static_cast<size_t>(row) * columns_;
+    return {bytes_.data() + begin, bytes_.data() + all + begin, scales_.data() + begin / kBlock,
+            sums_.data() + begin / group};
+  }
+
+  const int group;
+
+ private:
+  std::vector<int8_t> bytes_;
+  std::vector<float> scales_, sums_;
+  int rows_, columns_;
+};
+
+// Weights are multiplied as they are packed, by activations in integers.
+void multiply_packed(const std::vector<Product>& products, const float* x, int count) {
+  const int columns = products[0].w->columns;
+  std::vector<QuantisedRows> quantised;  // one for each size of group, which is one as a rule
+  quantised.reserve(products.size());
+  auto of_group = [&](int group) {
+    return std::find_if(quantised.begin(), quantised.end(), [&](const auto& rows) { return rows.group == group; });
+  };
+  for (const Product& product : products)
+    if (int group = product.w->packed.group; of_group(group) == quantised.end())
+      quantised.emplace_back(x, count, columns, group);
+  const std::vector<Task> tasks = divided(products);
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    const Task& task = tasks[index];
+    const Matrix& w = *task.product->w;
+    kernels().multiply(w.packed, of_group(w.packed.group)->at(0), count, task.first, task.last, task.product->y, w.rows);
+    add_bias(task, count);
+  });
+}
+
+void multiply_plain(const std::vector<Product>& products, const float* x, int count) {
+  const std::vector<Task> tasks = divided(products);
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    const Task& task = tasks[index];
+    const Matrix& w = *task.product->w;
+    floats().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+    add_bias(task, count);
+  });
+}
+
+void multiply_plain_many(const std::vector<Product>& products, const float* x, int count, Sgemm sgemm) {
+  constexpr int kRowMajor = 101, kAsIs = 111, kTransposed = 112;
+  std::vector<Task> tasks;
+  for (const Product& product : products) divide(product, kPanel, tasks);
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    const Task& task = tasks[index];
+    const Matrix& w = *task.product->w;
+    sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns,
+          w.plain + static_cast<size_t>(task.first) * w.columns, w.columns, 0.0f, task.product->y + task.first, w.rows);
+    add_bias(task, count);
+  });
+}
+
+// Calls multiply(products, x, count) for some rows of x at a time.
+template <class Multiply>
+void in_parts(const std::vector<Product>& products, const float* x, int count, const Multiply& multiply) {
+  for (int begin = 0; begin < count; begin += kRowsAtOnce) {
+    std::vector<Product> part = products;
+    for (Product& product : part) product.y += static_cast<size_t>(begin) * product.w->rows;
+    multiply(part, x + static_cast<size_t>(begin) * products[0].w->columns, std::min(kRowsAtOnce, count - begin));
+  }
+}
+
+}  // namespace
+
+void use_blas(Sgemm sgemm) { blas = sgemm; }
+
+void use_one_path(bool one) { one_path = one; }
+
+void multiply(const std::vector<Product>& products, const float* x, int count) {
+  std::vector<Product> packed, plain;
+  for (const Product& product : products) (product.w->plain == nullptr ? packed : plain).push_back(product);
+  if (!packed.empty()) in_parts(packed, x, count, multiply_packed);
+  if (plain.empty()) return;
+  if (Sgemm sgemm = blas.load(); count > kFew && sgemm != nullptr && !one_path)
+    multiply_plain_many(plain, x, count, sgemm);
+  else
+    in_parts(plain, x, count, multiply_plain);
+}
+
+}  // namespace ingot

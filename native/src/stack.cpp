@@ -1,0 +1,245 @@
+#include "stack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "floats.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/primitives.h"
+#include "mlx/utils.h"
+#include "pool.h"
+
+namespace ingot {
+namespace mx = mlx::core;
+namespace {
+
+constexpr int kSerial = 4;        // fewer tokens than this are not worth sharing out
+constexpr int kQueryBlock = 16;   // queries of one head that are one task
+
+template <class Body>
+void each_token(int tokens, const Body& body) {
+  if (tokens < kSerial)
+    for (int token = 0; token < tokens; token++) body(token);
+  else
+    Pool::shared().each(tokens, body);
+}
+
+// Some queries of one head of one piece.
+struct AttentionTask {
+  const Piece* piece;
+  int head, first, count;
+};
+
+}  // namespace
+
+// What one layer leaves for the next step; made once for all layers.
+struct Stack::Work {
+  Work(const StackShape& shape, int tokens, int hidden, int inner)
+      : tokens(tokens), normed(size(tokens, hidden)), q(size(tokens, shape.heads * shape.head_dim)), attended(q.size()),
+        k(size(tokens, shape.kv_heads * shape.head_dim)), v(k.size()), gate(size(tokens, inner)), up(gate.size()),
+        out(size(tokens, hidden)), cosines(size(tokens, shape.rope_dims / 2)), sines(cosines.size()) {}
+
+  static size_t size(int a, int b) { return static_cast<size_t>(a) * b; }
+
+  int tokens;
+  std::vector<float> normed, q, attended, k, v, gate, up, out, cosines, sines;
+  std::vector<AttentionTask> tasks;
+  int longest = 0;  // most keys that a query sees
+};
+
+Stack::Stack(StackShape shape, const mx::array& angles) : shape_(shape), angles_(angles, shape.rope_dims / 2) {
+  require(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "heads must come in equal groups");
+  require(shape.rope_dims >= 0 && shape.rope_dims <= shape.head_dim && shape.rope_dims % 2 == 0, "rope_dims do not fit");
+}
+
+void Stack::add(StackLayer layer) {
+  const int hidden = layer.q.matrix().columns, attention = shape_.heads * shape_.head_dim;
+  const int kv = shape_.kv_heads * shape_.head_dim;
+  auto fits = [](const Weights& w, int rows, int columns) {
+    return w.matrix().rows == rows && w.matrix().columns == columns;
+  };
+  const int inner = layer.gate.matrix().rows;
+  require(fits(layer.q, attention, hidden) && fits(layer.k, kv, hidden) && fits(layer.v, kv, hidden) &&
+              fits(layer.o, hidden, attention) && fits(layer.gate, inner, hidden) && fits(layer.up, inner, hidden) &&
+              fits(layer.down, hidden, inner),
+          "the matrices of a layer do not fit together");
+  require(layers_.empty() || (hidden == this->hidden() && inner == layers_[0].gate.matrix().rows),
+          "the layers do not fit together");
+  layers_.push_back(std::move(layer));
+}
+
+void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<float*>& keys,
+                const std::vector<float*>& values, int capacity) const {
+  const int width = hidden(), inner = layers_[0].gate.matrix().rows;
+  Work work(shape_, tokens, width, inner);
+  const int half = shape_.rope_dims / 2;
+  for (const Piece& piece : pieces) {
+    work.longest = std::max(work.longest, piece.start + piece.count);
+    for (int i = 0; i < piece.count; i++) {
+      float *cosines = &work.cosines[Work::size(piece.first + i, half)], *sines = &work.sines[Work::size(piece.first + i, half)];
+      for (int d = 0; d < half; d++) {
+        // In double: at far positions a float would not hold the angle's turns.
+        const double angle = static_cast<double>(piece.start + i) * angles_.data()[d];
+        cosines[d] = static_cast<float>(std::cos(angle)) * shape_.rope_gain;
+        sines[d] = static_cast<float>(std::sin(angle)) * shape_.rope_gain;
+      }
+    }
+    for (int first = 0; first < piece.count; first += kQueryBlock)
+      for (int head = 0; head < shape_.heads; head++)
+        work.tasks.push_back({&piece, head, first, std::min(kQueryBlock, piece.count - first)});
+  }
+  // The latest queries see the most keys: they go first, so that the threads end together.
+  std::reverse(work.tasks.begin(), work.tasks.end());
+
+  const Floats& use = floats();
+  for (size_t index = 0; index < layers_.size(); index++) {
+    const StackLayer& layer = layers_[index];
+    each_token(tokens, [&](int token) {
+      float* row = x + Work::size(token, width);
+      if (index > 0) use.add(row, &work.out[Work::size(token, width)], width);
+      use.rms_norm(row, layer.attention_norm.data(), shape_.eps, width, &work.normed[Work::size(token, width)]);
+    });
+    multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}},
+             work.normed.data(), tokens);
+    attend(layer, work, pieces, keys[index], values[index], capacity);
+    multiply({{&layer.o.matrix(), work.out.data()}}, work.attended.data(), tokens);
+    each_token(tokens, [&](int token) {
+      float* row = x + Work::size(token, width);
+      use.add(row, &work.out[Work::size(token, width)], width);
+      use.rms_norm(row, layer.mlp_norm.data(), shape_.eps, width, &work.normed[Work::size(token, width)]);
+    });
+    multiply({{&layer.gate.matrix(), work.gate.data()}, {&layer.up.matrix(), work.up.data()}}, work.normed.data(), tokens);
+    each_token(tokens, [&](int token) {
+      use.swiglu(&work.gate[Work::size(token, inner)], &work.up[Work::size(token, inner)], inner);
+    });
+    multiply({{&layer.down.matrix(), work.out.data()}}, work.gate.data(), tokens);
+  }
+  each_token(tokens, [&](int token) {
+    use.add(x + Work::size(token, width), &work.out[Work::size(token, width)], width);
+  });
+}
+
+void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
+                   int capacity) const {
+  const Floats& use = floats();
+  const int dim = shape_.head_dim, half = shape_.rope_dims / 2;
+  const size_t q_width = Work::size(shape_.heads, dim), kv_width = Work::size(shape_.kv_heads, dim);
+  auto place = [&](const Piece& piece, int head, int position) {
+    return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * capacity + position) * dim;
+  };
+  for (const Piece& piece : pieces)
+    each_token(piece.count, [&](int i) {
+      const int token = piece.first + i;
+      const float *cosines = work.cosines.data() + Work::size(token, half), *sines = work.sines.data() + Work::size(token, half);
+      for (int head = 0; head < shape_.heads; head++) {
+        float* q = &work.q[token * q_width + Work::size(head, dim)];
+        if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
+        use.rotate(q, cosines, sines, shape_.rope_dims, shape_.rope_neighbours);
+      }
+      for (int head = 0; head < shape_.kv_heads; head++) {
+        float* k = &work.k[token * kv_width + Work::size(head, dim)];
+        if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
+        use.rotate(k, cosines, sines, shape_.rope_dims, shape_.rope_neighbours);
+        const size_t to = place(piece, head, piece.start + i);
+        std::memcpy(keys + to, k, sizeof(float) * dim);
+        std::memcpy(values + to, &work.v[token * kv_width + Work::size(head, dim)], sizeof(float) * dim);
+      }
+    });
+  const int group = shape_.heads / shape_.kv_heads;
+  Pool::shared().each(static_cast<int>(work.tasks.size()), [&](int index) {
+    static thread_local std::vector<float> scratch;
+    scratch.resize(std::max(scratch.size(), static_cast<size_t>(4) * work.longest));
+    const AttentionTask& task = work.tasks[index];
+    const Piece& piece = *task.piece;
+    const size_t from = place(piece, task.head / group, 0);
+    const size_t at = (piece.first + task.first) * q_width + Work::size(task.head, dim);
+    use.attend(&work.q[at], task.count, q_width, keys + from, values + from, piece.start + task.first + task.count, dim,
+               shape_.scale, scratch.data(), &work.attended[at]);
+  });
+}
+
+namespace {
+
+class StackPrimitive : public mx::Primitive {
+ public:
+  StackPrimitive(mx::Stream stream, std::shared_ptr<const Stack> stack, std::vector<Piece> pieces)
+      : Primitive(stream), stack_(std::move(stack)), pieces_(std::move(pieces)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (const mx::array& input : inputs) encoder.set_input_array(input);
+    for (size_t i = 0; i < outputs.size(); i++) take_over(encoder, inputs[i], outputs[i]);
+    for (mx::array& output : outputs) encoder.set_output_array(output);
+    const size_t layers = stack_->size();
+    std::vector<float*> keys, values;
+    for (size_t i = 0; i < layers; i++) {
+      keys.push_back(outputs[1 + i].data<float>());
+      values.push_back(outputs[1 + layers + i].data<float>());
+    }
+    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1)), capacity = outputs[1].shape(2);
+    encoder.dispatch([stack = stack_, pieces = pieces_, x = outputs[0].data<float>(), tokens, keys = std::move(keys),
+                      values = std::move(values), capacity] {
+      stack->run(x, tokens, pieces, keys, values, capacity);
+    });
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("ingot_native.Stack runs on CPUs only");
+  }
+
+  const char* name() const override { return "IngotStack"; }
+
+ private:
+  // The output begins as what the input holds: in the same memory where nobody else needs that.
+  static void take_over(mx::cpu::CommandEncoder& encoder, const mx::array& input, mx::array& output) {
+    if (input.is_donatable() && input.flags().row_contiguous) {
+      output.copy_shared_buffer(input);
+      return;
+    }
+    if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Stack: an input is not contiguous");
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+    encoder.dispatch([from = input.data<float>(), to = output.data<float>(), bytes = output.nbytes()] {
+      std::memcpy(to, from, bytes);
+    });
+  }
+
+  std::shared_ptr<const Stack> stack_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace
+
+std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::array& x, const std::vector<mx::array>& keys,
+                                 const std::vector<mx::array>& values, std::vector<Piece> pieces, mx::StreamOrDevice s) {
+  const StackShape& shape = stack->shape();
+  const size_t layers = stack->size();
+  require(layers > 0, "the stack has no layers");
+  require(keys.size() == layers && values.size() == layers, "there must be keys and values for each layer");
+  require(x.ndim() >= 2 && x.shape(-1) == stack->hidden(), "x has the wrong width");
+  const mx::Shape& states = keys[0].shape();
+  require(keys[0].ndim() == 4 && states[1] == shape.kv_heads && states[3] == shape.head_dim, "the states do not fit");
+  for (const std::vector<mx::array>* kind : {&keys, &values})
+    for (const mx::array& state : *kind)
+      require(state.shape() == states && state.dtype() == mx::float32, "the states must be alike, and float32");
+  const int tokens = static_cast<int>(x.size() / x.shape(-1));
+  int end = 0;
+  for (const Piece& piece : pieces) {
+    require(piece.first >= end && piece.count > 0 && piece.first + piece.count <= tokens, "pieces must follow one another");
+    require(piece.slot >= 0 && piece.slot < states[0] && piece.start >= 0 && piece.start + piece.count <= states[2],
+            "a piece does not fit in the states");
+    end = piece.first + piece.count;
+  }
+  const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
+  std::vector<mx::array> inputs{mx::contiguous(mx::astype(x, mx::float32, stream), false, stream)};
+  inputs.insert(inputs.end(), keys.begin(), keys.end());
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  std::vector<mx::Shape> shapes;
+  for (const mx::array& input : inputs) shapes.push_back(input.shape());
+  return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(inputs.size(), mx::float32),
+                                std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(pieces)), inputs);
+}
+
+}  // namespace ingot

@@ -1,0 +1,70 @@
+// The layers of a transformer in one operation: norm, attention over live states, norm, gated MLP, layer after layer.
+//
+// At small batches what a CPU spends on dispatching an operation is more than what it spends on the operation, so
+// there is one for all. Layers are those of Llama and its relatives: RMS norms before each half, rotary positions,
+// grouped heads, optional biases, optional norms of queries and keys, SwiGLU.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "weights.h"
+
+namespace ingot {
+
+struct StackShape {
+  int heads, kv_heads, head_dim;
+  float scale;  // of the scores
+  float eps;    // of the norms
+  int rope_dims;
+  bool rope_neighbours;  // pairs are neighbours; else half of the dims apart
+  float rope_gain;       // multiplies what is rotated
+};
+
+struct StackLayer {
+  Vector attention_norm, mlp_norm;
+  std::optional<Vector> q_norm, k_norm;
+  Weights q, k, v, o, gate, up, down;
+};
+
+// Tokens [first, first + count) of the launch are those of one sequence: the row `slot` of the states, from the
+// position `start` on.
+struct Piece {
+  int first, count, slot, start;
+};
+
+class Stack {
+ public:
+  // `angles` [rope_dims / 2]: what a pair turns by from one position to the next.
+  Stack(StackShape shape, const mlx::core::array& angles);
+  void add(StackLayer layer);
+  int size() const { return static_cast<int>(layers_.size()); }
+
+  // x [tokens, hidden], in place. keys[i] and values[i] are [slots, kv_heads, capacity, head_dim].
+  void run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<float*>& keys,
+           const std::vector<float*>& values, int capacity) const;
+
+  const StackShape& shape() const { return shape_; }
+  int hidden() const { return layers_.front().q.matrix().columns; }
+
+ private:
+  struct Work;
+  void attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
+              int capacity) const;
+
+  StackShape shape_;
+  Vector angles_;
+  std::vector<StackLayer> layers_;
+};
+
+// The operation: x [..., hidden] through the layers. Gives the result and the states, which are written in place
+// where nobody else holds them. Tokens that belong to no piece are padding; what comes out for them means nothing.
+// Raises std::invalid_argument for shapes that do not fit.
+std::vector<mlx::core::array> run_stack(
+    std::shared_ptr<const Stack> stack, const mlx::core::array& x, const std::vector<mlx::core::array>& keys,
+    const std::vector<mlx::core::array>& values, std::vector<Piece> pieces, mlx::core::StreamOrDevice stream = {});
+
+}  // namespace ingot

@@ -1,0 +1,48 @@
+// Weights that Python handed over: mlx arrays kept alive, and what the kernels see of them.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "product.h"
+
+namespace ingot {
+
+// A matrix and the arrays that own its memory. Raises std::invalid_argument for a form that the kernels do not know.
+class Weights {
+ public:
+  // quanta, scales and biases as mx.quantize gives them, with 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128. They
+  // are put into another order (see kernels.h), in memory of their own.
+  static Weights packed(const mlx::core::array& quanta, const mlx::core::array& scales, const mlx::core::array& biases,
+                        const std::optional<mlx::core::array>& bias, int group, int bits);
+  static Weights plain(const mlx::core::array& weight, const std::optional<mlx::core::array>& bias);
+
+  const Matrix& matrix() const { return matrix_; }
+  // What is kept alive: the weights, or quanta, scales and biases; then the bias, if there is one.
+  const std::vector<mlx::core::array>& arrays() const { return owned_; }
+
+ private:
+  void take_bias(const std::optional<mlx::core::array>& bias);
+
+  Matrix matrix_;
+  std::vector<mlx::core::array> owned_;
+};
+
+// A vector of floats, evaluated and kept alive.
+class Vector {
+ public:
+  Vector(const mlx::core::array& values, int size);
+  const float* data() const { return owned_.data<float>(); }
+
+ private:
+  mlx::core::array owned_;
+};
+
+// The array's values in a row, of that type, evaluated.
+mlx::core::array settled(const mlx::core::array& a, mlx::core::Dtype dtype);
+
+// Throws std::invalid_argument with `what` unless `holds`.
+void require(bool holds, const char* what);
+
+}  // namespace ingot

@@ -1,0 +1,171 @@
+"""All layers as one operation, against float64 and against the model's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+
+HIDDEN, INNER, LAYERS, EPS = 64, 96, 2, 1e-5
+BOUND = 2e-4  # of the largest value; activations are rounded to 16 bits before each product with packed weights
+
+
+class Reference:
+    """The same layers in float64, one sequence at a time."""
+
+    def __init__(self, heads: int, kv_heads: int, size: int, dims: int, neighbours: bool, normed: bool) -> None:
+        self.heads, self.kv_heads, self.size, self.dims = heads, kv_heads, size, dims
+        self.neighbours, self.normed = neighbours, normed
+        self.angles = 100.0 ** (-np.arange(0, dims, 2) / max(dims, 1))
+        dice = np.random.default_rng(heads * 100 + size)
+        shapes = {
+            "q": (heads * size, HIDDEN),
+            "k": (kv_heads * size, HIDDEN),
+            "v": (kv_heads * size, HIDDEN),
+            "o": (HIDDEN, heads * size),
+            "gate": (INNER, HIDDEN),
+            "up": (INNER, HIDDEN),
+            "down": (HIDDEN, INNER),
+        }
+        draw: Callable[..., np.ndarray] = lambda *shape: dice.standard_normal(shape).astype(np.float32)  # noqa: E731
+        self.layers = [
+            {name: draw(*shape) / np.float32(shape[1] ** 0.5) for name, shape in shapes.items()}
+            | {name: 1 + draw(HIDDEN) / 4 for name in ("attention_norm", "mlp_norm")}
+            | {name: 1 + draw(size) / 4 for name in ("q_norm", "k_norm")}
+            | {f"{name}_bias": draw(shapes[name][0]) for name in ("q", "k", "v")}
+            for _ in range(LAYERS)
+        ]
+
+    def stack(self) -> native.Stack:
+        made = native.Stack(
+            mx.array(self.angles),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_size=self.size,
+            scale=self.size**-0.5,
+            eps=EPS,
+            rope_dims=self.dims,
+            rope_neighbours=self.neighbours,
+            rope_gain=1.0,
+        )
+        for layer in self.layers:
+            arrays = {name: mx.array(value) for name, value in layer.items()}
+            made.add(
+                norms=(arrays["attention_norm"], arrays["mlp_norm"]),
+                matrices=[
+                    native.plain_weights(arrays[name], arrays.get(f"{name}_bias"))
+                    for name in ("q", "k", "v", "o", "gate", "up", "down")
+                ],
+                head_norms=(arrays["q_norm"], arrays["k_norm"]) if self.normed else (None, None),
+            )
+        return made
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64)
+        for layer in self.layers:
+            w = {name: value.astype(np.float64) for name, value in layer.items()}
+            x = x + self._attended(_normed(x, w["attention_norm"]), w) @ w["o"].T
+            h = _normed(x, w["mlp_norm"])
+            gate = h @ w["gate"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"].T)) @ w["down"].T
+        return x
+
+    def _attended(self, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+        count = len(x)
+        q, k, v = ((x @ w[name].T + w[f"{name}_bias"]).reshape(count, -1, self.size) for name in ("q", "k", "v"))
+        if self.normed:
+            q, k = _normed(q, w["q_norm"]), _normed(k, w["k_norm"])
+        q, k = self._turned(q), self._turned(k)
+        out = np.empty_like(q)
+        for head in range(self.heads):
+            own = head * self.kv_heads // self.heads
+            scores = q[:, head] @ k[:, own].T * self.size**-0.5
+            scores[np.triu_indices(count, 1)] = -np.inf
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, own]
+        return out.reshape(count, -1)
+
+    def _turned(self, x: np.ndarray) -> np.ndarray:
+        angles = np.arange(len(x))[:, None, None] * self.angles
+        half = self.dims // 2
+        first = slice(0, self.dims, 2) if self.neighbours else slice(0, half)
+        second = slice(1, self.dims, 2) if self.neighbours else slice(half, self.dims)
+        out = x.copy()
+        out[..., first] = x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles)
+        out[..., second] = x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles)
+        return out
+
+
+def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
+
+
+def states(kv_heads: int, size: int, slots: int, capacity: int = 64) -> list[mx.array]:
+    return [mx.zeros((slots, kv_heads, capacity, size)) for _ in range(LAYERS)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data: st.DataObject) -> None:
+    kv_heads, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+    size = data.draw(st.sampled_from([8, 20, 32]))
+    dims = data.draw(st.sampled_from([0, size // 2, size]))
+    reference = Reference(kv_heads * group, kv_heads, size, dims, data.draw(st.booleans()), data.draw(st.booleans()))
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    dice = np.random.default_rng(len(lengths))
+    texts = [dice.standard_normal((length, HIDDEN)).astype(np.float32) for length in lengths]
+    stack = reference.stack()
+    keys, values = states(kv_heads, size, len(texts)), states(kv_heads, size, len(texts))
+    done = [0] * len(texts)
+    outputs: list[list[np.ndarray]] = [[] for _ in texts]
+    while any(at < len(text) for at, text in zip(done, texts, strict=True)):
+        pieces, rows, first = [], [], 0
+        for slot, (at, text) in enumerate(zip(done, texts, strict=True)):
+            count = data.draw(st.integers(0, len(text) - at))
+            count = count or (1 if at < len(text) and not rows else 0)
+            if count:
+                pieces.append((first, count, slot, at))
+                rows.append(text[at : at + count])
+                first += count
+        y, keys, values = stack(mx.array(np.concatenate(rows)), keys, values, pieces)
+        for begin, count, slot, at in pieces:
+            outputs[slot].append(np.array(y)[begin : begin + count])
+            done[slot] = at + count
+    for text, output in zip(texts, outputs, strict=True):
+        expected = reference(text)
+        assert np.abs(np.concatenate(output) - expected).max() <= BOUND * np.abs(expected).max()
+
+
+def test_states_that_somebody_holds_are_not_written() -> None:
+    reference = Reference(2, 1, 8, 8, False, False)
+    keys, values = states(1, 8, 1), states(1, 8, 1)
+    mx.eval(keys, values)
+    y, after, _ = reference.stack()(mx.ones((3, HIDDEN)), keys, values, [(0, 3, 0, 0)])
+    mx.eval(y, after)
+    assert not np.array(keys[0]).any() and np.array(after[0])[0, 0, :3].any()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([(0, 3, 1, 0)], "fit in the states"),
+        ([(0, 3, 0, 62)], "fit in the states"),
+        ([(0, 3, 0, -1)], "fit in the states"),
+        ([(0, 4, 0, 0)], "follow one another"),
+        ([(0, 2, 0, 0), (1, 1, 0, 2)], "follow one another"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(pieces: list[Any], message: str) -> None:
+    stack = Reference(2, 1, 8, 8, False, False).stack()
+    with pytest.raises(ValueError, match=message):
+        stack(mx.ones((3, HIDDEN)), states(1, 8, 1), states(1, 8, 1), pieces)
