@@ -11,9 +11,26 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ingot.errors import IngotError
+from ingot.text.formats.format import Format
+from ingot.text.guide import GuidePlan
+from ingot.text.parse import ThinkingStart
+from ingot.text.parsed import ToolSchema
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Phase = Literal["queued", "prefill", "decode"]
+CacheReason = Literal[
+    "complete",  # all but the token that always stays to be computed
+    "new_turn",  # nothing that goes on from there was kept
+    "unseen",  # nothing that begins like the prompt was kept
+    "diverged",  # what was kept goes on otherwise
+    "evicted",  # it was kept, and had to go
+    "checkpoint",  # more is known, but this model can be resumed only at the ends of messages and chunks
+    "salt",  # it is kept under another salt of the same tenant
+    "off",  # the request asked for no cache
+    "scored",  # the prompt's logprobs are asked for, so it is computed whole
+    "disabled",  # the server keeps nothing
+]
+"""Why no more of a prompt was taken over from what was computed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,17 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How an answer's text is to be read: what is thinking, what calls a tool, what is the answer itself."""
+
+    format: Format
+    tools: tuple[ToolSchema, ...] = ()  # without any, no call is read out of the text
+    thinking: ThinkingStart = ThinkingStart.UNOPENED
+    one_call: bool = False  # the answer ends with its first call
+    past_calls: int = 0  # in the conversation so far, for families that number them
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request: `len(prompts) * n` sequences under one id.
 
@@ -61,8 +89,13 @@ class Request:
     n: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
+    reading: Reading | None = None  # None: the text is delivered as it stands
+    guide: GuidePlan | None = None  # what each answer is held to
     cache: bool = True  # may take over computed prefixes and leave its own
     salt: str = ""  # requests with different salts share nothing
+    tenant: str = ""  # whose request it is; tenants share nothing and see nothing of each other
+    pin: bool = False  # what is computed of its prompts is kept while anything else can go
+    marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
 
@@ -88,6 +121,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    thinking_tokens: int = 0  # of the completion's
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +134,27 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """How much of a prompt was taken over, and why no more. `known` of its tokens are those of something kept.
+
+    `ours` are the prompt's next tokens behind those, `theirs` the ones of what is kept where it goes on otherwise; a
+    few of each, and of the same tenant's alone.
+    """
+
+    prompt_tokens: int
+    matched: int
+    known: int
+    reason: CacheReason
+    ours: tuple[int, ...] = ()
+    theirs: tuple[int, ...] = ()
+
+    @property
+    def tier(self) -> Literal["ram"] | None:
+        """Where what was taken over lay."""
+        return "ram" if self.matched else None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptScored:
     """Comes before a sequence's text when `prompt_logprobs` was asked for. The first token has no entry."""
 
@@ -109,7 +164,11 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one sequence. `tokens` is filled only when logprobs were asked for."""
+    """New text of one sequence. `tokens` is filled only when logprobs were asked for.
+
+    Where the answer is read for thinking and calls, `tokens` are those of all its parts, in order, and may come
+    with an empty text.
+    """
 
     index: int
     text: str
@@ -117,12 +176,52 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingDelta:
+    """New text of one sequence's thinking."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegan:
+    """A tool call, announced once. A sequence's calls are numbered from 0 and follow one another."""
+
+    index: int
+    call: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments; together the pieces are one JSON object."""
+
+    index: int
+    call: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """One for each call that began. Not `complete`: the answer ended within the arguments."""
+
+    index: int
+    call: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEnded:
+    """The reason is `tool_calls` where the answer came to its end and called a tool."""
+
     index: int
     reason: FinishReason
     stopped_by: str | int | None  # the stop string or the stop token
     completion_tokens: int
     logprob_sum: float | None = None  # over the generated tokens, when logprobs were asked for
+    thinking_tokens: int = 0  # of the completion's
+    tokens: tuple[int, ...] = ()  # the generated ones, with the stop token that ended them
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +230,7 @@ class Ended:
 
     usage: Usage
     timing: Timing
+    cache: tuple[CacheReport, ...] = ()  # one for each prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +241,8 @@ class Failed:
     usage: Usage = field(default_factory=Usage)
 
 
-Event = PromptScored | TextDelta | SequenceEnded | Ended | Failed
+AnswerEvent = TextDelta | ThinkingDelta | CallBegan | CallArguments | CallEnded
+Event = PromptScored | AnswerEvent | SequenceEnded | Ended | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +258,34 @@ class RequestStatus:
     age_s: float
     tokens_per_second: float
     preemptions: int = 0
+    tenant: str = ""
+    cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run
+
+
+@dataclass(frozen=True, slots=True)
+class SaltStatus:
+    """What is kept under one of a tenant's salts."""
+
+    salt: str
+    records: int
+    tokens: int
+    checkpoints: int
+    pinned_tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """What is kept of one tenant's prompts, and what that was good for; bytes and evictions are the whole server's."""
+
+    limit_bytes: int
+    used_bytes: int
+    evictions: int
+    prompts: int = 0  # that could have taken something over,
+    hits: int = 0  # and did
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    salts: tuple[SaltStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

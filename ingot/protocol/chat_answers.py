@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import (
+    CallArguments,
+    CallBegan,
     Ended,
     Event,
     FinishReason,
     SequenceEnded,
     TextDelta,
+    ThinkingDelta,
     TokenInfo,
     TokenLogprob,
 )
@@ -36,10 +40,26 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunctionBody(Struct):
+    name: str
+    arguments: str
+
+
+class CallBody(Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionBody
+
+
 class AnswerMessage(Struct):
+    """The content is null where the answer is nothing but calls. The thinking goes by both names in use."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallBody] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -62,9 +82,26 @@ class ChatCompletion(Struct, kw_only=True):
     ingot: Receipt
 
 
+class FunctionDelta(Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """Announces a call by its id, type and name; later ones add to its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class Delta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):
@@ -86,6 +123,18 @@ class ChatChunk(Struct, kw_only=True):
     ingot: Receipt | UnsetType = UNSET
 
 
+@dataclass(slots=True)
+class Call:
+    """A call whose arguments are coming in."""
+
+    id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+    def body(self) -> CallBody:
+        return CallBody(self.id, "function", CalledFunctionBody(self.name, "".join(self.fragments)))
+
+
 class ChatWhole(Whole):
     """One body. `metadata` and `tiered` are the request's own words, given back."""
 
@@ -95,6 +144,8 @@ class ChatWhole(Whole):
         self.metadata = metadata
         self.tiered = tiered
         self.texts: list[list[str]] = [[] for _ in range(n)]
+        self.thoughts: list[list[str]] = [[] for _ in range(n)]
+        self.calls: list[list[Call]] = [[] for _ in range(n)]
         self.entries: list[list[TokenEntry]] = [[] for _ in range(n)]
         self.reasons: list[FinishReason] = ["stop"] * n
         self.ended: Ended | None = None
@@ -105,6 +156,12 @@ class ChatWhole(Whole):
                 self.texts[event.index].append(event.text)
                 if self.logprobs:
                     self.entries[event.index] += map(entry, event.tokens)
+            case ThinkingDelta():
+                self.thoughts[event.index].append(event.text)
+            case CallBegan():
+                self.calls[event.index].append(Call(event.id, event.name))
+            case CallArguments():
+                self.calls[event.index][event.call].fragments.append(event.fragment)
             case SequenceEnded():
                 self.reasons[event.index] = event.reason
             case Ended():
@@ -125,7 +182,15 @@ class ChatWhole(Whole):
         )
 
     def _choice(self, index: int) -> ChatChoice:
-        message = AnswerMessage("assistant", "".join(self.texts[index]))
+        text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
+        calls = [call.body() for call in self.calls[index]]
+        message = AnswerMessage(
+            "assistant",
+            text if text or not calls else None,
+            reasoning_content=thought or UNSET,
+            reasoning=thought or UNSET,
+            tool_calls=calls or UNSET,
+        )
         logprobs = ChatLogprobs(self.entries[index]) if self.logprobs else None
         return ChatChoice(index, message, logprobs, self.reasons[index])
 
@@ -152,6 +217,16 @@ class ChatStreamed(Streamed):
         match event:
             case TextDelta():
                 return self._text(event)
+            case ThinkingDelta():
+                return self._delta(event.index, Delta(reasoning_content=event.text, reasoning=event.text))
+            case CallBegan():
+                function = FunctionDelta(event.name, "")
+                return self._delta(
+                    event.index, Delta(tool_calls=[CallDelta(event.call, event.id, "function", function)])
+                )
+            case CallArguments():
+                function = FunctionDelta(arguments=event.fragment)
+                return self._delta(event.index, Delta(tool_calls=[CallDelta(event.call, function=function)]))
             case SequenceEnded():
                 return self._finish(event)
             case Ended():
@@ -164,6 +239,9 @@ class ChatStreamed(Streamed):
             return []
         logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
         return [self._chunk([ChunkChoice(event.index, Delta(content=event.text), logprobs)])]
+
+    def _delta(self, index: int, delta: Delta) -> list[Struct]:
+        return [self._chunk([ChunkChoice(index, delta)])]
 
     def _finish(self, event: SequenceEnded) -> list[Struct]:
         chunk = self._chunk([ChunkChoice(event.index, Delta(), None, event.reason)])

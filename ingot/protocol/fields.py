@@ -10,14 +10,25 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.bounds import UNKNOWN_FIELDS, IntRange, Range
+from ingot.protocol.names import is_name, names_schema
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTerms:
+    """What an encoder that is served besides adds; the defaults hold where there is none."""
+
+    models: tuple[str, ...] = ()
+    vocab: int = 1
+    dimension: int = 1
+    prompts: tuple[str, ...] = ()  # the names of what may stand before a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,13 @@ class Terms:
     timeout_s: float
     strict: bool = False
     template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
+    encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
+
+    @property
+    def every_model(self) -> tuple[str, ...]:
+        """All names, whatever the models are for."""
+        further = (name for encoder in self.encoders.values() for name in encoder.models)
+        return tuple(dict.fromkeys((*self.models, *further)))
 
 
 @dataclass(slots=True)
@@ -284,6 +302,27 @@ class MapOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Anything(Kind):
+    """JSON that is handed on as it stands: an object (`dict`), or any value at all (`object`)."""
+
+    type: type = object
+
+    def parse(self, value: object, path: str, reading: Reading) -> Any:
+        if not isinstance(value, self.type):
+            raise self.refuse(value, path, reading)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "object"} if self.type is dict else {}
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, self.type)
+
+    def wanted(self, terms: Terms) -> str:
+        return "an object" if self.type is dict else "any value"
+
+
+@dataclass(frozen=True, slots=True)
 class Either(Kind):
     """The first of `kinds` that admits the value judges it."""
 
@@ -312,12 +351,12 @@ class ModelName(Kind):
     def parse(self, value: object, path: str, reading: Reading) -> str:
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
-        if value not in reading.terms.models:
+        if not is_name(value, reading.terms.models):
             raise unknown_model(value, reading.terms)
         return value
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "enum": list(terms.models)}
+        return names_schema(terms.models)
 
     def admits(self, value: object) -> bool:
         return isinstance(value, str)
@@ -332,7 +371,11 @@ def general(path: str) -> str:
 
 
 def unknown_model(name: str, terms: Terms) -> ModelNotFound:
-    served = ", ".join(f"'{known}'" for known in terms.models)
+    return unknown_name(name, terms.models)
+
+
+def unknown_name(name: str, known: Iterable[str]) -> ModelNotFound:
+    served = ", ".join(f"'{one}'" for one in known)
     return ModelNotFound(f"There is no model '{name[:200]}' here. Served: {served}.", param="model")
 
 

@@ -89,6 +89,8 @@ class AssistantMessage:
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
     refusal: str | None = accepts(Text(), "What the assistant said when it declined; stands in for the content.")
     tool_calls: tuple[ToolCall, ...] = accepts(ListOf(Record(ToolCall), TOOL_CALLS), "The calls it made.", default=())
+    reasoning_content: str | None = accepts(Text(), "What it thought, for templates that show past thinking.")
+    reasoning: str | None = accepts(Text(), "Another name of reasoning_content.")
     audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY}")
     function_call: None = refuses("is not supported; send `tool_calls`, which replaced it.")
 
@@ -97,6 +99,8 @@ class AssistantMessage:
         message = spoken(self.role, content, self.name)
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         return message
 
 
@@ -105,9 +109,10 @@ class ToolMessage:
     role: str = requires(OneOf(("tool",)), "Who speaks.")
     content: Content = requires(CONTENT, "What the tool returned.")
     tool_call_id: str = requires(Text(IDENTIFIER_CHARS), "The call that this answers.")
+    name: str | None = accepts(Text(NAME_CHARS), "The function that was called, for templates that show it.")
 
     def as_dict(self) -> dict[str, Any]:
-        return spoken(self.role, self.content, None) | {"tool_call_id": self.tool_call_id}
+        return spoken(self.role, self.content, self.name) | {"tool_call_id": self.tool_call_id}
 
 
 Message = Instruction | UserMessage | AssistantMessage | ToolMessage

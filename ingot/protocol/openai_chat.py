@@ -5,29 +5,146 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from ingot.engine.request import Request
+from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.answers import Head, Job
+from ingot.protocol.asking import (
+    EFFORTS,
+    Ask,
+    Choice,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Named,
+    Output,
+    Regex,
+    ThinkingAsked,
+    Tool,
+    ToolChoice,
+    asked,
+)
 from ingot.protocol.chat_answers import ChatStreamed, ChatWhole
-from ingot.protocol.fields import Bool, Int, ListOf, MapOf, OneOf, Text
+from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.generation import GenerationBody
-from ingot.protocol.messages import CONVERSATION, Message
-from ingot.protocol.prompts import Ending, chat_prompt
+from ingot.protocol.messages import CONVERSATION, Message, as_dicts
+from ingot.protocol.prompts import Ending
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.served import Served
 from ingot.protocol.template_variables import TemplateVariables
+from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
+from ingot.text.witness import History
 
-NO_TOOLS = "is not supported: this server does not yet parse tool calls out of a model's answer."
-NO_GRAMMAR = "is not supported: this server cannot yet hold a model to a format."
 OTHER_TIER = "is not offered: every request is served alike."
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
     type: str = requires(OneOf(("text",)), "Plain text.")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObjectFormat:
+    type: str = requires(OneOf(("json_object",)), "Any JSON object.")
+
+    @property
+    def output(self) -> Output:
+        return JsonObject()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSchema:
+    name: str = requires(Text(bounds.NAME_CHARS, least=1), "What the schema is called.")
+    schema: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema; any object where there is none.")
+    description: str | None = accepts(Text(), "What it is for; the model is not told.")
+    strict: bool | None = accepts(Bool(), "The answer is always held to the schema.")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchemaFormat:
+    type: str = requires(OneOf(("json_schema",)), "JSON by a schema.")
+    json_schema: NamedSchema = requires(Record(NamedSchema), "The schema.")
+
+    @property
+    def output(self) -> Output:
+        schema = self.json_schema.schema
+        return JsonObject() if schema is None else JsonSchema(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    json: dict[str, Any] | None = accepts(Anything(dict), "A JSON schema.")
+    regex: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A regular expression.")
+    choice: tuple[str, ...] | None = accepts(
+        ListOf(Text(bounds.GRAMMAR_CHARS, least=1), bounds.GRAMMAR_CHOICES, least=1), "One of these texts."
+    )
+    grammar: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A grammar in Lark's notation.")
+    json_object: bool | None = accepts(Bool(), "Any JSON object.")
+
+    @property
+    def outputs(self) -> list[Output]:
+        found: list[Output] = []
+        if self.json is not None:
+            found.append(JsonSchema(self.json))
+        if self.regex is not None:
+            found.append(Regex(self.regex))
+        if self.choice is not None:
+            found.append(Choice(self.choice))
+        if self.grammar is not None:
+            found.append(Lark(self.grammar))
+        return [*found, JsonObject()] if self.json_object else found
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDefinition:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function's name.")
+    description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
+    parameters: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema of its arguments.")
+    strict: bool | None = accepts(Bool(), "Hold every call's arguments to the schema.")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    type: str = requires(OneOf(("function",)), "Functions are the only tools.")
+    function: FunctionDefinition = requires(Record(FunctionDefinition), "The function.")
+
+    @property
+    def tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function to call.")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFunction:
+    type: str = requires(OneOf(("function",)), "A function is to be called.")
+    function: FunctionName = requires(Record(FunctionName), "Which one.")
+
+
+NO_CUSTOM_TOOLS = "tools are not supported here: describe a function, or use /v1/responses."
+TOOLS = ListOf(
+    Tagged("type", {"function": Record(FunctionTool)}, refused={"custom": NO_CUSTOM_TOOLS}), most=bounds.TOOLS
+)
+TOOL_CHOICE = Either(
+    (
+        OneOf(("none", "auto", "required")),
+        Tagged(
+            "type",
+            {"function": Record(ChosenFunction)},
+            refused={
+                "custom": NO_CUSTOM_TOOLS,
+                "allowed_tools": "is not supported: send the tools that are allowed as `tools`.",
+            },
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +168,43 @@ class ChatBody(GenerationBody):
         TemplateVariables(), "Values for variables that the model's chat template reads."
     )
 
-    response_format: TextFormat | None = accepts(
-        Tagged("type", {"text": Record(TextFormat)}, refused={"json_object": NO_GRAMMAR, "json_schema": NO_GRAMMAR}),
-        "Plain text is the only format.",
+    tools: tuple[FunctionTool, ...] = accepts(TOOLS, "Functions that the model may call.", default=())
+    tool_choice: str | ChosenFunction | None = accepts(
+        TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
+    )
+    parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
+    tool_format: str | None = accepts(
+        OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
+    )
+
+    reasoning_effort: str | None = accepts(
+        OneOf(EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
+    )
+    enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
+    thinking_budget: int | None = accepts(
+        Int(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+    )
+    template_history: History | None = accepts(
+        OneOf(get_args(History)),
+        "`stable` renders past turns as they were computed; `official` exactly as the model's template does.",
+    )
+    thinking_format: str | None = accepts(
+        OneOf(THINKING_NAMES), "How the model marks its thinking, where that is not what its template shows."
+    )
+
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
+        Tagged(
+            "type",
+            {
+                "text": Record(TextFormat),
+                "json_object": Record(JsonObjectFormat),
+                "json_schema": Record(JsonSchemaFormat),
+            },
+        ),
+        "The form that the answer is held to.",
+    )
+    structured_outputs: StructuredOutputs | None = accepts(
+        Record(StructuredOutputs), "Another way to say what the answer is held to: exactly one of its fields."
     )
     modalities: tuple[str, ...] | None = accepts(
         ListOf(OneOf(("text",), {"audio": "is not supported: the answer is text."}), most=2, least=1),
@@ -72,16 +223,12 @@ class ChatBody(GenerationBody):
     prompt_cache_retention: str | None = accepts(
         OneOf(("in_memory", "24h")), "The longest a cached prompt may be kept; none outlives the server."
     )
-    parallel_tool_calls: bool | None = accepts(Bool(), "Means nothing without tools.")
 
-    tools: None = refuses(NO_TOOLS, [])
-    tool_choice: None = refuses(NO_TOOLS, "none", "auto")
-    functions: None = refuses(NO_TOOLS, [])
-    function_call: None = refuses(NO_TOOLS, "none", "auto")
+    functions: None = refuses("is not supported; send `tools`, which replaced it.", [])
+    function_call: None = refuses("is not supported; send `tool_choice`, which replaced it.", "none", "auto")
     store: None = refuses("is not supported: answers are not kept. Send false.", False)
     audio: None = refuses("is not supported: the answer is text.")
     prediction: None = refuses("is not supported: predicted output is not used.")
-    reasoning_effort: None = refuses("is not supported: thinking cannot yet be controlled per request.")
     verbosity: None = refuses("is not supported: no served model takes it. Ask for it in the prompt.")
     web_search_options: None = refuses("is not supported: this server never searches the web.")
     moderation: None = refuses("is not supported: nothing is moderated.")
@@ -99,6 +246,45 @@ class ChatBody(GenerationBody):
         if self.continue_final_message:
             return "continued"
         return "closed" if self.add_generation_prompt is False else "opened"
+
+    @property
+    def choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case ChosenFunction():
+                return Named(self.tool_choice.function.name)
+            case "none" | "auto" | "required":
+                return self.tool_choice
+        return "auto"
+
+    @property
+    def output(self) -> Output | None:
+        given = [] if self.structured_outputs is None else self.structured_outputs.outputs
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            given.append(self.response_format.output)
+        if len(given) > 1 or (self.structured_outputs is not None and not given):
+            raise BadRequest(
+                "Say exactly once what the answer is held to, in response_format or in one field of "
+                "structured_outputs.",
+                param="structured_outputs",
+            )
+        return given[0] if given else None
+
+    def ask(self) -> Ask:
+        return Ask(
+            messages=as_dicts(self.messages),
+            tools=tuple(tool.tool for tool in self.tools),
+            choice=self.choice,
+            parallel=self.parallel_tool_calls,
+            thinking=ThinkingAsked(self.enable_thinking, self.thinking_budget, self.reasoning_effort),
+            output=self.output,
+            variables=self.chat_template_kwargs,
+            ending=self.ending,
+            tool_format=self.tool_format,
+            thinking_format=self.thinking_format,
+            history=self.template_history,
+            salt=self.cache_salt,
+            remembers=self.cache == "auto",
+        )
 
 
 CHAT_BODY = Record(
@@ -122,19 +308,24 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
     """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
+    wanted = asked(served, body.ask())
     request = Request(
         id=request_id,
-        prompts=(chat_prompt(served, body.messages, ending=body.ending, extra=body.chat_template_kwargs),),
+        prompts=(wanted.prompt,),
         max_tokens=body.limit,
         n=body.n,
         sampling=body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stop=body.stopping(),
+        reading=wanted.reading,
+        guide=wanted.guide,
+        marks=wanted.marks,
         cache=body.cache == "auto",
         salt=body.cache_salt,
         deadline=body.deadline(served),
     )
-    head = Head.of(request_id, int(time.time()), served, reading)
-    return Job(request, chat_view(body, head), "messages")
+    reading.ignored.extend(wanted.ignored)
+    head = Head.of(request_id, int(time.time()), served, reading, wanted.sources)
+    return Job(request, chat_view(body, head), "messages", head, wanted.turn)
 
 
 def chat_view(body: ChatBody, head: Head) -> ChatStreamed | ChatWhole:

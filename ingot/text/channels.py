@@ -30,20 +30,25 @@ class ChannelReader:
         self._message = markers(channels.message)
         self._recipient = re.compile(re.escape(channels.recipient) + r"([^\s<]+)")
         self._channel = re.compile(re.escape(channels.channel) + r"\s*(\w+)")
+        self._prose = content
+
+    @property
+    def thinking(self) -> bool:
+        return self._prose is self._reasoning
 
     def answer(self, opened: bool) -> Steps[None]:
         if opened:
             self._reasoning.restart()
-        prose = self._reasoning if opened else self._content
+            self._prose = self._reasoning
         if not opened and (yield from self._recipient_first()):
-            prose = yield from self._header()
-        while (marker := (yield from self._reader.scan(self._breaks, prose.write))) is not None:
+            self._prose = yield from self._header()
+        while (marker := (yield from self._reader.scan(self._breaks, self._prose.write))) is not None:
             if marker in self._channels.ends:
                 self._reader.advance(self._reader.at + len(marker))
-                prose = self._between(self._content)
+                self._prose = self._between(self._content)
             else:
-                prose = yield from self._header()
-        prose.finish()
+                self._prose = yield from self._header()
+        self._prose.finish()
 
     def _recipient_first(self) -> Steps[bool]:
         """The prompt ends with the role, behind which a recipient may come before any marker."""

@@ -1,6 +1,7 @@
 """Token ids to text, one at a time, with nothing emitted that a later token would change.
 
 Everything pushed and flushed, put together, is what decoding all the ids at once (special tokens skipped) gives.
+Special tokens that are to be shown appear by their names, between the texts around them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For vocabularies whose tokens are runs of bytes: the text is their UTF-8 reading."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], special_ids: frozenset[int]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], hidden_ids: frozenset[int]) -> None:
         self._token_bytes = token_bytes
-        self._special_ids = special_ids
+        self._hidden_ids = hidden_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        if token in self._special_ids:
+        if token in self._hidden_ids:
             return ""
         return self._utf8.decode(self._token_bytes(token))
 
@@ -50,8 +51,9 @@ class PieceDetokenizer:
     # A Python tokenizer may leave a character open without a byte token; no character takes more tokens than this.
     _LONGEST_CHARACTER = 8
 
-    def __init__(self, vocabulary: Vocabulary, anchor: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, anchor: int, shown_ids: frozenset[int] = frozenset()) -> None:
         self._vocabulary = vocabulary
+        self._shown_ids = shown_ids
         self._anchor = anchor
         self._anchor_size = len(vocabulary.decode([anchor], skip_special=True))
         self._waiting: list[int] = []
@@ -59,6 +61,10 @@ class PieceDetokenizer:
 
     def push(self, token: int) -> str:
         piece = self._vocabulary.piece(token)
+        if piece and token in self._shown_ids:
+            before = self.flush()
+            self._begun = True
+            return before + piece
         if not piece or token in self._vocabulary.special_ids:
             return ""
         self._waiting.append(token)

@@ -77,7 +77,14 @@ class Parser:
         calls = CallReader(self._reader, named, ids, self._events.append, content.restart)
         answer = ChannelReader if format.channels is not None else _TaggedReader
         opened = thinking is ThinkingStart.OPENED
-        self._machine = answer(format, self._reader, calls, reasoning, content, bool(tools)).answer(opened)
+        self._answer = answer(format, self._reader, calls, reasoning, content, bool(tools))
+        self._machine = self._answer.answer(opened)
+        next(self._machine, None)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what was read last is thinking."""
+        return self._answer.thinking
 
     def push(self, text: str) -> list[ParsedEvent]:
         """What is certain now."""
@@ -132,6 +139,7 @@ class _TaggedReader:
         self._can_call = can_call
         self._triggers, self._markers = _compiled(format, can_call)
         self._called = False  # a call was the last thing but text
+        self.thinking = False
 
     def answer(self, opened: bool) -> Steps[None]:
         if opened and self._format.thinking is not None:
@@ -179,6 +187,7 @@ class _TaggedReader:
     def _think(self, thinking: Thinking) -> Steps[None]:
         """Up to the closing tag, or the end: an answer that never closes its thinking is all thinking."""
         reader, reasoning = self._reader, self._reasoning
+        self.thinking = True
         reasoning.restart()
         yield from reader.gap()
         yield from reader.literal(thinking.open)  # some models repeat the tag that the prompt ended with
@@ -186,6 +195,7 @@ class _TaggedReader:
             reasoning.finish()
             return
         reader.advance(reader.at + len(thinking.close))
+        self.thinking = False
         self._content.restart()
 
     def _section(self, forms: tuple[CallForm, ...], *, opened: bool, marker: str = "") -> Steps[None]:

@@ -9,13 +9,24 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.request import Ended, Event, SequenceEnded, TextDelta, Timing, Usage
+from ingot.engine.request import (
+    CallArguments,
+    CallBegan,
+    CallEnded,
+    Ended,
+    Event,
+    SequenceEnded,
+    TextDelta,
+    ThinkingDelta,
+    Timing,
+    Usage,
+)
 from ingot.protocol.answers import Head
 from ingot.protocol.chat_answers import ChatStreamed, ChatWhole
 from tests.http.scripted import info
 
 HEAD = Head("chatcmpl-1", 1, "toy", "fp", ["quux"])
-END = Ended(Usage(5, 3, 2), Timing(0.5, 0.25, 1.0))
+END = Ended(Usage(5, 3, 2, 1), Timing(0.5, 0.25, 1.0))
 
 
 def plain(struct: msgspec.Struct) -> Any:
@@ -66,6 +77,36 @@ def test_a_stream_adds_up_to_the_whole_answer(made: tuple[int, list[Event]], log
         assert all("usage" not in chunk for chunk in chunks)
 
 
+@st.composite
+def agents_answers(draw: st.DrawFn) -> list[Event]:
+    """Thinking, text and calls of one sequence."""
+    events: list[Event] = [ThinkingDelta(0, text) for text in draw(st.lists(st.text(min_size=1, max_size=3)))]
+    events += [TextDelta(0, text) for text in draw(st.lists(st.text(max_size=3)))]
+    for call in range(draw(st.integers(0, 3))):
+        events.append(CallBegan(0, call, f"call_{call}", draw(st.text(min_size=1, max_size=3))))
+        events += [CallArguments(0, call, piece) for piece in draw(st.lists(st.text(min_size=1, max_size=3)))]
+        events.append(CallEnded(0, call, True))
+    return [*events, SequenceEnded(0, "tool_calls", None, 1), END]
+
+
+@given(agents_answers())
+def test_streamed_thinking_and_calls_add_up_to_the_whole_answer(events: list[Event]) -> None:
+    message = whole(events)["choices"][0]["message"]
+    deltas = [part["delta"] for chunk in streamed(events) for part in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message.get("reasoning_content", "")
+    assert message.get("reasoning") == message.get("reasoning_content")
+    assert "".join(delta.get("content", "") for delta in deltas) == (message["content"] or "")
+    calls: list[Any] = []
+    for piece in (piece for delta in deltas for piece in delta.get("tool_calls", [])):
+        if "id" in piece:
+            assert piece["index"] == len(calls)
+            calls.append({"id": piece["id"], "type": piece["type"], "function": dict(piece["function"])})
+        else:
+            calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    assert calls == message.get("tool_calls", [])
+    assert (message["content"] is None) == (bool(calls) and not any(delta.get("content") for delta in deltas))
+
+
 def test_logprobs_have_the_tokens_bytes_and_the_likeliest() -> None:
     token = info("é", -0.25, top=[("é", -0.25), ("x", float("-inf"))])
     body = whole([TextDelta(0, "é", (token,)), SequenceEnded(0, "stop", None, 1), END], logprobs=True)
@@ -89,6 +130,7 @@ def test_usage_tells_what_was_cached() -> None:
         "completion_tokens": 3,
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
     }
 
 

@@ -1,0 +1,121 @@
+"""Tools, thinking and the form of the answer: one decision for what is rendered, decoded and parsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ingot.errors import BadRequest, Unsupported
+from ingot.protocol.asking import Ask, Asked, Named, ThinkingAsked, Tool, asked
+from ingot.protocol.served import Served
+from ingot.text.parse import ThinkingStart
+from tests.http.scripted import CARD, ByteTokenizer, settings
+
+USER = {"role": "user", "content": "Hi"}
+LOOK = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
+SWITCHED = (
+    "{% if tools %}<tool_call>{% for t in tools %}{{ t.function.name }} {% endfor %}|{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+OPENED = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}><think>\n{% endif %}"
+UNTHINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+def served(template: str, **changes: Any) -> Served:
+    tokenizer: Any = ByteTokenizer(template)
+    return Served.of(CARD, tokenizer, settings(**changes))
+
+
+def ask(template: str, *, changes: dict[str, Any] | None = None, **given: Any) -> Asked:
+    return asked(served(template, **(changes or {})), Ask([USER], **given))
+
+
+def prompt(found: Asked) -> str:
+    return bytes(found.prompt).decode()
+
+
+def test_tools_are_shown_and_their_calls_read() -> None:
+    found = ask(SWITCHED, tools=(LOOK,))
+    assert prompt(found).startswith("<tool_call>look |")
+    assert found.reading is not None and [tool.name for tool in found.reading.tools] == ["look"]
+    assert not found.reading.one_call
+
+
+def test_tool_choice_none_shows_no_tools_and_reads_no_calls() -> None:
+    found = ask(SWITCHED, tools=(LOOK,), choice="none")
+    assert "look" not in prompt(found)
+    assert found.reading is not None and found.reading.tools == ()
+
+
+def test_without_parallel_calls_an_answer_ends_with_its_first() -> None:
+    found = ask(SWITCHED, tools=(LOOK,), parallel=False)
+    assert found.reading is not None and found.reading.one_call
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"tools": (LOOK,), "choice": Named("lok")}, "tool_choice"),
+        ({"choice": "required"}, "tool_choice"),
+        ({"tools": (LOOK, LOOK)}, "tools.1"),
+        ({"tools": (Tool("a b"),)}, "tools.0"),
+        ({"tools": (Tool("x" * 129),)}, "tools.0"),
+        ({"tools": (Tool("x", parameters={"type": "string"}),)}, "tools.0"),
+    ],
+)
+def test_tools_that_make_no_sense_are_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        ask(SWITCHED, **given)
+    assert raised.value.param == param
+
+
+def test_a_choice_of_an_unknown_tool_names_the_nearest() -> None:
+    with pytest.raises(BadRequest, match="Did you mean 'look'"):
+        ask(SWITCHED, tools=(LOOK,), choice=Named("lok"))
+
+
+def test_a_format_without_calls_refuses_tools() -> None:
+    with pytest.raises(Unsupported) as raised:
+        ask(SWITCHED, tools=(LOOK,), tool_format="plain")
+    assert raised.value.param == "tools"
+
+
+def test_a_template_with_a_switch_is_told_to_think_or_not() -> None:
+    assert prompt(ask(SWITCHED, thinking=ThinkingAsked(enabled=False))).endswith("</think>\n\n")
+    assert prompt(ask(SWITCHED, thinking=ThinkingAsked(effort="none"))).endswith("</think>\n\n")
+    assert prompt(ask(SWITCHED, thinking=ThinkingAsked(enabled=True))).endswith(">")
+
+
+def test_what_the_request_gives_the_template_by_name_stands() -> None:
+    found = ask(SWITCHED, thinking=ThinkingAsked(enabled=True), variables={"enable_thinking": False})
+    assert prompt(found).endswith("</think>\n\n")
+
+
+def test_a_template_that_always_opens_thinking_gets_it_closed_where_it_is_unwanted() -> None:
+    opened = ask(OPENED)
+    assert opened.reading is not None and opened.reading.thinking is ThinkingStart.OPENED
+    closed = ask(OPENED, thinking=ThinkingAsked(enabled=False))
+    assert prompt(closed).endswith("<think>\n</think>\n\n")
+    assert closed.reading is not None and closed.reading.thinking is ThinkingStart.UNOPENED
+
+
+def test_the_servers_settings_hold_where_the_request_says_nothing() -> None:
+    assert prompt(ask(SWITCHED, changes={"thinking": "off"})).endswith("</think>\n\n")
+    found = ask(SWITCHED, changes={"thinking": "off"}, thinking=ThinkingAsked(enabled=True))
+    assert prompt(found).endswith(">")
+
+
+def test_a_model_that_cannot_think_says_that_it_ignored_the_wish() -> None:
+    assert ask(UNTHINKING, thinking=ThinkingAsked(effort="high")).ignored == ("reasoning_effort",)
+    assert ask(UNTHINKING).ignored == ()
+    assert ask(SWITCHED, thinking=ThinkingAsked(effort="high")).ignored == ()
+
+
+def test_past_calls_are_counted_for_families_that_number_them() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, USER]
+    found = asked(served(SWITCHED), Ask(messages, tools=(LOOK,)))
+    assert found.reading is not None and found.reading.past_calls == 2
