@@ -49,6 +49,7 @@ class Answer:
     """One scripted answer and, afterwards, what became of it."""
 
     pieces: list[str]
+    thoughts: tuple[str, ...] = ()
     gate: Gate = field(default_factory=Gate)
     error: dict[str, Any] | None = None
     breaks_off: bool = False
@@ -168,6 +169,9 @@ async def _stream(request: Request, answer: Answer) -> AsyncIterator[str]:
     try:
         yield ": the headers come at once\n\n"
         yield _chunk(choices=[_choice({"role": "assistant", "content": ""})])
+        for thought in answer.thoughts:
+            await _passage(answer.gate)
+            yield _chunk(choices=[_choice({"reasoning_content": thought, "reasoning": thought})])
         for piece in answer.pieces:
             await _passage(answer.gate)
             yield _chunk(choices=[_choice({"content": piece})])

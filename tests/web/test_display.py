@@ -44,6 +44,30 @@ def test_the_model_and_its_context_are_named(screen: Screen) -> None:
     assert "8,192" in screen.text("#model")
 
 
+def test_thinking_is_shown_apart_from_the_answer_and_sent_back(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("Forty-two.", thoughts=("<b>Hm", ", six by seven"), held=True)
+    screen.send("What is it?")
+    answer.gate.release(2)
+    screen.until(lambda: "Thinking" in screen.text(".answer .thinking summary"))
+    assert "going" in screen.run("return document.querySelector('.thinking').className")
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    assert screen.run("return document.querySelector('.thinking p').textContent") == "<b>Hm, six by seven"
+    assert "six by seven" not in screen.text(".answer .prose")
+    screen.reload()
+    assert screen.run("return document.querySelector('.thinking p').textContent") == "<b>Hm, six by seven"
+    screen.send("Sure?")
+    screen.until(lambda: len(server.bodies) == 2)
+    assert server.bodies[1]["messages"][1]["reasoning_content"] == "<b>Hm, six by seven"
+
+
+def test_an_answer_without_thinking_shows_none(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("Yes.")
+    screen.send("Is it?")
+    screen.until(lambda: screen.state() == "done")
+    assert screen.run("return document.querySelector('.thinking').hidden") is True
+
+
 def test_finished_blocks_are_not_drawn_again(screen: Screen, server: ScriptedServer) -> None:
     pieces = ["First paragraph.\n\n", "```python\nx = 1\n", "y = 2\n", "```\n\n", "Last."]
     answer = server.answer(*pieces, held=True)

@@ -31,9 +31,11 @@ export class Answer {
     const { message } = this;
     const choice = chunk.choices?.[0];
     const text = choice?.delta?.content;
-    if (text) {
+    const thought = choice?.delta?.reasoning_content;
+    if (text || thought) {
       watch.tick();
-      message.content += text;
+      if (text) message.content += text;
+      if (thought) message.thinking = (message.thinking ?? '') + thought;
       onText();
     }
     if (chunk.model) message.facts = { ...message.facts, model: chunk.model };

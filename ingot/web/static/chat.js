@@ -164,7 +164,7 @@ export class Chat extends EventTarget {
   #body({ system, messages }) {
     const history = messages
       .filter(({ role, content }) => role === 'user' || content !== '')
-      .map(({ role, content }) => ({ role, content }));
+      .map(({ role, content, thinking }) => ({ role, content, ...(thinking && { reasoning_content: thinking }) }));
     const preface = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     return { model: this.models.chosen, messages: [...preface, ...history], ...this.settings.sampling() };
   }

@@ -64,6 +64,8 @@ class QuestionView {
 class AnswerView {
   constructor(message, actions) {
     this.message = message;
+    this.thought = element('p', {});
+    this.thinking = element('details', { class: 'thinking', hidden: true }, element('summary', {}, 'Thinking'), this.thought);
     this.body = element('div', { class: 'prose' });
     this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
     this.facts = element('span', { class: 'facts' });
@@ -76,7 +78,15 @@ class AnswerView {
       iconButton('delete', 'Delete answer', () => actions.remove(message)),
     );
     const foot = element('footer', {}, this.facts, this.tools);
-    this.node = element('article', { class: 'message answer' }, heading('Answer:'), this.body, this.problem, foot);
+    this.node = element(
+      'article',
+      { class: 'message answer' },
+      heading('Answer:'),
+      this.thinking,
+      this.body,
+      this.problem,
+      foot,
+    );
     this.markdown = new LiveMarkdown(this.body);
     this.pace = new Pace(() => this.#draw());
     this.retry = () => actions.retry(message);
@@ -98,14 +108,17 @@ class AnswerView {
 
   #draw() {
     const isStreaming = this.message.state === 'streaming';
+    this.thought.textContent = this.message.thinking ?? '';
     const finished = this.markdown.update(this.message.content, !isStreaming);
     if (this.node.isConnected) announceBlocks(finished);
   }
 
   #state() {
-    const { state, error, content } = this.message;
+    const { state, error, content, thinking } = this.message;
     this.node.dataset.state = state;
-    this.node.classList.toggle('waiting', state === 'streaming' && content === '');
+    this.node.classList.toggle('waiting', state === 'streaming' && content === '' && !thinking);
+    this.thinking.hidden = !thinking;
+    this.thinking.classList.toggle('going', state === 'streaming' && content === '');
     this.facts.textContent = state === 'streaming' ? '' : describe(this.message);
     this.problem.hidden = state !== 'failed';
     this.copy.hidden = content === '';

@@ -1,8 +1,8 @@
 // Conversations, kept in this browser's localStorage under one key each.
 //
 // A conversation is {id, title, named, system, created, updated, messages}; a message is {id, role, content} and,
-// for an answer, {state: 'streaming' | 'done' | 'stopped' | 'failed', error?, facts?}. Only conversations that
-// hold a message are written. What cannot be read is left alone, never deleted.
+// for an answer, {state: 'streaming' | 'done' | 'stopped' | 'failed', thinking?, error?, facts?}. Only conversations
+// that hold a message are written. What cannot be read is left alone, never deleted.
 
 const PREFIX = 'ingot.chat.';
 const TITLE_LENGTH = 60;
