@@ -19,6 +19,7 @@ PATTERNS = [
     "*.tiktoken",
     "tokenizer.model",
     "model*.safetensors",
+    "*_Dense/model.safetensors",  # of sentence-transformers
 ]
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 

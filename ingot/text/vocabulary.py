@@ -6,7 +6,10 @@ Both kinds answer the same few questions, and may be asked by any thread once th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -28,8 +31,15 @@ class Vocabulary(Protocol):
     spelling: Spelling
     special_ids: frozenset[int]
     size: int
+    set_apart: tuple[str, ...]  # tokens that are found in a text before anything else is, wherever they stand
 
     def encode(self, text: str, *, add_special: bool) -> list[int]: ...
+
+    def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
+        """The ids, and for each the number of characters up to its end, in order."""
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts as one input, with what the model wants around them, and which text each belongs to."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str: ...
 
@@ -48,14 +58,28 @@ class FastVocabulary:
         added = library.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.size = max(library.get_vocab_size(), *(id + 1 for id in added), 0)
+        # Not those that take white space before them along, look at what stands there, or are found only after the
+        # text was normalized.
+        self.set_apart = tuple(
+            token.content
+            for token in added.values()
+            if token.content and not (token.lstrip or token.single_word or token.normalized)
+        )
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        # The batch call lets other threads run meanwhile, and skips the offsets that nobody reads.
-        try:
+        # The batch calls let other threads run meanwhile; the fast one skips the offsets that nobody reads here.
+        with _whole_characters():
             [encoding] = self._library.encode_batch_fast([text], add_special_tokens=add_special)
-        except (UnicodeEncodeError, TypeError):
-            raise BadRequest("The text holds half of a surrogate pair, which no tokenizer can read.") from None
         return encoding.ids
+
+    def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
+        with _whole_characters():
+            [encoding] = self._library.encode_batch([text], add_special_tokens=add_special)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        encoding = self._library.encode(first, second)
+        return encoding.ids, encoding.type_ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         try:
@@ -70,10 +94,19 @@ class FastVocabulary:
         return self._library.token_to_id(piece)
 
 
+@contextmanager
+def _whole_characters() -> Iterator[None]:
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError):
+        raise BadRequest("The text holds half of a surrogate pair, which no tokenizer can read.") from None
+
+
 class SlowVocabulary:
     """A transformers tokenizer that runs in Python: sentencepiece models that have no `tokenizers` form."""
 
     spelling: Spelling = "sentencepiece"
+    set_apart: tuple[str, ...] = ()
 
     def __init__(self, slow: PreTrainedTokenizer) -> None:
         self._slow = slow
@@ -82,6 +115,15 @@ class SlowVocabulary:
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         return self._slow.encode(text, add_special_tokens=add_special)
+
+    def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
+        # This kind tells no offsets. Its pieces say how long they are, but for what is normalized away before.
+        ids = self.encode(text, add_special=add_special)
+        return ids, list(accumulate(_characters(self.piece(id) or "") for id in ids))
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        encoding = self._slow(first, second, return_token_type_ids=True)
+        return encoding["input_ids"], encoding["token_type_ids"]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         known = [id for id in ids if 0 <= id < self.size]
@@ -94,6 +136,12 @@ class SlowVocabulary:
     def id_of(self, piece: str) -> int | None:
         id = cast(int | None, self._slow.convert_tokens_to_ids(piece))
         return id if id is not None and self.piece(id) == piece else None
+
+
+def _characters(piece: str) -> int:
+    """How many characters a sentencepiece piece stands for; one that is a byte, whether a character begins with it."""
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", piece)
+    return len(piece) if byte is None else int(int(byte[1], 16) & 0xC0 != 0x80)
 
 
 def load(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> Vocabulary:

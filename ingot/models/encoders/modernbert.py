@@ -1,0 +1,189 @@
+"""ModernBERT: rotary positions, gated layers, norms before, and layers that see only what is near."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.errors import ModelError
+from ingot.models.encoders.activations import activation
+from ingot.models.encoders.attention import attend, heads_of, joined
+from ingot.models.encoders.config import Stated
+from ingot.models.encoders.rows import Rows
+
+UNNEEDED = (r"^head\.", r"^decoder\.", r"^classifier\.")
+KINDS = ("full_attention", "sliding_attention")
+THETAS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    vocab: int
+    hidden: int
+    inner: int
+    heads: int
+    kinds: tuple[str, ...]  # of the layers
+    thetas: dict[str, float]
+    reach: int
+    eps: float
+    act: str
+    norm_bias: bool
+    attention_bias: bool
+    inner_bias: bool
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Shape:
+        stated = Stated(config)
+        return cls(
+            vocab=stated.number("vocab_size"),
+            hidden=stated.number("hidden_size"),
+            inner=stated.number("intermediate_size"),
+            heads=stated.number("num_attention_heads"),
+            kinds=_kinds(config, stated),
+            thetas={kind: _theta(config, kind) for kind in KINDS},
+            reach=stated.number("local_attention", 128) // 2,
+            eps=stated.real("norm_eps", 1e-5),
+            act=stated.text("hidden_activation", "gelu"),
+            norm_bias=stated.flag("norm_bias", False),
+            attention_bias=stated.flag("attention_bias", False),
+            inner_bias=stated.flag("mlp_bias", False),
+        )
+
+
+def _kinds(config: dict[str, Any], stated: Stated) -> tuple[str, ...]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every = stated.number("global_attn_every_n_layers", 3)
+        count = stated.number("num_hidden_layers")
+        kinds = [KINDS[bool(number % every)] for number in range(count)]
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ModelError(f"The model's config.json names the layer type {unknown[0]!r}, which ModernBERT does not have")
+    return tuple(kinds)
+
+
+def _theta(config: dict[str, Any], kind: str) -> float:
+    parameters = (config.get("rope_parameters") or {}).get(kind) or {}
+    scaled = parameters.get("rope_type", "default") != "default" or config.get("rope_scaling") is not None
+    if scaled:
+        raise ModelError("The model's config.json scales its rotary positions, which ingot does not know for encoders")
+    key, default = THETAS[kind]
+    return float(parameters.get("rope_theta") or config.get(key) or default)
+
+
+class Embeddings(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(shape.vocab, shape.hidden)
+        self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+
+    def __call__(self, rows: Rows) -> mx.array:
+        return self.norm(self.tok_embeddings(rows.tokens))
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape, kind: str) -> None:
+        super().__init__()
+        self._heads = shape.heads
+        self._theta = shape.thetas[kind]
+        self._reach = shape.reach if kind == "sliding_attention" else None
+        self.Wqkv = nn.Linear(shape.hidden, 3 * shape.hidden, bias=shape.attention_bias)
+        self.Wo = nn.Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
+
+    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+        queries, keys, values = (heads_of(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
+        return self.Wo(
+            joined(attend(self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach))
+        )
+
+    def _turned(self, x: mx.array) -> mx.array:
+        return mx.fast.rope(x, x.shape[-1], traditional=False, base=self._theta, scale=1.0, offset=0)
+
+
+class Gated(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self._act = activation(shape.act)
+        self.Wi = nn.Linear(shape.hidden, 2 * shape.inner, bias=shape.inner_bias)
+        self.Wo = nn.Linear(shape.inner, shape.hidden, bias=shape.inner_bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        inner, gate = mx.split(self.Wi(x), 2, axis=-1)
+        return self.Wo(self._act(inner) * gate)
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape, number: int) -> None:
+        super().__init__()
+        # What comes out of the embeddings is normed already.
+        if number > 0:
+            self.attn_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+        self.attn = Attention(shape, shape.kinds[number])
+        self.mlp_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+        self.mlp = Gated(shape)
+
+    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+        x = x + self.attn(self.attn_norm(x) if "attn_norm" in self else x, rows)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class ModernBert(nn.Module):
+    """The trunk; `stages` yields the hidden states [rows, width, hidden] after each layer."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        shape = Shape.of(config)
+        self.embeddings = Embeddings(shape)
+        self.layers = [Layer(shape, number) for number in range(len(shape.kinds))]
+        self.final_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+
+    def stages(self, rows: Rows) -> Iterator[mx.array]:
+        x = self.embeddings(rows)
+        for layer in self.layers:
+            x = layer(x, rows)
+            yield x
+        yield self.final_norm(x)
+
+
+class Head(nn.Module):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        shape, stated = Shape.of(config), Stated(config)
+        self._act = activation(stated.text("classifier_activation", "gelu"))
+        self.dense = nn.Linear(shape.hidden, shape.hidden, bias=stated.flag("classifier_bias", False))
+        self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.norm(self._act(self.dense(x)))
+
+
+class ModernBertClassifier(nn.Module):
+    """A cross-encoder: one number for each row, from its first token or from the mean of all."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        pooling = Stated(config).text("classifier_pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise ModelError(
+                f"The model's config.json asks for the pooling {pooling!r}, which ModernBERT does not have"
+            )
+        self._mean = pooling == "mean"
+        self.model = ModernBert(config)
+        self.head = Head(config)
+        self.classifier = nn.Linear(Shape.of(config).hidden, 1)
+
+    def stages(self, rows: Rows) -> Iterator[mx.array]:
+        return self.model.stages(rows)
+
+    def score(self, x: mx.array, rows: Rows) -> mx.array:
+        if not self._mean:
+            return self.classifier(self.head(x[:, 0]))
+        weights = rows.weights().astype(x.dtype)
+        return self.classifier(self.head((x * weights).sum(axis=1) / weights.sum(axis=1)))
+
+
+def longest(config: dict[str, Any]) -> int:
+    return Stated(config).number("max_position_embeddings", 8192)
