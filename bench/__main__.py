@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-SUBJECTS = ("serve", "http_share", "engine")
+SUBJECTS = ("serve", "http_share", "engine", "cpu")
 
 
 def main(arguments: list[str]) -> None:

@@ -83,7 +83,7 @@ def run(model: str, chosen: argparse.Namespace) -> list[Shares]:
         model_folders.write(model, folder, progress)
         progress(f"starting the server and the engine on {model}")
         progress.finish()
-        with servers.ingot(folder, Path(scratch) / "ingot.log", max(chosen.streams)) as server:
+        with servers.ingot(folder, Path(scratch) / "ingot.log", max(chosen.streams), own_kernels=True) as server:
             engine = start_engine(Settings(), folder, name=model, source="benchmark")
             try:
                 plan = plan_for(server.model, chosen)

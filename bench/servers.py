@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ingot.cli.client import Client, ServerError
 
@@ -32,13 +33,15 @@ class Running:
 
 
 @contextmanager
-def ingot(folder: Path, log: Path, streams: int) -> Iterator[Running]:
-    """`ingot serve`, with its defaults, which take 32 sequences at once."""
+def ingot(folder: Path, log: Path, streams: int, *, own_kernels: bool = False) -> Iterator[Running]:
+    """`ingot serve`, with its defaults, which take 32 sequences at once. Without its own kernels it computes with
+    MLX's, as the servers do that it is compared with."""
     flags = ["--port", "0", "--log-level", "warning"]
     if streams > 32:
         flags += ["--max-sequences", str(streams)]
     command = [sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags]
-    with _process(command, log) as process:
+    kernels = {} if own_kernels else {"INGOT_KERNELS": "mlx"}
+    with _process(command, log, kernels) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
         yield Running("ingot", Client(url), "default", process.pid)
 
@@ -56,6 +59,18 @@ def mlx_lm(folder: Path, log: Path, streams: int) -> Iterator[Running]:
         yield Running("mlx_lm.server", client, "default_model", process.pid)
 
 
+@contextmanager
+def llama_cpp(program: Path, weights: Path, log: Path, streams: int, threads: int) -> Iterator[Running]:
+    """`llama-server` with a slot of 1,024 tokens for each stream, and flash attention."""
+    port = _free_port()
+    flags = ["-m", str(weights), "--host", "127.0.0.1", "--port", str(port), "-t", str(threads), "-fa", "on"]
+    flags += ["-np", str(streams), "-c", str(1024 * streams), "--no-warmup", "-ngl", "0"]
+    client = Client(f"http://127.0.0.1:{port}")
+    with _process([str(program), *flags], log) as process:
+        _wait("llama-server", process, log, lambda: _answers(client))
+        yield Running("llama-server", client, "default", process.pid)
+
+
 def ready_url(said: str) -> str | None:
     """The address in ingot's ready line, once it is there."""
     found = re.search(r"^ready: (\S+)", said, re.MULTILINE)
@@ -63,17 +78,24 @@ def ready_url(said: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would set ingot up differently; the choice of kernels holds for all."""
+    """This process's, without what would set ingot up differently; the number of threads holds for all."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_")}
-    kernels = {name: value for name, value in os.environ.items() if name == "INGOT_KERNELS"}
-    return kept | kernels | {"INGOT_CONFIG": os.devnull}
+    threads = {name: value for name, value in os.environ.items() if name == "INGOT_THREADS"}
+    return kept | threads | {"INGOT_CONFIG": os.devnull}
 
 
 @contextmanager
-def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: Sequence[str], log: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment() | dict(more),
         )
     try:
         yield process

@@ -1,0 +1,209 @@
+"""ingot's CPU kernels against llama.cpp's: the same GGUF weights, as many threads, in one run, turn by turn.
+
+python -m bench.cpu                                   prefill and decode of the default model
+python -m bench.cpu --shape qwen3-0.6b --rounds 5     of a random model of that shape
+python -m bench.cpu --streams 8,16                    also through HTTP, against llama-server with as many slots
+python -m bench.cpu --limits                          also what part of this machine's memory speed decoding uses
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import gguf_models, llama_cpp, servers
+from bench.llama_cpp import Build
+from ingot.cli.bench_load import Plan, Target, prepare, run_level
+from ingot.config import DEFAULT_MODEL
+from ingot.errors import IngotError
+from ingot.models.gguf import convert_gguf
+from ingot.models.packaged import original
+from ingot.models.progress import TerminalProgress
+
+PROMPTS = (512, 2048)
+DEPTHS = (0, 128, 512, 2048)
+OUTPUT = 32
+WARM_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Tokens per second of both, and the ratio of the medians: above 1, ingot is faster."""
+
+    subject: str
+    ours: list[float]
+    theirs: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.theirs)
+
+    def row(self) -> str:
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
+        return f"{self.subject:24} {ours:10.1f} {theirs:10.1f} {self.ratio:8.2f}x"
+
+
+class Model:
+    """A loaded model on this thread, run as the engine runs it, without sampling."""
+
+    def __init__(self, folder: Path) -> None:
+        from ingot.kernels.device import current
+        from ingot.models.adapter import load
+
+        self.adapter = load(folder, current())
+
+    def prefill(self, tokens: int) -> float:
+        """Tokens per second of one prompt, in one launch, as it is computed while nobody decodes."""
+        return tokens / self._timed(tokens, 0, launches=1)
+
+    def decode(self, depth: int, tokens: int) -> float:
+        return tokens / self._timed(1, depth, launches=tokens)
+
+    def _timed(self, width: int, depth: int, launches: int) -> float:
+        import mlx.core as mx
+
+        slots = self.adapter.new_slots()
+        slots.resize(1, depth + width * (launches + WARM_TOKENS) + 64)
+        self._launch(slots, min(width, WARM_TOKENS))
+        slots.lengths[0] = depth
+        began = time.perf_counter()
+        for _ in range(launches):
+            mx.eval(self._launch(slots, width), slots.arrays())
+        return time.perf_counter() - began
+
+    def _launch(self, slots: Any, width: int) -> Any:
+        import mlx.core as mx
+
+        tokens = mx.random.randint(0, self.adapter.vocab, (1, width))
+        with slots.launch(0, 1, width) as layers:
+            return self.adapter.forward(tokens, layers, [width - 1])
+
+
+def compare(build: Build, weights: Path, model: Model, threads: int, rounds: int, quick: bool) -> list[Figure]:
+    prompts, depths = (PROMPTS[:1], DEPTHS[:2]) if quick else (PROMPTS, DEPTHS)
+    subjects: list[tuple[str, Callable[[], float], Callable[[], float]]] = [
+        (
+            f"prefill {prompt}",
+            lambda prompt=prompt: model.prefill(prompt),
+            lambda prompt=prompt: build.measure(weights, threads=threads, prompt=prompt),
+        )
+        for prompt in prompts
+    ] + [
+        (
+            f"decode at {depth}",
+            lambda depth=depth: model.decode(depth, OUTPUT),
+            lambda depth=depth: build.measure(weights, threads=threads, output=OUTPUT, depth=depth),
+        )
+        for depth in depths
+    ]
+    found = [Figure(name, [], []) for name, _, _ in subjects]
+    for round_ in range(rounds):
+        for figure, (_, ours, theirs) in zip(found, subjects, strict=True):
+            turns = [(figure.ours, ours), (figure.theirs, theirs)]
+            for kept, run in turns if round_ % 2 == 0 else reversed(turns):
+                kept.append(run())
+        print(f"  round {round_ + 1} of {rounds}: done", file=sys.stderr, flush=True)
+    return found
+
+
+def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[int], threads: int) -> list[Figure]:
+    """Tokens per second, and the time to the first token, with many streams at once."""
+    logs, most = folder.parent, max(streams)
+    found: list[Figure] = []
+    with (
+        servers.ingot(folder, logs / "ingot.log", most, own_kernels=True) as ours,
+        servers.llama_cpp(build.server, weights, logs / "llama.log", most, threads) as theirs,
+    ):
+        plan = Plan(endpoint="completions", prompt_tokens=192, output_tokens=64, warmup=1)
+        target = prepare(ours.client, plan)
+        other = Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
+        for count in streams:
+            levels = [run_level(each, plan, count) for each in (target, other)]
+            speeds, waits = [level.tokens_per_s for level in levels], [1 / level.ttft_s.p50 for level in levels]
+            found.append(Figure(f"{count} streams, tokens/s", [speeds[0]], [speeds[1]]))
+            found.append(Figure(f"{count} streams, 1/TTFT", [waits[0]], [waits[1]]))
+    return found
+
+
+def memory_speed(megabytes: int = 512) -> float:
+    """Bytes per second that all threads together read, by adding up a large array."""
+    import threading
+
+    import numpy as np
+
+    parts = [np.ones(megabytes << 17, np.float64) for _ in range(os.cpu_count() or 1)]
+    best = 0.0
+    for _ in range(5):
+        threads = [threading.Thread(target=part.sum) for part in parts]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - began))
+    return best
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("bench.cpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--shape", choices=tuple(gguf_models.SHAPES), help="a random model instead of the default one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both (default: one for each core)")
+    parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=())
+    parser.add_argument("--quick", action="store_true", help="fewer figures, to see that it works")
+    parser.add_argument("--limits", action="store_true", help="compare decoding with this machine's memory speed")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args(arguments)
+    os.environ["INGOT_THREADS"] = str(chosen.threads)
+    progress = TerminalProgress()
+    try:
+        build = llama_cpp.build(progress)
+        with tempfile.TemporaryDirectory(prefix="ingot-bench-") as scratch:
+            home = Path(scratch)
+            weights = (
+                gguf_models.write(chosen.shape, home, progress)
+                if chosen.shape
+                else original(DEFAULT_MODEL, llama_cpp.KEPT.expanduser(), progress)
+            )
+            folder = home / "model"
+            folder.mkdir()
+            convert_gguf(weights, folder, progress)
+            progress.finish()
+            model = Model(folder)
+            found = compare(build, weights, model, chosen.threads, chosen.rounds, chosen.quick)
+            if chosen.limits:
+                _print_limits(model, found)
+            if chosen.streams:
+                found += through_http(build, weights, folder, chosen.streams, chosen.threads)
+    except IngotError as error:
+        print(f"bench.cpu: {error.message}", file=sys.stderr)
+        return 1
+    print(f"\n{chosen.shape or DEFAULT_MODEL}, {chosen.threads} threads, tokens per second")
+    print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
+    for figure in found:
+        print(figure.row())
+    if chosen.json:
+        chosen.json.write_text(json.dumps([asdict(figure) for figure in found], indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _print_limits(model: Model, found: Sequence[Figure]) -> None:
+    speed = memory_speed()
+    decoded = next(figure for figure in found if figure.subject == f"decode at {DEPTHS[0]}")
+    used = model.adapter.weight_bytes * statistics.median(decoded.ours)
+    print(
+        f"\nreading memory: {speed / 1e9:.1f} GB/s; decoding reads {used / 1e9:.1f} GB/s of weights: {used / speed:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
