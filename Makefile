@@ -62,9 +62,10 @@ $(VENV)/.ready-serve: pyproject.toml tools/setup
 	@tools/setup serve
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml tools/setup $(VENV)/.ready-serve
+$(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates $(VENV)/.ready-serve
 	@tools/setup test
 	@tools/install-chromium
+	@tools/fetch-templates
 	@touch $@
 
 $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle: pyproject.toml tools/setup $(VENV)/.ready-serve

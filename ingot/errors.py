@@ -48,6 +48,17 @@ class ContextOverflow(BadRequest):
         self.needed, self.limit = needed, limit
 
 
+class InputTooLong(BadRequest):
+    """A text that an encoder would have to cut, which was not asked for."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None) -> None:
+        words = f"This input has {needed} tokens, and the model reads {limit} at most. {remedy}"
+        super().__init__(words, param=param)
+        self.needed, self.limit = needed, limit
+
+
 class Unauthorized(IngotError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 

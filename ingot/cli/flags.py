@@ -91,6 +91,8 @@ def _options(known: Setting) -> dict[str, Any]:
     options: dict[str, Any] = {"dest": known.name, "help": (known.help + default).replace("%", "%%")}
     if known.kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
+    if known.kind is tuple:
+        options["action"] = "append"
     return options | {"metavar": _metavar(known)}
 
 
@@ -101,7 +103,12 @@ def _metavar(known: Setting) -> str:
 
 def settle(namespace: argparse.Namespace) -> Config:
     """The configuration from the given flags, the environment and the file; sets up logging by it."""
-    given = {name: value for name, value in vars(namespace).items() if name in SETTINGS and value is not None}
+    given = {
+        # A list may be given at once, with commas, or one by one.
+        name: ",".join(value) if isinstance(value, list) else value
+        for name, value in vars(namespace).items()
+        if name in SETTINGS and value is not None
+    }
     config = load(given, os.environ, vars(namespace).get("config"))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("ingot").setLevel(config.settings.log_level.upper())

@@ -17,7 +17,15 @@ def local_server(settings: Settings) -> Iterator[str]:
     """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them."""
     from ingot.http.server import listen, make_server
 
-    private = replace(settings, host="127.0.0.1", port=0)
+    private = replace(
+        settings,
+        host="127.0.0.1",
+        port=0,
+        api_key_file=None,
+        warm_prompts=None,
+        embedding_model=None,
+        rerank_model=None,
+    )
     engine = start_engine(private)
     ready: Future[str] = Future()
     server = make_server(engine, private, ready.set_result, listen(private))

@@ -7,14 +7,20 @@ turns that one into an error itself. `Ended` is always the last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Ended, Event, Request, Usage
+from ingot.errors import IngotError
 from ingot.protocol.bounds import LEAST_LOGPROB
+from ingot.protocol.errors import ErrorBody
 from ingot.protocol.fields import Reading
+from ingot.protocol.receipts import CacheReceipt, Source
 from ingot.protocol.served import Served
+from ingot.protocol.turns import Turn
+from ingot.text.prompt import Prompt
 
 
 class Whole(ABC):
@@ -38,6 +44,10 @@ class Streamed(ABC):
     @abstractmethod
     def chunks(self, event: Event) -> list[Struct]: ...
 
+    def failed(self, error: IngotError) -> list[Struct]:
+        """The last words of a stream that broke, which clients raise."""
+        return [ErrorBody.of(error)]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -46,6 +56,8 @@ class Job:
     request: Request
     view: Whole | Streamed
     prompt_field: str
+    head: Head | None = None  # what the request's receipt is written from, once it has ended
+    turn: Turn | None = None  # is given every event, to remember the answer for the next turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +69,27 @@ class Head:
     model: str
     fingerprint: str
     ignored: list[str] = field(default_factory=list)
+    source: Source | None = None  # of the prompts, for the receipt
 
     @classmethod
-    def of(cls, id: str, created: int, served: Served, reading: Reading) -> Head:
-        return cls(id, created, served.card.name, served.fingerprint, reading.ignored)
+    def of(
+        cls,
+        id: str,
+        created: int,
+        served: Served,
+        reading: Reading,
+        prompts: Sequence[Prompt | tuple[int, ...]] | None = None,
+    ) -> Head:
+        source = None if prompts is None else Source.of(served, prompts)
+        return cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
 
 
 class PromptTokensDetails(Struct):
     cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
 
 
 class UsageBody(Struct):
@@ -72,12 +97,13 @@ class UsageBody(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         total = usage.prompt_tokens + usage.completion_tokens
-        details = PromptTokensDetails(usage.cached_tokens)
-        return cls(usage.prompt_tokens, usage.completion_tokens, total, details)
+        cached, thought = PromptTokensDetails(usage.cached_tokens), CompletionTokensDetails(usage.thinking_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, cached, thought)
 
 
 class TimingBody(Struct):
@@ -89,9 +115,11 @@ class TimingBody(Struct):
 
 
 class Receipt(Struct):
-    """What the server did beyond the text: how long it took, and which fields nobody knew."""
+    """What the server did beyond the text: how long it took, what it did not have to compute, and which fields nobody
+    knew."""
 
     timing: TimingBody
+    cache: CacheReceipt | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -99,7 +127,7 @@ class Receipt(Struct):
         timing = TimingBody(
             *(round(seconds, 6) for seconds in (ended.timing.queue, ended.timing.prefill, ended.timing.decode))
         )
-        return cls(timing, head.ignored or UNSET)
+        return cls(timing, CacheReceipt.of(ended.cache, head.source), head.ignored or UNSET)
 
 
 class Note(Struct):

@@ -317,6 +317,8 @@ def _guide(
         closed = format.thinking is not None and prompt.rstrip().endswith(format.thinking.close)
         may_think = thinking.enabled is not False and not closed and thinks(served, format)
     budget = _budget(served, thinking) if thinks(served, format) else None
+    if calls is None and output is None and budget is None:
+        return None
     return served.grammars.answer(calls or output, format, start, budget=budget, may_think=may_think)
 
 

@@ -1,4 +1,4 @@
-"""An error as OpenAI's clients expect it."""
+"""An error as the clients of each protocol expect it; OpenAI's shape is also that of every path of our own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from msgspec import Struct
 
 from ingot.errors import IngotError
+from ingot.protocol.anthropic_errors import AnthropicError
+from ingot.protocol.ollama_errors import OllamaError
 
 
 class ErrorDetail(Struct):
@@ -22,6 +24,15 @@ class ErrorBody(Struct):
     @classmethod
     def of(cls, error: IngotError) -> ErrorBody:
         return cls(ErrorDetail(error.message, error.type, error.param, error.code))
+
+
+def error_body(error: IngotError, path: str, request_id: str) -> Struct:
+    """The body in the shape of the protocol that `path` belongs to."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return AnthropicError.of(error, request_id)
+    if path.startswith("/api/"):
+        return OllamaError.of(error)
+    return ErrorBody.of(error)
 
 
 def retry_after(error: IngotError) -> str | None:

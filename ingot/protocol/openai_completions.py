@@ -111,9 +111,9 @@ def read_completion(value: Any, served: Served, request_id: str) -> Job:
             if body.echo
         ),
     )
-    head = Head.of(request_id, int(time.time()), served, reading)
+    head = Head.of(request_id, int(time.time()), served, reading, tokens)
     streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
-    return Job(request, streamed if body.stream else CompletionWhole(head, plan), "prompt")
+    return Job(request, streamed if body.stream else CompletionWhole(head, plan), "prompt", head)
 
 
 def echo(served: Served, prompt: OnePrompt, ids: tuple[int, ...], *, spelled: bool) -> Echo:

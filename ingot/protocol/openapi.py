@@ -9,15 +9,31 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ingot.protocol.anthropic import COUNT_BODY, MESSAGES_BODY, TokenCount
+from ingot.protocol.anthropic_answers import MESSAGE_EVENTS, MessageBody
+from ingot.protocol.anthropic_errors import AnthropicError
+from ingot.protocol.cache import EXPLAIN_BODY, CacheBody, ClearedBody, ExplainedBody
 from ingot.protocol.chat_answers import ChatChunk, ChatCompletion
 from ingot.protocol.completion_answers import Completion
+from ingot.protocol.embeddings import EMBEDDING_BODY, EmbeddingList
 from ingot.protocol.errors import ErrorBody
-from ingot.protocol.fields import Kind, ModelName, Schema, Terms
+from ingot.protocol.fields import Kind, Refused, Schema, Terms
 from ingot.protocol.health import HealthBody
 from ingot.protocol.models import ModelBody, ModelList
+from ingot.protocol.ollama import CHAT_BODY as OLLAMA_CHAT_BODY
+from ingot.protocol.ollama import GENERATE_BODY
+from ingot.protocol.ollama_answers import OllamaChat, OllamaCompletion
+from ingot.protocol.ollama_embed import EMBED_BODY, OLD_EMBEDDING_BODY, OldEmbedding, OllamaEmbedded
+from ingot.protocol.ollama_errors import OllamaError
+from ingot.protocol.ollama_models import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
 from ingot.protocol.openai_chat import CHAT_BODY
 from ingot.protocol.openai_completions import COMPLETION_BODY
-from ingot.protocol.requests import CancelledBody, RunningList
+from ingot.protocol.records import Record, specs_of
+from ingot.protocol.requests import CancelledBody, RequestBody, RunningList
+from ingot.protocol.rerank import RERANK_BODY, Reranked
+from ingot.protocol.responses_answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent
+from ingot.protocol.responses_body import RESPONSES_BODY
+from ingot.protocol.responses_queries import ITEMS_QUERY, RESPONSE_QUERY
 from ingot.protocol.tokens import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
 from ingot.version import __version__
 
@@ -27,7 +43,8 @@ READS_BODY = (400, 404, 408, 413, 415)
 RUNS = (429, 499, 503, 504)
 # What the document calls the statuses that the standard library does not.
 PHRASES = {499: "Cancelled"}
-REQUEST_ID = "^(?:chatcmpl|cmpl)-[0-9a-f]{24}$"
+REQUEST_ID = "^(?:chatcmpl-|cmpl-|msg_|resp_|req-)[0-9a-f]{24}$"
+RESPONSE_ID = "^resp_[0-9a-f]{24}$"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -47,6 +64,10 @@ class Operation:
     errors: tuple[int, ...] = ()
     other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
     chunk: type[Struct] | None = None  # of the answer where it is streamed
+    events: tuple[type[Struct], ...] = ()  # of the answer where it is streamed as named events
+    line: type[Struct] | None = None  # of the answer where it is streamed line by line
+    failure: type[Struct] = ErrorBody  # what errors look like
+    query: Record | None = None  # what may follow the path
     public: bool = False
 
 
@@ -71,6 +92,86 @@ OPERATIONS = (
         READS_BODY + RUNS,
         chunk=Completion,
     ),
+    Operation(
+        "createMessage",
+        "POST",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's words.",
+        MessageBody,
+        MESSAGES_BODY,
+        READS_BODY + RUNS,
+        events=MESSAGE_EVENTS,
+        failure=AnthropicError,
+    ),
+    Operation(
+        "countMessageTokens",
+        "POST",
+        "/v1/messages/count_tokens",
+        "The tokens that a conversation takes as a prompt.",
+        TokenCount,
+        COUNT_BODY,
+        READS_BODY,
+        failure=AnthropicError,
+    ),
+    Operation(
+        "createEmbedding",
+        "POST",
+        "/v1/embeddings",
+        "A vector for each text.",
+        EmbeddingList,
+        EMBEDDING_BODY,
+        READS_BODY + RUNS,
+    ),
+    *(
+        Operation(
+            name, "POST", path, "Documents by how well they answer a query.", Reranked, RERANK_BODY, READS_BODY + RUNS
+        )
+        for name, path in (("rerank", "/v1/rerank"), ("rerankV2", "/v2/rerank"))
+    ),
+    Operation(
+        "createResponse",
+        "POST",
+        "/v1/responses",
+        "Answer a conversation, in items.",
+        ResponseBody,
+        RESPONSES_BODY,
+        READS_BODY + RUNS,
+        events=(ResponseEvent,),
+    ),
+    Operation(
+        "retrieveResponse",
+        "GET",
+        "/v1/responses/{response_id}",
+        "A response that is stored or under way.",
+        ResponseBody,
+        errors=(400, 404, 503),
+        query=RESPONSE_QUERY,
+    ),
+    Operation(
+        "deleteResponse",
+        "DELETE",
+        "/v1/responses/{response_id}",
+        "Forget a response.",
+        DeletedResponse,
+        errors=(404, 503),
+    ),
+    Operation(
+        "cancelResponse",
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        "Stop a response that is under way.",
+        ResponseBody,
+        errors=(400, 404, 503),
+    ),
+    Operation(
+        "listInputItems",
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        "What a response answered.",
+        InputItemList,
+        errors=(400, 404, 503),
+        query=ITEMS_QUERY,
+    ),
     Operation("listModels", "GET", "/v1/models", "What is served.", ModelList),
     Operation("retrieveModel", "GET", "/v1/models/{model}", "The model served under a name.", ModelBody, errors=(404,)),
     Operation(
@@ -83,8 +184,79 @@ OPERATIONS = (
         READS_BODY,
     ),
     Operation("detokenize", "POST", "/v1/detokenize", "The text of tokens.", Detokenized, DETOKENIZE_BODY, READS_BODY),
+    Operation(
+        "ollamaChat",
+        "POST",
+        "/api/chat",
+        "Answer a conversation, in Ollama's words.",
+        OllamaChat,
+        OLLAMA_CHAT_BODY,
+        READS_BODY + RUNS,
+        line=OllamaChat,
+        failure=OllamaError,
+    ),
+    Operation(
+        "ollamaGenerate",
+        "POST",
+        "/api/generate",
+        "Answer a prompt, in Ollama's words.",
+        OllamaCompletion,
+        GENERATE_BODY,
+        READS_BODY + RUNS,
+        line=OllamaCompletion,
+        failure=OllamaError,
+    ),
+    Operation(
+        "ollamaEmbed",
+        "POST",
+        "/api/embed",
+        "Vectors of texts, in Ollama's words.",
+        OllamaEmbedded,
+        EMBED_BODY,
+        READS_BODY + RUNS,
+        failure=OllamaError,
+    ),
+    Operation(
+        "ollamaEmbeddings",
+        "POST",
+        "/api/embeddings",
+        "The vector of a text, as Ollama once asked for it.",
+        OldEmbedding,
+        OLD_EMBEDDING_BODY,
+        READS_BODY + RUNS,
+        failure=OllamaError,
+    ),
+    Operation(
+        "ollamaShow", "POST", "/api/show", "What a model is.", OllamaShown, SHOW_BODY, READS_BODY, failure=OllamaError
+    ),
+    Operation(
+        "ollamaTags", "GET", "/api/tags", "What is served, for Ollama's clients.", OllamaTags, failure=OllamaError
+    ),
+    Operation(
+        "ollamaRunning", "GET", "/api/ps", "What is loaded, for Ollama's clients.", OllamaRunning, failure=OllamaError
+    ),
+    Operation("ollamaVersion", "GET", "/api/version", "Whose protocol this is.", OllamaVersion, failure=OllamaError),
     Operation("listRequests", "GET", "/v1/requests", "What runs now, and how far it is.", RunningList),
+    Operation(
+        "retrieveRequest",
+        "GET",
+        "/v1/requests/{id}",
+        "How far a running request is, or the receipt of one that ended lately.",
+        RequestBody,
+        errors=(404,),
+    ),
     Operation("cancelRequest", "DELETE", "/v1/requests/{id}", "Stop a running request.", CancelledBody, errors=(404,)),
+    Operation("showCache", "GET", "/v1/cache", "What is kept of earlier prompts.", CacheBody),
+    Operation("clearCache", "DELETE", "/v1/cache", "Forget all that is kept of the asking key's prompts.", ClearedBody),
+    Operation(
+        "explainCache",
+        "POST",
+        "/v1/cache/explain",
+        "What a request would take over if it came now, and why no more.",
+        ExplainedBody,
+        EXPLAIN_BODY,
+        READS_BODY,
+    ),
     Operation(
         "live", "GET", "/health/live", "Whether the engine is alive.", HealthBody, other_answers=(503,), public=True
     ),
@@ -104,7 +276,9 @@ def document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with these terms; `keyed` where it asks for an API key."""
     answers = [operation.answer for operation in OPERATIONS]
     chunks = [operation.chunk for operation in OPERATIONS if operation.chunk is not None]
-    _, components = msgspec.json.schema_components([*answers, *chunks, ErrorBody], ref_template=REFS)
+    events = [event for operation in OPERATIONS for event in operation.events]
+    failures = [operation.failure for operation in OPERATIONS]
+    _, components = msgspec.json.schema_components([*answers, *chunks, *events, *failures], ref_template=REFS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = described(operation, terms, keyed)
@@ -126,8 +300,11 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
         content = {"application/json": {"schema": operation.body.schema(terms)}}
         entry["requestBody"] = {"required": True, "content": content}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
-    if names:
-        entry["parameters"] = [path_parameter(name, terms) for name in names]
+    parameters = [path_parameter(name, terms) for name in names]
+    if operation.query is not None:
+        parameters += query_parameters(operation.query, terms)
+    if parameters:
+        entry["parameters"] = parameters
     if keyed and not operation.public:
         entry["security"] = [{"bearer": []}, {"key": []}]
     return entry
@@ -137,17 +314,32 @@ def responses(operation: Operation, keyed: bool) -> dict[str, Any]:
     content = {"application/json": {"schema": reference(operation.answer)}}
     if operation.chunk is not None:
         content["text/event-stream"] = {"schema": event_schema(operation.chunk)}
+    if operation.line is not None:
+        content["application/x-ndjson"] = {"schema": {"anyOf": [reference(operation.line), reference(OllamaError)]}}
+    if operation.events:
+        content["text/event-stream"] = {"schema": named_event_schema(operation)}
     answers = {
         str(status): {"description": phrase(status), "content": content} for status in (200, *operation.other_answers)
     }
     statuses = ALWAYS + operation.errors + ((401,) if keyed and not operation.public else ())
-    failure = {"application/json": {"schema": reference(ErrorBody)}}
+    failure = {"application/json": {"schema": reference(operation.failure)}}
     return answers | {str(status): {"description": phrase(status), "content": failure} for status in sorted(statuses)}
 
 
 def path_parameter(name: str, terms: Terms) -> Schema:
-    schema = ModelName().schema(terms) if name == "model" else {"type": "string", "pattern": REQUEST_ID}
+    names = {"type": "string", "enum": list(terms.every_model)}
+    pattern = RESPONSE_ID if name == "response_id" else REQUEST_ID
+    schema = names if name == "model" else {"type": "string", "pattern": pattern}
     return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def query_parameters(query: Record, terms: Terms) -> list[Schema]:
+    """None of them is required. A query has no null."""
+    return [
+        {"name": spec.name, "in": "query", "schema": spec.metadata["kind"].schema(terms)}
+        for spec in specs_of(query.cls).values()
+        if not isinstance(spec.metadata["kind"], Refused)
+    ]
 
 
 def event_schema(chunk: type[Struct]) -> Schema:
@@ -155,6 +347,14 @@ def event_schema(chunk: type[Struct]) -> Schema:
     told = {"anyOf": [reference(chunk), reference(ErrorBody)]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
+
+
+def named_event_schema(operation: Operation) -> Schema:
+    """One server-sent event, named as the type in its data is."""
+    told = {"anyOf": [reference(event) for event in (*operation.events, operation.failure)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": told}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "properties": properties, "required": ["event", "data"]}
 
 
 def reference(answer: type[Struct]) -> Schema:

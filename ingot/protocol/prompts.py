@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.protocol.messages import AssistantMessage, Message, as_dicts
 from ingot.protocol.served import Served
+from ingot.text.conversation import Composer, Conversation
+from ingot.text.formats.format import Format
+from ingot.text.prompt import Prompt
+from ingot.text.witness import History
 
 # How a rendered conversation ends: where an answer begins, after the last message, or within it.
 Ending = Literal["opened", "closed", "continued"]
@@ -21,51 +23,41 @@ def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
     return tokens
 
 
-def chat_prompt(
+def rendered(
     served: Served,
-    messages: tuple[Message, ...],
+    messages: list[dict[str, Any]],
     *,
-    ending: Ending,
+    tools: list[dict[str, Any]] | None = None,
+    ending: Ending = "opened",
     extra: Mapping[str, Any] | None = None,
+    appended: Callable[[str], str] = lambda text: "",
     add_special: bool = False,
-) -> tuple[int, ...]:
-    """The tokens of a conversation. Raises Unsupported where the template cannot show what is in it.
+    history: History | None = None,
+    format: Format | None = None,
+    salt: str = "",
+    remembers: bool = True,
+) -> Prompt:
+    """The prompt of a conversation, with what `appended` says is to follow the text that the template gives.
 
-    `add_special` adds what the tokenizer puts around a bare text, which a template has as a rule put there itself.
+    - `add_special` adds what the tokenizer puts around a bare text, which a template has as a rule put there itself.
+    - `history` and `format` are the server's where a request does not say.
+    - `remembers`: past answers stand in it as they were generated, and `Turn` may keep the one that follows.
+
+    Raises Unsupported where the template cannot show what is in the conversation.
     """
     template = served.tokenizer.template
     if template is None:
         raise Unsupported("The served model has no chat template; use /v1/completions.", param="messages")
-    dicts = as_dicts(messages)
-    mark = continue_last(dicts) if ending == "continued" else None
-    text = template.render(dicts, add_generation_prompt=ending == "opened", extra=extra)
-    check_calls_shown(messages, text)
-    if mark is not None:
-        text = text[: text.index(mark)]
-    tokens = tuple(served.tokenizer.encode(text, add_special=add_special))
-    if not tokens:
-        raise BadRequest("The chat template makes nothing of these messages: the prompt is empty.", param="messages")
-    return tokens
-
-
-def continue_last(messages: list[dict[str, Any]]) -> str:
-    """Puts a mark at the end of the last message: in the rendered text it shows where the template closes it."""
-    last, mark = messages[-1], secrets.token_hex(16)
-    if last["role"] != "assistant" or last["content"] is None or "tool_calls" in last:
-        raise BadRequest(
-            "continue_final_message needs the last message to be an assistant's text.", param="continue_final_message"
-        )
-    if isinstance(last["content"], str):
-        last["content"] += mark
-    else:
-        last["content"][-1]["text"] += mark
-    return mark
-
-
-def check_calls_shown(messages: tuple[Message, ...], text: str) -> None:
-    """A template that knows no tools leaves calls out without a word; the model would answer to half a history."""
-    for at, message in enumerate(messages):
-        for call in message.tool_calls if isinstance(message, AssistantMessage) else ():
-            if call.function.name not in text:
-                path = f"messages.{at}.tool_calls"
-                raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
+    conversation = Conversation(
+        messages,
+        tools=tools or (),
+        variables=extra,
+        opened=ending == "opened",
+        continued=ending == "continued",
+        appended=appended,
+        history=history or served.history,
+        remembers=remembers,
+        salt=f"{len(served.tenant)} {served.tenant} {salt}",
+    )
+    composer = Composer(served.tokenizer, template, served.answers, served.encodings)
+    return composer.compose(conversation, format or served.format, add_special=add_special)

@@ -1,12 +1,14 @@
-"""`GET /v1/requests` and `DELETE /v1/requests/{id}`: what runs now, and how to stop it."""
+"""`GET /v1/requests`, `GET` and `DELETE /v1/requests/{id}`: what runs now, how one went, and how to stop it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Phase, RequestStatus
+from ingot.engine.request import Ended, Failed, Phase, RequestStatus
+from ingot.protocol.answers import Head, Receipt, UsageBody
+from ingot.protocol.errors import ErrorBody, ErrorDetail
 
 
 class RunningRequest(Struct):
@@ -19,6 +21,7 @@ class RunningRequest(Struct):
     age_s: float
     tokens_per_second: float
     preemptions: int
+    cached_tokens: int
 
     @classmethod
     def of(cls, status: RequestStatus) -> RunningRequest:
@@ -32,6 +35,7 @@ class RunningRequest(Struct):
             age_s=round(status.age_s, 3),
             tokens_per_second=round(status.tokens_per_second, 2),
             preemptions=status.preemptions,
+            cached_tokens=sum(report.matched for report in status.cache),
         )
 
 
@@ -43,6 +47,29 @@ class RunningList(Struct, kw_only=True):
 class CancelledBody(Struct):
     id: str
     cancelled: Literal[True] = True
+
+
+class RequestBody(Struct, kw_only=True):
+    """A request that runs, with its `progress`; or one that ended a while ago, with its usage and its receipt or the
+    error it ended in."""
+
+    id: str
+    status: Phase | Literal["ended", "failed"]
+    progress: RunningRequest | UnsetType = UNSET
+    usage: UsageBody | UnsetType = UNSET
+    ingot: Receipt | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+
+    @classmethod
+    def running(cls, status: RequestStatus) -> RequestBody:
+        return cls(id=status.id, status=status.phase, progress=RunningRequest.of(status))
+
+    @classmethod
+    def ended(cls, id: str, head: Head | None, last: Ended | Failed) -> RequestBody:
+        usage = UsageBody.of(last.usage)
+        if isinstance(last, Failed):
+            return cls(id=id, status="failed", usage=usage, error=ErrorBody.of(last.error).error)
+        return cls(id=id, status="ended", usage=usage, ingot=Receipt.of(head or Head(id, 0, "", ""), last))
 
 
 def list_requests(statuses: list[RequestStatus]) -> RunningList:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ingot.config import Settings
 from ingot.engine.request import ModelCard
+from ingot.protocol.encoders import terms_of
 from ingot.protocol.fields import Reading, Terms
+from ingot.protocol.names import check_aliases, with_aliases
+from ingot.protocol.responses_sealing import Seal
+from ingot.text.encodings import Encodings
+from ingot.text.formats.format import Format
+from ingot.text.formats.registry import detect, format_named, thinking_named
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.remembered import Answers
+from ingot.text.witness import History
 from ingot.version import __version__
 
 if TYPE_CHECKING:
+    from ingot.engine.encoding import OfferedEncoder
+    from ingot.engine.encoding_request import Role
     from ingot.text.tokenizer import Tokenizer
 
 DEFAULT_NAME = "default"
+Secret = Callable[[], bytes]
+"""May have to look for it, and so take a moment: not for an event loop."""
 # What a template reads that is no request's to say.
 TEMPLATE_OWN = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token"}
@@ -27,21 +42,78 @@ class Served:
     tokenizer: Tokenizer
     terms: Terms
     fingerprint: str
+    format: Format  # how the model writes thinking and calls
+    grammars: Grammars
+    thinking: bool | None = None  # what holds where a request says nothing; None: what the template does
+    thinking_budget: int | None = None
+    history: History = "stable"  # how past turns are rendered, where a request says nothing
+    answers: Answers = field(default_factory=Answers)  # what was generated, for the turns that follow
+    encodings: Encodings = field(default_factory=Encodings)  # what was encoded, for the same
+    tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
+    secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
+    keeps_prefixes: bool = True
+    encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # for vectors and scores
 
     @classmethod
-    def of(cls, card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Served:
+    def of(
+        cls,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        encoders: Mapping[Role, OfferedEncoder] | None = None,
+    ) -> Served:
         template = tokenizer.template
+        names = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
+        further = {role: (one.card.name, DEFAULT_NAME) for role, one in (encoders or {}).items()}
+        check_aliases(settings.alias, (name for each in (names, *further.values()) for name in each))
         terms = Terms(
-            models=tuple(dict.fromkeys((card.name, DEFAULT_NAME))),
+            models=with_aliases(names, settings.alias),
             vocab=card.vocab,
             timeout_s=settings.request_timeout_s,
             strict=settings.strict,
+            encoders={
+                role: terms_of(encoder, with_aliases(further[role], settings.alias))
+                for role, encoder in (encoders or {}).items()
+            },
             template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
         )
-        return cls(card, tokenizer, terms, fingerprint(card))
+        return cls(
+            card,
+            tokenizer,
+            terms,
+            fingerprint(card),
+            format_of(card, tokenizer, settings),
+            Grammars(tokenizer, card.vocab),
+            {"on": True, "off": False}.get(settings.thinking),
+            settings.thinking_budget,
+            cast(History, settings.template_history),
+            keeps_prefixes=settings.prefix_cache,
+            encoders=encoders or {},
+        )
 
     def reading(self) -> Reading:
         return Reading(self.terms)
+
+    @property
+    def seal(self) -> Seal:
+        """Signs what the model thought, for clients to send back."""
+        return Seal.of(self.secret(), self.tenant)
+
+
+def passing_secret() -> Secret:
+    """One that lasts as long as the server."""
+    made = secrets.token_bytes(32)
+    return lambda: made
+
+
+def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Format:
+    """As the settings say, else as the chat template shows."""
+    found = detect(tokenizer.template.source if tokenizer.template is not None else None, card.family)
+    if settings.tool_format is not None:
+        found = replace(format_named(settings.tool_format), thinking=found.thinking)
+    if settings.thinking_format is not None:
+        found = replace(found, thinking=thinking_named(settings.thinking_format))
+    return found
 
 
 def fingerprint(card: ModelCard) -> str:

@@ -10,8 +10,8 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.protocol import bounds
 from ingot.protocol.answers import Note
 from ingot.protocol.fields import Bool, ModelName, Text
-from ingot.protocol.messages import CONVERSATION, Message
-from ingot.protocol.prompts import chat_prompt
+from ingot.protocol.messages import CONVERSATION, Message, as_dicts
+from ingot.protocol.prompts import rendered
 from ingot.protocol.records import Record, accepts, requires
 from ingot.protocol.rules import Given, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -73,12 +73,12 @@ def tokenize(value: Any, served: Served) -> Tokenized:
 
 def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
     if body.messages is not None:
-        return chat_prompt(
+        return rendered(
             served,
-            body.messages,
+            as_dicts(body.messages),
             ending="closed" if body.add_generation_prompt is False else "opened",
             add_special=body.add_special_tokens is True,
-        )
+        ).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"
     return tuple(served.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False))
 

@@ -10,10 +10,12 @@ from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from ingot.errors import BadRequest, IngotError, ModelError
+from ingot.text import witness
 from ingot.text.filters import Refusal
-from ingot.text.messages import Message, Traits, prepared, probed
+from ingot.text.messages import Message, prepared
 from ingot.text.meter import Exhausted, Limits, Meter, current
-from ingot.text.sandbox import Sandbox
+from ingot.text.traits import Traits, probed
+from ingot.text.witness import History, Rendered, Witness, WitnessedSandbox, witnessed
 
 _OURS = ("messages", "tools", "add_generation_prompt")
 _LONGEST_REASON = 1000
@@ -36,9 +38,10 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> None:
+        self.source = source if tool_source is None else f"{source}{tool_source}"
         self._limits = limits or Limits()
         self._tokens = dict(tokens or {})
-        sandbox = Sandbox()
+        sandbox = WitnessedSandbox()
         self._plain = _Program(sandbox, source, self._tokens, self._limits)
         self._with_tools = self._plain
         if tool_source is not None:
@@ -53,6 +56,10 @@ class ChatTemplate:
     def traits(self) -> Traits:
         return self._plain.traits
 
+    def traits_for(self, tools: bool) -> Traits:
+        """The traits that hold for a conversation with tools, or without."""
+        return self._with_tools.traits if tools and self._with_tools.traits.tools else self._plain.traits
+
     def render(
         self,
         messages: Sequence[Message],
@@ -61,7 +68,20 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. Messages need no preparing.
+        """The prompt's text, as the template's authors meant it. Messages need no preparing. Raises as `rendered`."""
+        options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt, "extra": extra}
+        return self.rendered(messages, history="official", **options).text
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        history: History,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The prompt's text, with the place of each message in it.
 
         Raises BadRequest where the template refuses the messages (in its own words), cannot read them, or would take
         more than its limits allow; ModelError where it tries to leave its sandbox.
@@ -79,7 +99,7 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return program.run(variables)
+        return program.run(variables, history)
 
 
 def prepare_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
@@ -94,7 +114,7 @@ class _TooMuch(BadRequest):
 class _Program:
     """One compiled template, with what was found out about it."""
 
-    def __init__(self, sandbox: Sandbox, source: str, tokens: Mapping[str, str], limits: Limits) -> None:
+    def __init__(self, sandbox: WitnessedSandbox, source: str, tokens: Mapping[str, str], limits: Limits) -> None:
         self._tokens = tokens
         self._limits = limits
         if len(source) > limits.source:
@@ -103,23 +123,26 @@ class _Program:
             tree = sandbox.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
-            self._generate = sandbox.compiled(tree)
+            literals |= {each.attr for each in tree.find_all(nodes.Getattr)}
+            self._generate = sandbox.compiled(witnessed(tree))
         # All trials together may take what one rendering may.
         with _metered(Meter(limits)):
             self.traits = probed(self._trial, literals)
 
-    def run(self, variables: Mapping[str, Any]) -> str:
+    def run(self, variables: Mapping[str, Any], history: History) -> Rendered:
         with _metered(Meter(self._limits)):
-            return self._text(variables)
+            return self._rendered(variables, history)
 
-    def _text(self, variables: Mapping[str, Any]) -> str:
-        with _rendering():
-            return _collected(self._generate({**self._tokens, **variables}), self._limits.output)
+    def _rendered(self, variables: Mapping[str, Any], history: History) -> Rendered:
+        seen = Witness(variables["messages"], history)
+        with _rendering(), _witnessing(seen):
+            return seen.read(_collected(self._generate({**self._tokens, **variables}), self._limits.output))
 
-    def _trial(self, messages: list[dict[str, Any]]) -> str:
-        """The text of a short conversation, empty where the template cannot render it."""
+    def _trial(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+        """The stable text of a short conversation, empty where the template cannot render it."""
         try:
-            return self._text({"messages": messages, "tools": None, "add_generation_prompt": False})
+            variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
+            return self._rendered(variables, "stable").text
         except _TooMuch as error:
             raise ModelError(error.message) from error
         except IngotError:
@@ -133,6 +156,15 @@ def _metered(meter: Meter) -> Iterator[None]:
         yield
     finally:
         current.reset(token)
+
+
+@contextmanager
+def _witnessing(seen: Witness) -> Iterator[None]:
+    token = witness.current.set(seen)
+    try:
+        yield
+    finally:
+        witness.current.reset(token)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ class Tokenizer:
         """
         return self._vocabulary.encode(text, add_special=add_special)
 
+    def encode_with_places(self, text: str, places: Sequence[int], *, add_special: bool) -> tuple[list[int], list[int]]:
+        """The ids of `text`, and how many of them end before or at each of the `places` in it."""
+        ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
+        return ids, [bisect_right(ends, place) for place in places]
+
+    def sets_apart(self, text: str) -> bool:
+        """Whether `text` begins with a token that is encoded as such whatever stands before it."""
+        return text.startswith(self._vocabulary.set_apart)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; an id that has no token has no text."""
         return self._vocabulary.decode(ids, skip_special=skip_special)
@@ -80,10 +90,15 @@ class Tokenizer:
         """The token alone, with U+FFFD where its bytes are not whole characters."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, shown_ids: frozenset[int] = frozenset()) -> Detokenizer:
+        """One sequence's. Special tokens have no text, except those to be shown."""
         if self._anchor is None:
-            return ByteDetokenizer(self.token_bytes, self.special_ids)
-        return PieceDetokenizer(self._vocabulary, self._anchor)
+            return ByteDetokenizer(self.token_bytes, self.special_ids - shown_ids)
+        return PieceDetokenizer(self._vocabulary, self._anchor, shown_ids)
+
+    def special_where(self, wanted: Callable[[str], bool]) -> frozenset[int]:
+        """The special tokens whose text is wanted."""
+        return frozenset(token for token in self.special_ids if wanted(self.token_text(token)))
 
     def _spell(self, token: int) -> bytes:
         piece = self._vocabulary.piece(token)

@@ -11,6 +11,8 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.engine.request import (
+    CacheReport,
+    CacheStatus,
     Ended,
     Event,
     Failed,
@@ -19,6 +21,7 @@ from ingot.engine.request import (
     PromptScored,
     Request,
     RequestStatus,
+    SaltStatus,
     SequenceEnded,
     TextDelta,
     Timing,
@@ -48,6 +51,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     eos_ids = frozenset({257})
+    special_ids = frozenset({BOS, 257})
 
     def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
         self.template = compiled(template) if template is not None else None
@@ -55,6 +59,15 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         return [BOS] * (add_special and self.bos) + list(text.encode())
+
+    def sets_apart(self, text: str) -> bool:
+        return True
+
+    def encode_with_places(
+        self, text: str, places: Sequence[int], *, add_special: bool
+    ) -> tuple[list[int], list[int]]:
+        first = self.encode("", add_special=add_special)
+        return first + list(text.encode()), [len(first) + len(text[:place].encode()) for place in places]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return b"".join(self.token_bytes(token) for token in ids if token < BOS or not skip_special).decode(
@@ -138,6 +151,24 @@ class ScriptedStream:
         self.closed.set()
 
 
+class ScriptedKeeping:
+    """What an engine says of the prompts it keeps: two hundred bytes, for anyone who asks."""
+
+    def __init__(self) -> None:
+        self.cleared: list[str] = []
+
+    def status(self, tenant: str) -> CacheStatus:
+        return CacheStatus(1000, 200, 3, 5, 4, 80, 60, (SaltStatus("", 2, 20, 0, 10, 200),))
+
+    def clear(self, tenant: str) -> int:
+        self.cleared.append(tenant)
+        return 200
+
+    def explain(self, request: Request, number: int) -> CacheReport:
+        prompt = request.prompts[number]
+        return CacheReport(len(prompt), 1, 1, "diverged", prompt[1:4], (120,))
+
+
 class ScriptedEngine:
     """`script` makes the batches of each request; with None a test puts them by hand."""
 
@@ -145,6 +176,8 @@ class ScriptedEngine:
         self.script = script
         self.card = CARD
         self.tokenizer = tokenizer or ByteTokenizer()
+        self.kept = ScriptedKeeping()
+        self.encoders: dict[Any, Any] = {}
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.running: dict[str, ScriptedStream] = {}
@@ -175,7 +208,8 @@ class ScriptedEngine:
         return True
 
     def status(self) -> list[RequestStatus]:
-        return [RequestStatus(stream.request.id, "prefill", 10, 4, 0, 16, 0.5, 0.0) for stream in self.running.values()]
+        running = [stream.request for stream in self.running.values()]
+        return [RequestStatus(one.id, "prefill", 10, 4, 0, 16, 0.5, 0.0, tenant=one.tenant) for one in running]
 
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
@@ -186,4 +220,4 @@ def failing(error: IngotError) -> Script:
 
 
 def settings(**changes: Any) -> Settings:
-    return Settings(**{"port": 0, "keepalive_s": 30.0, **changes})
+    return Settings(**{"port": 0, "keepalive_s": 30.0, "responses_store": "off", **changes})

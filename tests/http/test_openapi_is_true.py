@@ -11,6 +11,7 @@ import httpx
 
 from tests.http.running import running
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
+from tests.http.scripted_encoders import EncodingEngine
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key"
@@ -36,10 +37,10 @@ def examined(url: str, document: str, folder: Path, *flags: str) -> None:
 
 
 def test_the_document_is_true(tmp_path: Path) -> None:
-    engine = ScriptedEngine(tokenizer=ByteTokenizer(TALKATIVE))
-    with running(engine, settings()) as url:
+    engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE))
+    with running(engine, settings(responses_store=str(tmp_path / "responses.db"))) as url:
         examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=10")
-    assert len(engine.requests) > 100
+    assert len(engine.requests) > 100 and len(engine.encodings) > 100
 
 
 def test_without_the_key_everything_is_refused_as_documented(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_a_path_is_taken_as_it_stands(path: str) -> None:
     [
         ("GET", "/v1/chat/completions", {"POST"}),
         ("DELETE", "/v1/models", {"GET", "HEAD"}),
-        ("PUT", "/v1/requests/x", {"DELETE"}),
+        ("PUT", "/v1/requests/x", {"GET", "HEAD", "DELETE"}),
         ("OPTIONS", "/v1/completions", {"POST"}),
         ("POST", "/", {"GET", "HEAD"}),
     ],

@@ -1,0 +1,108 @@
+"""`GET` and `DELETE /v1/cache`, `POST /v1/cache/explain`: what is kept of earlier prompts, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import CacheReport, CacheStatus, SaltStatus
+from ingot.protocol.answers import Job, Note
+from ingot.protocol.fields import Kind, Reading, Schema, Terms
+from ingot.protocol.openai_chat import CHAT_BODY, read_chat
+from ingot.protocol.openai_completions import COMPLETION_BODY, read_completion
+from ingot.protocol.receipts import CacheReceipt
+from ingot.protocol.served import Served
+
+
+class SaltBody(Struct):
+    """What is kept under one `cache_salt`."""
+
+    salt: str
+    records: int
+    tokens: int
+    checkpoints: int
+    pinned_tokens: int
+    bytes: int
+
+    @classmethod
+    def of(cls, status: SaltStatus) -> SaltBody:
+        return cls(
+            status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes
+        )
+
+
+class CacheBody(Struct):
+    """`limit_bytes`, `used_bytes` and `evictions` are the whole server's, the rest is the asking tenant's."""
+
+    limit_bytes: int
+    used_bytes: int
+    evictions: int
+    prompts: int
+    hits: int
+    prompt_tokens: int
+    matched_tokens: int
+    salts: list[SaltBody]
+
+    @classmethod
+    def of(cls, status: CacheStatus) -> CacheBody:
+        return cls(
+            limit_bytes=status.limit_bytes,
+            used_bytes=status.used_bytes,
+            evictions=status.evictions,
+            prompts=status.prompts,
+            hits=status.hits,
+            prompt_tokens=status.prompt_tokens,
+            matched_tokens=status.matched_tokens,
+            salts=[SaltBody.of(salt) for salt in status.salts],
+        )
+
+
+class ClearedBody(Struct):
+    freed_bytes: int
+
+
+class ExplainedBody(Struct):
+    """What the request would take over if it came now, and why no more."""
+
+    prompt_tokens: int
+    cache: CacheReceipt | UnsetType = UNSET
+    ingot: Note | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, job: Job, reports: Sequence[CacheReport]) -> ExplainedBody:
+        head = job.head
+        assert head is not None
+        note = Note(head.ignored) if head.ignored else UNSET
+        return cls(sum(map(len, job.request.prompts)), CacheReceipt.of(reports, head.source), note)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Kind):
+    """A body of chat completions, or one of completions: whichever has the right name for its prompt."""
+
+    def parse(self, value: object, path: str, reading: Reading) -> Any:
+        return (CHAT_BODY if is_chat(value) else COMPLETION_BODY).parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"anyOf": [CHAT_BODY.schema(terms), COMPLETION_BODY.schema(terms)]}
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, dict)
+
+    def wanted(self, terms: Terms) -> str:
+        return "an object with 'messages' or 'prompt'"
+
+
+EXPLAIN_BODY = Question()
+
+
+def is_chat(value: object) -> bool:
+    return isinstance(value, dict) and "messages" in value
+
+
+def read_question(value: Any, served: Served, request_id: str) -> Job:
+    """The job that a body would become. It is not for running."""
+    return (read_chat if is_chat(value) else read_completion)(value, served, request_id)

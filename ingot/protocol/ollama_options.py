@@ -1,0 +1,109 @@
+"""Ollama's `options`: how tokens are chosen, when an answer ends, and much that is settled when a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.engine.request import Sampling, Stop
+from ingot.protocol import bounds
+from ingot.protocol.fields import Bool, Either, Int, ListOf, Number, Reading
+from ingot.protocol.generation import STOP_STRING
+from ingot.protocol.records import accepts, refuses
+
+SIZE = Int((-(2**31), 2**31 - 1))
+SETTLED = "Settled when the model was loaded; without effect."
+NO_SUCH_SAMPLER = "is not supported: tokens are chosen by temperature, top_k, top_p, min_p and penalties."
+LOADING = (
+    *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap"),
+    *("use_mlock", "embedding_only", "num_thread", "num_keep"),
+)
+
+
+def settled(kind: Any) -> Any:
+    return accepts(kind, SETTLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    num_predict: int | None = accepts(
+        Int((-2, bounds.MAX_TOKENS[1])), "Most tokens to generate; below 1, as many as the context holds."
+    )
+    temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
+    top_k: int = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 is all.", default=0)
+    top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
+    min_p: float = accepts(
+        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's.", default=0.0
+    )
+    repeat_penalty: float = accepts(
+        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur.", default=1.0
+    )
+    repeat_last_n: int | None = accepts(
+        Int((-1, bounds.MAX_TOKENS[1])), "0 switches repeat_penalty off; else it counts all tokens."
+    )
+    presence_penalty: float = accepts(
+        Number(bounds.PENALTY), "Taken off the logit of tokens that were generated.", default=0.0
+    )
+    frequency_penalty: float = accepts(
+        Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
+    )
+    seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text; -1 is none.")
+    stop: str | tuple[str, ...] = accepts(
+        Either((STOP_STRING, ListOf(STOP_STRING, bounds.STOP_STRINGS))), "Text that ends the answer.", default=()
+    )
+    num_ctx: int | None = accepts(
+        Int((1, bounds.PROMPT_TOKENS)), "The context is settled when the model is loaded; without effect above it."
+    )
+
+    mirostat: None = refuses(NO_SUCH_SAMPLER, 0)
+    mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")
+    mirostat_eta: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")
+    typical_p: None = refuses(NO_SUCH_SAMPLER, 1.0, 1)
+    tfs_z: None = refuses(NO_SUCH_SAMPLER, 1.0, 1)
+    penalize_newline: None = refuses("is not supported: penalties count every token alike. Send true.", True)
+
+    numa: bool | None = settled(Bool())
+    num_batch: int | None = settled(SIZE)
+    num_gpu: int | None = settled(SIZE)
+    main_gpu: int | None = settled(SIZE)
+    low_vram: bool | None = settled(Bool())
+    f16_kv: bool | None = settled(Bool())
+    logits_all: bool | None = settled(Bool())
+    vocab_only: bool | None = settled(Bool())
+    use_mmap: bool | None = settled(Bool())
+    use_mlock: bool | None = settled(Bool())
+    embedding_only: bool | None = settled(Bool())
+    num_thread: int | None = settled(SIZE)
+    num_keep: int | None = accepts(SIZE, "No prompt is ever cut; without effect.")
+
+    @property
+    def limit(self) -> int | None:
+        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+
+    def sampling(self, *, logprobs: int | None) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
+            # Seeds are 64 bits wide on the wire, signed; generators take them unsigned.
+            seed=None if self.seed in (None, -1) else self.seed % 2**64,
+            logprobs=logprobs,
+        )
+
+    def stopping(self) -> Stop:
+        return Stop(strings=(self.stop,) if isinstance(self.stop, str) else self.stop)
+
+
+def note_unheeded(given: Any, options: Options, context: int, reading: Reading) -> None:
+    """Names in the receipt what in `given`, the options as they were sent, had no effect."""
+    unheeded = [name for name in LOADING if given.get(name) is not None]
+    if options.num_ctx is not None and options.num_ctx > context:
+        unheeded.append("num_ctx")
+    if options.repeat_last_n not in (None, 0, -1) and options.repeat_penalty != 1.0:
+        unheeded.append("repeat_last_n")
+    for name in unheeded:
+        reading.ignore(f"options.{name}")

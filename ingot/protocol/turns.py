@@ -1,0 +1,106 @@
+"""A turn of a conversation: its events are watched, so that the answer can be put into the next turn as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ingot.engine.request import CallArguments, CallBegan, Event, SequenceEnded, TextDelta, ThinkingDelta
+from ingot.protocol.served import Served
+from ingot.text.canonical import answered
+from ingot.text.formats.format import CallId, Format, Gap, Maybe, Name, Part
+from ingot.text.prompt import Prompt
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the client was told of one answer."""
+
+    content: list[str] = field(default_factory=list)
+    thought: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+
+
+class Turn:
+    """Given every event of a request's stream, it keeps each answer once that has ended. Belongs to one thread.
+
+    What is kept is bound to what the client was told: only a client that sends the same back gets it.
+    """
+
+    def __init__(self, served: Served, prompt: Prompt, format: Format) -> None:
+        self._served, self._prompt, self._format = served, prompt, format
+        self._said: dict[int, _Said] = {}
+
+    def take(self, event: Event) -> None:
+        if not self._prompt.thread:
+            return
+        match event:
+            case TextDelta():
+                self._of(event.index).content.append(event.text)
+            case ThinkingDelta():
+                self._of(event.index).thought.append(event.text)
+            case CallBegan():
+                self._of(event.index).calls.append((event.id, event.name, []))
+            case CallArguments():
+                self._of(event.index).calls[event.call][2].append(event.fragment)
+            case SequenceEnded():
+                self._keep(self._said.pop(event.index, _Said()), event)
+
+    def _of(self, index: int) -> _Said:
+        return self._said.setdefault(index, _Said())
+
+    def _keep(self, said: _Said, end: SequenceEnded) -> None:
+        text = "".join(said.content)
+        tokens = self._own_tokens(end, text)
+        if not tokens:
+            return
+        calls = [(id, name, "".join(arguments)) for id, name, arguments in said.calls]
+        thread = answered(self._prompt.thread, self._prompt.begun + text, calls, ids=self._prompt.call_ids)
+        # The one call that was allowed ends an answer before its closing tag.
+        cut = end.reason == "tool_calls" and end.stopped_by is None
+        missing = rest_of_call(self._format, self._decoded(tokens)) if cut else ""
+        self._served.answers.keep(thread, self._prompt.opening, tokens, "".join(said.thought), missing)
+
+    def _own_tokens(self, end: SequenceEnded, said: str) -> Sequence[int]:
+        """The answer's tokens without what ended it, which the client was not told of.
+
+        None where that cannot be told apart: a stop string may begin within a token.
+        """
+        if isinstance(end.stopped_by, int):
+            return end.tokens[:-1]
+        if end.stopped_by is None or said.endswith(end.stopped_by):
+            return end.tokens
+        text = self._decoded(end.tokens)
+        kept = text[: text.rfind(end.stopped_by)]
+        for count in range(len(end.tokens), -1, -1):
+            before = self._decoded(end.tokens[:count])
+            if len(before) <= len(kept):
+                return end.tokens[:count] if before == kept else ()
+        return ()
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return self._served.tokenizer.decode(tokens, skip_special=False)
+
+
+def rest_of_call(format: Format, text: str) -> str:
+    """What is left to write of a call whose arguments are complete, as the format's first form has it."""
+    if not format.forms:
+        return ""
+    form = format.forms[0]
+    behind = list(form.call)
+    while behind and isinstance(behind[0], str | Gap | Maybe | Name | CallId):
+        del behind[0]
+    whole = "".join(_literal(part) for part in (*behind[1:], *form.closing))
+    written = next(size for size in range(len(whole), -1, -1) if text.endswith(whole[:size]))
+    return whole[written:]
+
+
+def _literal(part: Part) -> str:
+    match part:
+        case str():
+            return part
+        case Gap():
+            return part.written
+        case Maybe():
+            return part.text if part.written else ""
+    return ""

@@ -1,0 +1,190 @@
+"""One model's grammars: made from what clients ask for, tried, compiled and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.errors import BadRequest
+from ingot.text.formats.format import Format
+from ingot.text.grammar import limits
+from ingot.text.grammar.calls import GuidedTool, Named, ToolChoice, call_grammar
+from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
+from ingot.text.grammar.lexicon import Lexicon
+from ingot.text.grammar.rules import Rules, json_schema, quoted
+from ingot.text.grammar.schemas import check_schema
+from ingot.text.grammar.thinking import CallPlan, composed
+from ingot.text.grammar.trial import Trial
+from ingot.text.guide import GrammarTooComplex, GuidePlan
+from ingot.text.parse import ThinkingStart
+from ingot.text.tokenizer import Tokenizer
+
+__all__ = ["Grammars", "GuidedTool", "Named", "ToolChoice"]
+
+
+class Grammars:
+    """For any thread. Everything here may take a while: not for an event loop, nor for the engine.
+
+    All of it raises BadRequest for what is invalid, cannot be held to (it says what), is too large or takes too long
+    to compile, with `param` as the field that is to blame; and Unavailable when too many others are being compiled.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, CompiledGrammar | str] = OrderedDict()
+        self._lexicon: Lexicon | None = None
+        self._trial: Trial | None = None
+
+    def prepare(self) -> None:
+        """Read the vocabulary. Others wait for it, so do it before anyone is served; else the first to ask does."""
+        self._ready()
+
+    def close(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+
+    def json_object(self) -> GuidePlan:
+        return self.json_schema({"type": "object"})
+
+    def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> GuidePlan:
+        check_schema(schema, param)
+        return self._compiled(_json_grammar(schema), "The schema", param)
+
+    def regex(self, pattern: str, *, param: str | None = None) -> GuidePlan:
+        """An answer that the whole of `pattern` matches, in the syntax of Rust's regex crate."""
+        from llguidance import LLMatcher
+
+        _check_size(len(pattern), "The regular expression", param)
+        return self._compiled(LLMatcher.grammar_from_regex(pattern), "The regular expression", param)
+
+    def choice(self, options: Sequence[str], *, param: str | None = None) -> GuidePlan:
+        """An answer that is one of `options`."""
+        if not options or not all(options):
+            raise BadRequest("A choice needs at least one option, and none of them empty.", param=param)
+        if len(options) > limits.MOST_CHOICES:
+            raise BadRequest(f"A choice may have at most {limits.MOST_CHOICES} options.", param=param)
+        _check_size(sum(map(len, options)), "The choice", param)
+        # One terminal: the parser would have to follow every alternative at once, the lexer need not.
+        written = " | ".join(quoted(option) for option in dict.fromkeys(options))
+        return self._compiled(_lark_grammar(f"start: T\nT: {written}"), "The choice", param)
+
+    def lark(self, source: str, *, param: str | None = None) -> GuidePlan:
+        """An answer by a Lark grammar, in llguidance's dialect."""
+        _check_size(len(source), "The grammar", param)
+        return self._compiled(_lark_grammar(source), "The grammar", param)
+
+    def tools(
+        self,
+        format: Format,
+        tools: Sequence[GuidedTool],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        opened: bool = False,
+        param: str | None = None,
+    ) -> GuidePlan | None:
+        """Answers that call tools: must, or `auto`, may. None where nothing need be held to: auto without strict tools.
+
+        A required call comes without text before it: one or more of them where `parallel`, else exactly one. A named
+        function is called once. `opened`: the prompt already ends with the marker that opens calls.
+        """
+        if choice == "auto" and not any(tool.strict for tool in tools):
+            return None
+        rules = Rules(self._ready().special_ids)
+        source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
+        return CallPlan(self._compiled(_lark_grammar(source), "The tools' schemas", param))
+
+    def answer(
+        self,
+        plan: GuidePlan | None,
+        format: Format,
+        start: ThinkingStart,
+        *,
+        budget: int | None = None,
+        may_think: bool = False,
+    ) -> GuidePlan | None:
+        """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says.
+
+        The prompt leaves the answer within a thinking part or before it (`start`); there, the model may open one if
+        it `may_think`. Without a plan, what follows the thinking is free. None where all is.
+        """
+        return composed(self._ready(), plan, format, start, budget=budget, may_think=may_think)
+
+    def _ready(self) -> Lexicon:
+        with self._lock:
+            if self._lexicon is None:
+                self._lexicon = Lexicon(self._tokenizer, self._vocab)
+                self._trial = Trial(self._lexicon)
+                assert self._lexicon.library is not None
+            return self._lexicon
+
+    def _compiled(self, grammar: str, what: str, param: str | None) -> CompiledGrammar:
+        _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
+        key = hashlib.sha256(grammar.encode()).digest()
+        found = self._kept(key)
+        if found is None:
+            found = self._compile(grammar)
+            self._keep(key, found)
+        if isinstance(found, str):
+            raise BadRequest(f"{what} cannot be held to: {found}", param=param)
+        if found.given_up:
+            raise GrammarTooComplex(TOO_COMPLEX, param=param)
+        return found
+
+    def _compile(self, grammar: str) -> CompiledGrammar | str:
+        """The grammar, or what is wrong with it."""
+        from llguidance import LLMatcher
+
+        lexicon = self._ready()
+        assert self._trial is not None
+        problem = self._trial.problem(grammar)
+        if problem is None:
+            matcher = LLMatcher(lexicon.library, grammar, log_level=0, limits=limits.parser_limits())
+            matcher.compute_bitmask()
+            problem = matcher.get_error()
+        return said(problem) if problem else CompiledGrammar(matcher)
+
+    def _kept(self, key: bytes) -> CompiledGrammar | str | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def _keep(self, key: bytes, found: CompiledGrammar | str) -> None:
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > limits.KEPT:
+                self._known.popitem(last=False)
+
+
+def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
+    return json.dumps({"grammars": [{"json_schema": json_schema(schema)}]})
+
+
+def _lark_grammar(source: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST_CHARS) -> None:
+    if size > most:
+        raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are taken.", param=param)
+
+
+def said(problem: str) -> str:
+    """The library's message without the grammar's source, which may be ours, and what only its authors can use."""
+    for sign in ("<state>", "<backtrace>", "<non-verbose/>", "; following special tokens"):
+        problem = problem.partition(sign)[0]
+    lines = (line.strip() for line in problem.splitlines() if not _SOURCE.match(line))
+    problem = " ".join(line for line in lines if line.strip("^ "))
+    if "coerce_one_of" in problem:
+        return "oneOf is supported only where no value can match two of its branches."
+    return problem if len(problem) <= 400 else problem[:400] + "…"
+
+
+_SOURCE = re.compile(r"\s*\d+ \| ")

@@ -1,0 +1,100 @@
+"""The members of an object, as a schema lists them: for the ways of writing that are not JSON.
+
+Where a grammar is made here and not by the library, it allows a part of what the schema does: the listed members, in
+their order, and no others. A keyword that would narrow this further and is not understood here is refused by name in
+a strict schema, and left out in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import Unsupported
+from ingot.text.grammar.rules import NOTHING, Rules, one_of, optional, sequence
+
+# Keywords that say nothing of which values are right.
+_SILENT = frozenset(
+    {
+        *("$schema", "$id", "$anchor", "$comment", "$defs", "definitions"),
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("contentMediaType", "contentEncoding", "discriminator", "strict", "x-guidance"),
+    }
+)
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", "$ref"})
+_DEEPEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    name: str
+    schema: Any
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where a schema stands: the document that its references point into, and how closely it is to be kept."""
+
+    root: Mapping[str, Any]
+    strict: bool
+
+    def resolved(self, schema: Any) -> Any:
+        """The schema that a reference leads to, as long as it says nothing beside it."""
+        for _ in range(_DEEPEST):
+            if not isinstance(schema, Mapping) or "$ref" not in schema:
+                return schema
+            self.refuse(schema, frozenset({"$ref"}))
+            schema = self._pointed(schema["$ref"])
+        raise Unsupported("The references of a tool's schema go in circles.")
+
+    def refuse(self, schema: Mapping[str, Any], understood: frozenset[str]) -> None:
+        """Raises Unsupported, naming the keyword, for a strict schema that says more than is `understood`."""
+        unknown = sorted(keyword for keyword in schema if keyword not in understood | _SILENT)
+        if self.strict and unknown:
+            raise Unsupported(
+                f"The keyword {unknown[0]} of a strict tool's schema cannot be held to in this model's tool format."
+            )
+
+    def enclosed(self, schema: Any) -> Any:
+        """The schema as a document of its own, with the definitions that it may refer to."""
+        if not isinstance(schema, Mapping):
+            return schema
+        shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
+        return {**shared, **schema}
+
+    def _pointed(self, reference: Any) -> Any:
+        found: Any = self.root
+        for step in str(reference).removeprefix("#").split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or key not in found:
+                raise Unsupported(f"The reference {reference} of a tool's schema leads nowhere.")
+            found = found[key]
+        return found
+
+
+def members(schema: Any, scope: Scope) -> list[Member] | None:
+    """An object's members; None where the schema lists none and any will do."""
+    schema = scope.resolved(schema)
+    if not isinstance(schema, Mapping):
+        return None
+    scope.refuse(schema, _OF_OBJECTS)
+    properties, required = schema.get("properties"), schema.get("required") or []
+    if not isinstance(properties, Mapping) or not properties:
+        if required:
+            return [Member(name, True, True) for name in required]
+        return [] if schema.get("additionalProperties") is False else None
+    unlisted = [Member(name, True, True) for name in required if name not in properties]
+    return [Member(name, one, name in required) for name, one in properties.items()] + unlisted
+
+
+def joined(rules: Rules, written: Sequence[tuple[str, bool]], comma: str) -> str:
+    """Expressions in their order, with `comma` between any two. With each comes whether it must be there."""
+    behind, alone = NOTHING, NOTHING  # what may follow one of them, and what may follow none
+    for expression, required in reversed(written):
+        after = sequence([comma, expression])
+        following = sequence([expression, behind])
+        alone = rules.rule(following if required else one_of([following, alone]))
+        behind = rules.rule(sequence([after if required else optional(after), behind]))
+    return alone

@@ -1,0 +1,128 @@
+"""A Lark grammar in the making, in the dialect of llguidance.
+
+An *expression* is a piece of such a grammar, as text, that can stand anywhere on the right of a rule. No white space
+is implied anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+JSON_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
+"""White space within JSON. Bounded: a small model that has nothing to say fills pages with it otherwise."""
+NOTHING = '""'
+
+_ANYTHING = "/(?s:.*)/"
+
+
+class Rules:
+    """`special` are the vocabulary's special tokens: in what a model writes, their names stand for them."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self._pattern = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+        self._bodies: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # by body: what is said once need not be compiled twice
+        self._reserved = 0
+
+    def literal(self, text: str) -> str:
+        """Exactly this, with special tokens where it names them."""
+        at = 0
+        pieces = []
+        for match in self._pattern.finditer(text):
+            pieces += [quoted(text[at : match.start()]), f"<[{self._special[match.group()]}]>"]
+            at = match.end()
+        return sequence([*pieces, quoted(text[at:])])
+
+    def json(self, schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
+        """A value of this schema. `lenient`: keywords that cannot be held to are left out."""
+        return f"%json {json.dumps(json_schema(schema, lenient=lenient))}"
+
+    def rule(self, body: str) -> str:
+        """A name for an expression."""
+        return self._named(body, "r")
+
+    def terminal(self, body: str) -> str:
+        """A name for a regular expression made of literals, `/patterns/`, other terminals, and `&` and `~`."""
+        return self._named(body, "T")
+
+    def reserve(self) -> str:
+        """A name whose rule will be given later: it may refer to itself."""
+        self._reserved += 1
+        return f"s{self._reserved}"
+
+    def define(self, name: str, body: str) -> None:
+        self._bodies[name] = body
+
+    def text(self, without: Iterable[str] = (), also: Iterable[str] = ()) -> str:
+        """A terminal: any text that does not begin as one of the patterns `without` says, and is all of `also`."""
+        terms = [_ANYTHING, *also]
+        if without := "|".join(without):
+            terms.append(f"~/({slashed(without)})(?s:.*)/")
+        return self.terminal(" & ".join(terms))
+
+    def text_until(self, closing: str, without: Iterable[str], also: Iterable[str] = ()) -> str:
+        """Such a text, and `closing` behind it."""
+        body = self.text(without, also)
+        special = self._pattern.search(closing)
+        plain = closing[: special.start()] if special else closing
+        if not plain:
+            return sequence([optional(body), self.literal(closing)])
+        # One terminal, as only the end of the closing tells it from the text.
+        return sequence([self.terminal(f"{body} {quoted(plain)}"), self.literal(closing[len(plain) :])])
+
+    def source(self, start: str) -> str:
+        lines = [f"start: {start}", *(f"{name}: {body}" for name, body in self._bodies.items())]
+        return "\n".join(lines)
+
+    def _named(self, body: str, letter: str) -> str:
+        key = f"{letter} {body}"
+        if key not in self._names:
+            self._names[key] = f"{letter}{len(self._names)}"
+            self._bodies[self._names[key]] = body
+        return self._names[key]
+
+
+def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> Mapping[str, Any]:
+    """The schema with the library's options in it: ours, whatever it asked for itself."""
+    options = {"whitespace_pattern": JSON_SPACE, "lenient": lenient, "coerce_one_of": lenient}
+    return {**({"allOf": [schema]} if isinstance(schema, bool) else schema), "x-guidance": options}
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)
+
+
+def exactly(text: str) -> str:
+    """The pattern that matches this text alone."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~]", r"\\\g<0>", text).replace("\n", "\\n")
+
+
+def anywhere(pattern: str) -> str:
+    """A text that holds what the pattern matches, up to its end."""
+    return f"(?s:.*)({pattern})"
+
+
+def at_line_start(pattern: str) -> str:
+    """The same, with nothing but white space before it in its line."""
+    return f"((?s:.*)\\n)?[ \\t\\r]*({pattern})"
+
+
+def sequence(expressions: Iterable[str]) -> str:
+    return " ".join(one for one in expressions if one != NOTHING) or NOTHING
+
+
+def one_of(expressions: Sequence[str]) -> str:
+    return expressions[0] if len(expressions) == 1 else f"({' | '.join(expressions)})"
+
+
+def optional(expression: str) -> str:
+    return f"({expression})?"

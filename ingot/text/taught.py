@@ -1,0 +1,115 @@
+"""Tools for a template that does not know of them: told in the system's message, and past calls written as text.
+
+What is taught is the form that the answer will be read in, so that the model's calls can be parsed. A template that
+knows a part of it (how calls are written, say, but not what tools there are) is left to do that part itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ingot.errors import BadRequest, Unsupported
+from ingot.text.formats.format import Format
+from ingot.text.messages import plain_text
+from ingot.text.parsed import Call
+from ingot.text.render_calls import render_call
+from ingot.text.roles import Line
+from ingot.text.traits import Traits
+
+_EXAMPLE: Final = Call("function_name", {"argument_name": "value"}, "functions.function_name:0")
+_LESSON: Final = """# Tools
+
+You can call functions. Each line between the tags describes one, its parameters as a JSON schema:
+<tools>
+{tools}
+</tools>
+
+To call a function, write this, with its own name and arguments, once for each call:
+{example}
+
+Write nothing after your calls. Their results come with the next message."""
+
+
+def taught(
+    lines: Sequence[Line], tools: Sequence[Mapping[str, Any]], traits: Traits, format: Format
+) -> tuple[list[Line], tuple[str, ...]]:
+    """The lines with whatever the template would not show of tools written into them, and the names of what was.
+
+    Raises Unsupported where the model's format has no calls; BadRequest for past calls whose arguments are no object.
+    """
+    done: list[str] = []
+    told = list(lines)
+    if tools and not traits.tools:
+        told = _with_lesson(told, _lesson(tools, format))
+        done.append("tools-taught")
+    if not traits.calls and any(line.message.get("tool_calls") for line in told):
+        told = [_with_calls_written(line, format) for line in told]
+        done.append("calls-written")
+    if not traits.results and any(line.role == "tool" for line in told):
+        told = _with_results_told(told)
+        done.append("results-told")
+    return told, tuple(done)
+
+
+def _lesson(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
+    if not format.can_call:
+        raise Unsupported("tools: the served model has no form for tool calls.", param="tools")
+    described = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    return _LESSON.format(tools=described, example=render_call(format, [_EXAMPLE]))
+
+
+def _with_lesson(lines: list[Line], lesson: str) -> list[Line]:
+    if lines and lines[0].role in ("system", "developer"):
+        first, *rest = lines
+        content = first.message.get("content") or ""
+        if isinstance(content, str):
+            content = f"{content}\n\n{lesson}" if content else lesson
+        else:
+            content = [*content, {"type": "text", "text": f"\n\n{lesson}"}]
+        return [Line({**first.message, "content": content}, first.sources), *rest]
+    return [Line({"role": "system", "content": lesson}, ()), *lines]
+
+
+def _with_calls_written(line: Line, format: Format) -> Line:
+    calls = line.message.get("tool_calls")
+    if not calls:
+        return line
+    if not format.can_call:
+        raise Unsupported("The served model has no form for tool calls.", param="messages")
+    written = render_call(format, [_call(call, line.sources) for call in calls])
+    content = line.message.get("content") or ""
+    kept = {key: value for key, value in line.message.items() if key != "tool_calls"}
+    if isinstance(content, str):
+        return Line({**kept, "content": f"{content}\n{written}" if content else written}, line.sources)
+    return Line({**kept, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
+
+
+def _call(call: Mapping[str, Any], sources: tuple[int, ...]) -> Call:
+    function = call.get("function") or {}
+    arguments = function.get("arguments") or {}
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, Mapping):
+        place = f"messages.{sources[0]}.tool_calls" if sources else "messages"
+        raise BadRequest(f"{place}: the arguments of a past call are not a JSON object.", param=place)
+    return Call(str(function.get("name")), read, call.get("id"))
+
+
+def _with_results_told(lines: list[Line]) -> list[Line]:
+    """Results that follow one another make one message, as the calls they answer did."""
+    told: list[Line] = []
+    for before, line in zip([None, *lines], lines, strict=False):
+        if line.role != "tool":
+            told.append(line)
+            continue
+        text = f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>"
+        if before is not None and before.role == "tool":
+            text = f"{told[-1].message['content']}\n{text}"
+            told[-1] = Line({"role": "user", "content": text}, told[-1].sources + line.sources)
+        else:
+            told.append(Line({"role": "user", "content": text}, line.sources))
+    return told

@@ -1,0 +1,94 @@
+"""Texts and remembered tokens put one after another, and where each of them lies in the tokens that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from ingot.text.encodings import Encoding, Encodings
+from ingot.text.prompt import Span
+
+if TYPE_CHECKING:
+    from ingot.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the tokens are: a message of the client's, or the template's own."""
+
+    message: int | None = None
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Strand:
+    owner: Owner
+    text: str
+    tokens: Sequence[int] | None  # None: the text is still to be encoded
+
+
+class Weaver:
+    """Texts that follow one another give the tokens of one text: how they were cut cannot be seen."""
+
+    def __init__(self, tokenizer: Tokenizer, encodings: Encodings, salt: str) -> None:
+        self._tokenizer, self._encodings, self._salt = tokenizer, encodings, salt
+        self._strands: list[_Strand] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(strand.text for strand in self._strands)
+
+    def add_text(self, owner: Owner, text: str) -> None:
+        self._strands.append(_Strand(owner, text, None))
+
+    def add_tokens(self, owner: Owner, tokens: Sequence[int]) -> None:
+        self._strands.append(_Strand(owner, self._tokenizer.decode(tokens, skip_special=False), tokens))
+
+    def woven(self, *, add_special: bool) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """All tokens, and whose they are; the last span may be empty. `add_special` is for the very beginning."""
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for run in self._runs():
+            ids, ends = self._encoded(run, add_special=add_special and not tokens)
+            for strand, end in zip(run, ends, strict=True):
+                _extend(spans, strand.owner, len(tokens) + end)
+            tokens.extend(ids)
+        return tuple(tokens), (*(span for span in spans[:-1] if span.end > span.begin), *spans[-1:])
+
+    def _runs(self) -> Iterator[list[_Strand]]:
+        """Strands that have to be encoded together; those of tokens stand alone."""
+        run: list[_Strand] = []
+        for strand in self._strands:
+            if run and (strand.tokens is not None or self._tokenizer.sets_apart(strand.text)):
+                yield run
+                run = []
+            run.append(strand)
+            if strand.tokens is not None:
+                yield run
+                run = []
+        if run:
+            yield run
+
+    def _encoded(self, run: list[_Strand], *, add_special: bool) -> Encoding:
+        if run[0].tokens is not None:
+            return run[0].tokens, [len(run[0].tokens)]
+        text = "".join(strand.text for strand in run)
+        places = list(accumulate(len(strand.text) for strand in run))
+        made: Encoding
+        if add_special:
+            made = self._tokenizer.encode_with_places(text, places, add_special=True)
+        else:
+            made = self._encodings.encode(self._tokenizer, text, places, salt=self._salt)
+        ids, ends = made
+        return ids, [*ends[:-1], len(ids)]
+
+
+def _extend(spans: list[Span], owner: Owner, end: int) -> None:
+    """The strand that ends here continues its owner's span or begins a new one."""
+    last = spans[-1] if spans else None
+    if last is not None and (last.message, last.role) == (owner.message, owner.role):
+        spans[-1] = Span(owner.message, owner.role, last.begin, end)
+    else:
+        spans.append(Span(owner.message, owner.role, last.end if last is not None else 0, end))

@@ -1,0 +1,60 @@
+"""Codex, unmodified, works on a task: it calls a tool, reads what came of it, and goes on in a second turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import scripted
+from tests.clients.agents import NODE_BIN, json_lines, needs_node_client, run, serving
+
+pytestmark = [pytest.mark.clients, needs_node_client("codex")]
+
+CONFIG = """
+model = "default"
+model_provider = "ingot"
+[model_providers.ingot]
+name = "ingot"
+base_url = "{url}/v1"
+wire_api = "responses"
+"""
+RUN = scripted.call("exec_command", cmd="echo marker-$((40 + 2))")
+SCRIPT = scripted.said(
+    ("marker-42", "<think>\nThere it is.\n</think>\n\nIt printed marker-42."),
+    ("print", f"<think>\nI shall run it.\n</think>\n\nI run it.\n{RUN}"),
+)
+
+
+def codex(folder: Path, *words: str) -> list[dict[str, Any]]:
+    command = [str(NODE_BIN / "codex"), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return json_lines(run([*command, "--json", *words], folder, {"CODEX_HOME": str(folder / "codex")}))
+
+
+def items(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    done = [event["item"] for event in events if event["type"] == "item.completed"]
+    return [item for item in done if item["type"] == kind]
+
+
+def usage(events: list[dict[str, Any]]) -> tuple[int, int]:
+    """Tokens that went in since the thread began, and how many of them were not computed again."""
+    (last,) = [event["usage"] for event in events if event["type"] == "turn.completed"]
+    return last["input_tokens"], last["cached_input_tokens"]
+
+
+def test_codex_calls_a_tool_and_goes_on_from_what_was_computed(tmp_path: Path) -> None:
+    (tmp_path / "codex").mkdir()
+    with serving(SCRIPT, tmp_path) as url:
+        (tmp_path / "codex" / "config.toml").write_text(CONFIG.format(url=url))
+        first = codex(tmp_path, "Please print it.")
+        again = codex(tmp_path, "resume", "--last", "Please print it again.")
+    for events in (first, again):
+        (ran,) = items(events, "command_execution")
+        assert (ran["exit_code"], ran["aggregated_output"].strip()) == (0, "marker-42")
+        assert [item["text"] for item in items(events, "agent_message")] == ["I run it.", "It printed marker-42."]
+        assert [item["text"] for item in items(events, "reasoning")] == ["I shall run it.", "There it is."]
+    given, cached = usage(first)
+    later, later_cached = usage(again)
+    assert cached > 0.45 * given, "the second request of the turn begins like the first"
+    assert later_cached - cached > 0.95 * (later - given), "the second turn begins like the first"

@@ -1,0 +1,117 @@
+"""The kept prompts over HTTP, with a real engine behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import engines
+from tests.http.running import running
+from tests.http.scripted import settings
+
+PROMPT = list(range(1, 60))
+ANN, BOB = {"x-api-key": "ann-key"}, {"x-api-key": "bob-key"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("ann-key\nbob-key\n")
+    engine = engines.start("llama", cache_bytes=1 << 22)
+    with (
+        running(engine, settings(api_key_file=keys)) as url,
+        httpx.Client(base_url=url, timeout=60) as made,
+    ):
+        yield made
+        engine.check()
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(client: httpx.Client) -> None:
+    for key in (ANN, BOB):
+        assert client.delete("/v1/cache", headers=key).status_code == 200
+
+
+def complete(client: httpx.Client, prompt: Any, key: dict[str, str] = ANN, **more: Any) -> Any:
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **more}
+    made = client.post("/v1/completions", json=body, headers=key)
+    assert made.status_code == 200, made.text
+    return made.json()
+
+
+def explained(client: httpx.Client, body: Any, key: dict[str, str] = ANN) -> Any:
+    made = client.post("/v1/cache/explain", json=body, headers=key)
+    assert made.status_code == 200, made.text
+    return made.json()
+
+
+def test_what_is_kept_is_counted_for_its_own_tenant(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    complete(client, [*PROMPT, 70, 71])
+    ann = client.get("/v1/cache", headers=ANN).json()
+    bob = client.get("/v1/cache", headers=BOB).json()
+    assert (ann["hits"], ann["matched_tokens"]) == (1, 59)
+    assert ann["salts"][0]["tokens"] >= 61 and ann["salts"][0]["bytes"] == ann["used_bytes"] > 0
+    assert (bob["salts"], bob["hits"], bob["prompts"]) == ([], 0, 0)
+
+
+def test_tenants_share_nothing_and_are_told_nothing_of_each_other(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    again = complete(client, PROMPT, BOB)["ingot"]["cache"]
+    assert (again["matched_tokens"], again["reason"], again["diverged"]) == (0, "unseen", None)
+
+
+def test_another_salt_of_the_same_tenant_is_named_as_the_reason(client: httpx.Client) -> None:
+    complete(client, PROMPT, cache_salt="blue")
+    assert complete(client, PROMPT, cache_salt="red")["ingot"]["cache"]["reason"] == "salt"
+
+
+def test_a_hint_about_caching_splits_nothing(client: httpx.Client) -> None:
+    chat = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 2}
+    for key in ("one", "two"):
+        made = client.post("/v1/chat/completions", json=chat | {"prompt_cache_key": key}, headers=ANN).json()
+    assert made["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_explaining_tells_what_would_match_and_computes_nothing(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    edited = [*PROMPT[:30], 80, *PROMPT[31:]]
+    before = client.get("/v1/cache", headers=ANN).json()
+    told = explained(client, {"prompt": edited})
+    assert client.get("/v1/cache", headers=ANN).json() == before
+    assert (told["prompt_tokens"], told["cache"]["matched_tokens"], told["cache"]["reason"]) == (59, 30, "diverged")
+    ran = complete(client, edited)["ingot"]["cache"]
+    assert ran == told["cache"]
+    assert told["cache"]["diverged"]["token"] == 30
+
+
+def test_a_conversation_can_be_explained_too(client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hello there"}]}
+    assert explained(client, body)["cache"]["reason"] == "unseen"
+    client.post("/v1/chat/completions", json=body | {"max_tokens": 2}, headers=ANN)
+    assert explained(client, body)["cache"]["reason"] == "complete"
+    assert explained(client, body | {"cache": "off"})["cache"]["reason"] == "off"
+
+
+def test_clearing_forgets_the_asking_tenants_and_no_others(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    complete(client, PROMPT, BOB)
+    assert client.delete("/v1/cache", headers=ANN).json()["freed_bytes"] > 0
+    assert explained(client, {"prompt": PROMPT})["cache"]["reason"] == "unseen"
+    assert explained(client, {"prompt": PROMPT}, BOB)["cache"]["reason"] == "complete"
+
+
+def test_a_body_without_a_prompt_cannot_be_explained(client: httpx.Client) -> None:
+    assert client.post("/v1/cache/explain", json={"n": 1}, headers=ANN).status_code == 400
+
+
+def test_several_prompts_are_explained_one_by_one(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    told = explained(client, {"prompt": [PROMPT, [90, 91]]})["cache"]
+    assert [one["reason"] for one in told["prompts"]] == ["complete", "unseen"]
+    assert told["reason"] == "several"

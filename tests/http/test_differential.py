@@ -1,0 +1,103 @@
+"""The same request through chat, responses, messages and Ollama: the same prompt, and the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests import scripted
+from tests.http.differential import PROTOCOLS, Answer, Assistant, Conversation, Result, User
+from tests.http.running import running
+from tests.http.scripted import settings
+
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TIME = {"name": "time", "description": "The time of day.", "parameters": {"type": "object", "properties": {}}}
+ASKED = User("What is the weather?")
+CALLED = Assistant("I look.", (("call_1", "weather", {"city": "Paris"}),))
+SCRIPT = scripted.said(
+    ("18 degrees", "It is 18 degrees in Paris."),
+    ("weather and", f"Both.\n{scripted.call('weather', city='Rome')}\n{scripted.call('time')}"),
+    ("weather", f"<think>\nI look.\n</think>\n\n{scripted.call('weather', city='Päris')}"),
+    ("think", "<think>\nHm, well.\n</think>\n\nI thought."),
+    ("count", "one two three four five six seven eight"),
+    otherwise="Hello, wörld 🙂",
+)
+CASES = {
+    "text": Conversation((User("Hi"),)),
+    "history": Conversation((User("Hi"), Assistant("Hello."), User("Once more")), system="Be brief."),
+    "thinking": Conversation((User("think"),)),
+    "limit": Conversation((User("count"),), most=12),
+    "stop": Conversation((User("count"),), stop="four"),
+    "call": Conversation((ASKED,), tools=(WEATHER, TIME), system="Be brief."),
+    "calls": Conversation((User("weather and time"),), tools=(WEATHER, TIME)),
+    "result": Conversation((ASKED, CALLED, Result("call_1", "weather", "18 degrees")), tools=(WEATHER,)),
+    "limit within thinking": Conversation((User("think"),), most=14),
+}
+
+
+class Heard:
+    """The script, and the prompts it was asked for."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        return SCRIPT(prompt)
+
+
+@pytest.fixture(scope="module")
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(scope="module")
+def client(heard: Heard) -> Iterator[httpx.Client]:
+    engine = scripted.start(heard)
+    try:
+        with running(engine, settings()) as url, httpx.Client(base_url=url) as made:
+            yield made
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_protocol_gives_the_same_answer_whole_and_streamed(client: httpx.Client, heard: Heard, name: str) -> None:
+    heard.prompts.clear()
+    answers: dict[str, Answer] = {}
+    for protocol in PROTOCOLS:
+        for stream in (False, True):
+            answers[f"{protocol.path} {'streamed' if stream else 'whole'}"] = protocol.ask(
+                client, CASES[name], stream=stream
+            )
+    expected = answers["/v1/chat/completions whole"]
+    for path, answer in answers.items():
+        assert answer == expected, path
+    # The script is asked once for each prompt it has not heard lately.
+    assert len(set(heard.prompts)) <= 1
+
+
+def test_the_cases_are_what_they_are_called(client: httpx.Client) -> None:
+    chat = PROTOCOLS[0]
+    made = {name: chat.ask(client, case, stream=False) for name, case in CASES.items()}
+    assert {name: answer.reason for name, answer in made.items()} == {
+        "text": "stop",
+        "history": "stop",
+        "thinking": "stop",
+        "limit": "length",
+        "stop": "stop",
+        "call": "tool_calls",
+        "calls": "tool_calls",
+        "result": "stop",
+        "limit within thinking": "length",
+    }
+    assert made["call"].calls == (("weather", {"city": "Päris"}),)
+    assert made["calls"].calls == (("weather", {"city": "Rome"}), ("time", {}))
+    assert made["thinking"].thinking == "Hm, well."
+    assert made["stop"].text.rstrip() == "one two three"

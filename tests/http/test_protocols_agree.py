@@ -1,0 +1,146 @@
+"""The same request through chat, responses, messages and Ollama gives the same text, thinking, calls, usage and end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ingot.engine.engine import Engine
+from tests import scripted
+from tests.http.running import running
+from tests.http.scripted import settings
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+SCRIPT = scripted.said(
+    ("weather", "<think>\nI look.\n</think>\n\nOne moment." + scripted.call("weather", city="Zürich", days=2)),
+    ("twice", scripted.call("weather", city="Rome") + "\n" + scripted.call("weather", city="Paris")),
+    ("think", "<think>\nHm, hm.\n</think>\n\nYes."),
+    otherwise="Hello, wörld 👋.",
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer, whatever the protocol that told it."""
+
+    text: str
+    thinking: str
+    calls: tuple[tuple[str, str], ...]
+    end: str
+    prompt: int
+    generated: int
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    made = scripted.start(SCRIPT)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    store: Path = tmp_path_factory.mktemp("store") / "responses.db"
+    with running(engine, settings(responses_store=str(store))) as url, httpx.Client(base_url=url, timeout=60) as made:
+        yield made
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    made = client.post(path, json=body)
+    assert made.status_code == 200, made.text
+    return made.json()
+
+
+def arguments(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def chat(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
+    function = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": limit, "temperature": 0}
+    made = post(client, "/v1/chat/completions", body | ({"tools": [function]} if tools else {}))
+    [choice], usage = made["choices"], made["usage"]
+    message = choice["message"]
+    calls = [one["function"] for one in message.get("tool_calls", [])]
+    return Told(
+        message["content"] or "",
+        message.get("reasoning_content", ""),
+        tuple((one["name"], arguments(json.loads(one["arguments"]))) for one in calls),
+        choice["finish_reason"],
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+
+
+def responses(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
+    function = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
+    body = {"input": words, "max_output_tokens": limit, "temperature": 0, "store": False}
+    made = post(client, "/v1/responses", body | ({"tools": [function]} if tools else {}))
+    items, usage = made["output"], made["usage"]
+    calls = [item for item in items if item["type"] == "function_call"]
+    cut = made["status"] == "incomplete"
+    return Told(
+        "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"]),
+        "".join(part["text"] for item in items if item["type"] == "reasoning" for part in item.get("content") or []),
+        tuple((one["name"], arguments(json.loads(one["arguments"]))) for one in calls),
+        "length" if cut else "tool_calls" if calls else "stop",
+        usage["input_tokens"],
+        usage["output_tokens"],
+    )
+
+
+def messages(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
+    tool = {"name": "weather", "input_schema": SCHEMA}
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": limit, "temperature": 0}
+    made = post(client, "/v1/messages", body | ({"tools": [tool]} if tools else {}))
+    blocks, usage = made["content"], made["usage"]
+    return Told(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        tuple((block["name"], arguments(block["input"])) for block in blocks if block["type"] == "tool_use"),
+        {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}[made["stop_reason"]],
+        usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"],
+        usage["output_tokens"],
+    )
+
+
+def ollama(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
+    function = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    body = {"messages": [{"role": "user", "content": words}], "stream": False}
+    options = {"options": {"num_predict": limit, "temperature": 0}}
+    made = post(client, "/api/chat", body | options | ({"tools": [function]} if tools else {}))
+    message = made["message"]
+    calls = tuple(
+        (one["function"]["name"], arguments(one["function"]["arguments"])) for one in message.get("tool_calls", [])
+    )
+    return Told(
+        message["content"],
+        message.get("thinking", ""),
+        calls,
+        "tool_calls" if calls and made["done_reason"] == "stop" else made["done_reason"],
+        made["prompt_eval_count"],
+        made["eval_count"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "tools", "limit"),
+    [
+        ("Hi", False, 100),
+        ("Hi", True, 100),
+        ("Hi", False, 5),
+        ("Please think.", False, 100),
+        ("How is the weather?", True, 300),
+        ("Call it twice.", True, 300),
+    ],
+)
+def test_every_protocol_tells_the_same(client: httpx.Client, words: str, tools: bool, limit: int) -> None:
+    first = chat(client, words, tools, limit)
+    for protocol in (responses, messages, ollama):
+        assert protocol(client, words, tools, limit) == first
