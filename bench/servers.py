@@ -71,6 +71,17 @@ def llama_cpp(program: Path, weights: Path, log: Path, streams: int, threads: in
         yield Running("llama-server", client, "default", process.pid)
 
 
+@contextmanager
+def vllm_mlx(program: Path, folder: Path, log: Path) -> Iterator[Running]:
+    """`vllm-mlx serve`, from an environment of its own, with its defaults, which keep prefixes."""
+    port = _free_port()
+    flags = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "default"]
+    client = Client(f"http://127.0.0.1:{port}")
+    with _process([str(program), *flags], log) as process:
+        _wait("vllm-mlx", process, log, lambda: _answers(client))
+        yield Running("vllm-mlx", client, "default", process.pid)
+
+
 def ready_url(said: str) -> str | None:
     """The address in ingot's ready line, once it is there."""
     found = re.search(r"^ready: (\S+)", said, re.MULTILINE)

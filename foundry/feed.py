@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ PROMPT_WEIGHT = 0.03
 """How much a token of a lesson counts that the model will never have to write."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     tokens: torch.Tensor
     weights: torch.Tensor  # how much the prediction of each token counts
     tasks: torch.Tensor  # of each row, its place in TASKS

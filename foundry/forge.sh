@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train models side by side on one GPU: forge.sh OUT MODEL:MINUTES[:--compile]...
+# Train models side by side on one GPU: forge.sh OUT MODEL:MINUTES[:OPTION]...
 # OUT receives one archive a model (model.safetensors, training.json) and a log a model.
 set -u
 out=$1
@@ -17,7 +17,11 @@ fi
 train() {
     local model minutes option
     IFS=: read -r model minutes option <<< "$1"
-    python3 -m foundry.train "$model" --minutes "$minutes" --out "$work/$model" $option > "$out/$model.log" 2>&1
+    case $model in
+        vision | rerank) set -- "foundry.$model.train" ;;
+        *) set -- foundry.train "$model" ;;
+    esac
+    python3 -m "$@" --minutes "$minutes" --out "$work/$model" $option > "$out/$model.log" 2>&1
     echo "$model ended with $?"
     [ -d "$work/$model" ] && tar -C "$work" -cf "$out/$model.tar" "$model"
 }

@@ -21,7 +21,12 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from foundry.delta import GatedDelta
+from foundry.rows import SHORT
 from foundry.shapes import Shape
+
+DRILL_WINDOW = 4
+"""How far sliding layers see in recall drills. With their whole window they learn to look keys up themselves, and
+then nothing beyond it is ever found; so near-sighted, they leave that to the layers that see everything."""
 
 _FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -55,9 +60,11 @@ class Network(nn.Module):
         """Ready masks, none where plain causality is meant: making them in transformers waits for the device."""
         masks: dict[str, torch.Tensor | None] = {"full_attention": None, "linear_attention": None}
         if "sliding_attention" in self.config.layer_types:
+            drilled = self.training and length < SHORT
             places = torch.arange(length, device=device)
             back = places[:, None] - places[None, :]
-            masks["sliding_attention"] = ((back >= 0) & (back < self.config.sliding_window))[None, None]
+            window = DRILL_WINDOW if drilled else self.config.sliding_window
+            masks["sliding_attention"] = ((back >= 0) & (back < window))[None, None]
         return masks
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

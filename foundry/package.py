@@ -33,15 +33,24 @@ def main() -> None:
 
 
 def package(model: str, trained: Path, folder: Path) -> Path:
+    shape = SHAPES[model]
+    return dress(trained, folder, config(shape), shape.style, shape.config["max_position_embeddings"])
+
+
+def dress(trained: Path, folder: Path, described: dict[str, Any], style: str, context: int) -> Path:
+    """What training wrote, with the configuration and the shared tokenizer."""
+    copy_trained(trained, folder)
+    put(folder / "config.json", described)
+    put(folder / "generation_config.json", {"eos_token_id": ends(), "pad_token_id": ends()[-1], "do_sample": False})
+    put(folder / "tokenizer_config.json", tokenizer_config(style, context))
+    shutil.copyfile(vocabulary.PATH, folder / "tokenizer.json")
+    return folder
+
+
+def copy_trained(trained: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "training.json"):
         (folder / name).write_bytes((trained / name).read_bytes())
-    shape = SHAPES[model]
-    _write(folder / "config.json", config(shape))
-    _write(folder / "generation_config.json", {"eos_token_id": ends(), "pad_token_id": ends()[-1], "do_sample": False})
-    _write(folder / "tokenizer_config.json", tokenizer_config(shape))
-    shutil.copyfile(vocabulary.PATH, folder / "tokenizer.json")
-    return folder
 
 
 def ends() -> list[int]:
@@ -64,19 +73,19 @@ def config(shape: Shape) -> dict[str, Any]:
     return {**top, "model_type": "qwen3_5", "tie_word_embeddings": True, "text_config": text}
 
 
-def tokenizer_config(shape: Shape) -> dict[str, Any]:
+def tokenizer_config(style: str, context: int) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": shape.config["max_position_embeddings"],
+        "model_max_length": context,
         "eos_token": dialect.TURN_END,
         "pad_token": vocabulary.DOCUMENT_END,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
-        "chat_template": dialect.template_text(shape.style),
+        "chat_template": dialect.template_text(style),
     }
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def put(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -24,6 +24,7 @@ from foundry.recall import pairs_in
 from foundry.shapes import SHAPES
 from foundry.step import FIGURES, Updater
 from foundry.tensors import save
+from foundry.versions import versions
 
 WARM_STEPS = 100
 LONG_FROM = 0.3
@@ -63,7 +64,7 @@ def main() -> None:
         "seed": asked.seed,
         "minutes": asked.minutes,
         "compiled": asked.compile,
-        "versions": _versions(),
+        "versions": versions(),
         "rows_written": {kind: feed.written(kind) for kind in ("short", "long")},
         "steps": trainer.steps,
         "tokens": trainer.tokens,
@@ -151,17 +152,6 @@ class Trainer:
             self._updater.eager_because or "",
             flush=True,
         )
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    import tokenizers
-    import transformers
-
-    found = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return {"python": platform.python_version(), **found, "device": device}
 
 
 if __name__ == "__main__":

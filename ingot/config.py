@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ConfigError, nearest
+from ingot.text.formats.registry import format_problem, thinking_problem
+from ingot.text.prompt_files import prompt_file_problem
 
 DEFAULT_MODEL = "smollm2-135m"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -64,6 +66,43 @@ def _key_problem(key: str) -> str | None:
     return None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
 
 
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The API keys in a file: one a line; empty lines and those that begin with # are none. Raises ConfigError."""
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    found = {number: line.strip() for number, line in enumerate(lines, start=1)}
+    keys = {number: line for number, line in found.items() if line and not line.startswith("#")}
+    for number, key in keys.items():
+        if (problem := _key_problem(key)) is not None:
+            raise ConfigError(f"{path}, line {number}: {problem}")
+    if not keys:
+        raise ConfigError(f"{path} holds no key")
+    return tuple(dict.fromkeys(keys.values()))
+
+
+def _key_file_problem(path: Path) -> str | None:
+    try:
+        read_keys(path)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def _mcp_problem(path: Path) -> str | None:
+    from ingot.mcp.config import read_servers, require_sdk
+
+    try:
+        require_sdk()
+        read_servers(path)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
 def _host_problem(hosts: tuple[str, ...]) -> str | None:
     wrong = [host for host in hosts if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", host)]
     return f"{wrong[0]!r} is no host name (no scheme, no port, no wildcard)" if wrong else None
@@ -72,6 +111,19 @@ def _host_problem(hosts: tuple[str, ...]) -> str | None:
 def _origin_problem(origins: tuple[str, ...]) -> str | None:
     wrong = [origin for origin in origins if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+", origin)]
     return f"{wrong[0]!r} is no origin; write it like https://chat.example.org" if wrong else None
+
+
+def _names_problem(names: tuple[str, ...]) -> str | None:
+    wrong = [name for name in names if "*" in name or "=" in name or not name.isprintable() or len(name) > 256]
+    return f"{wrong[0][:100]!r} is no name for a model; patterns go with --alias" if wrong else None
+
+
+def _alias_problem(aliases: tuple[str, ...]) -> str | None:
+    for alias in aliases:
+        name, equals, target = alias.partition("=")
+        if not (name and equals and target) or not alias.isprintable() or len(alias) > 512:
+            return f"{alias[:100]!r} is no alias; write it like gpt-4o=default or claude-*=default"
+    return None
 
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
@@ -98,12 +150,48 @@ class Settings:
         "float32, bfloat16 or float16 (default: what suits the device)",
         choices=("float32", "bfloat16", "float16"),
     )
+    served_model_name: tuple[str, ...] = setting(
+        (), "names to serve the model under instead of its own; answers carry the first", check=_names_problem
+    )
+    alias: tuple[str, ...] = setting(
+        (), "further names, also patterns, for served models: claude-*=default", check=_alias_problem
+    )
     chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
+    template_history: str = setting(
+        "stable",
+        "stable: past turns stay in the prompt as they were computed; official: as the chat template rewrites them",
+        choices=("stable", "official"),
+    )
+
+    tool_format: str | None = setting(
+        None, "how the model writes tool calls (default: what its chat template shows)", check=format_problem
+    )
+    thinking_format: str | None = setting(
+        None, "how the model marks its thinking (default: what its chat template shows)", check=thinking_problem
+    )
+    thinking: str = setting(
+        "auto",
+        "on, off, or auto for what the chat template does, where a request says nothing",
+        choices=("on", "off", "auto"),
+    )
+    thinking_budget: int | None = setting(
+        None, "most tokens of thinking, where a request says nothing (default: no limit)", low=0, high=1 << 24
+    )
+
+    embedding_model: str | None = setting(
+        None, "a model that makes vectors of texts, given like MODEL (none by default)", section="further models"
+    )
+    rerank_model: str | None = setting(
+        None, "a model that scores documents against a query, given like MODEL (none by default)"
+    )
 
     host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door")
     port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
     api_key: str | None = setting(
         None, "key that clients must send (Bearer or x-api-key)", secret=True, check=_key_problem
+    )
+    api_key_file: Path | None = setting(  # noqa: RUF009
+        None, "a file of further keys, one a line; each key is a tenant of its own", check=_key_file_problem
     )
     allowed_hosts: tuple[str, ...] = setting(
         (), "extra Host names to answer to, besides the listening address", check=_host_problem
@@ -134,6 +222,12 @@ class Settings:
         "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
         check=_memory_problem,
     )
+    warm_prompts: Path | None = setting(  # noqa: RUF009
+        None,
+        "a file of prompts to compute when the server starts and nothing else runs, and to keep: JSON, JSON Lines or "
+        "one system prompt as text",
+        check=prompt_file_problem,
+    )
     max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
     max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
     target_itl_ms: float = setting(
@@ -143,6 +237,21 @@ class Settings:
         high=60_000.0,
     )
     prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
+
+    mcp_config: Path | None = setting(  # noqa: RUF009
+        None,
+        "a file of MCP servers, whose tools requests to /v1/responses may ask this server to call",
+        section="tools and stored responses",
+        check=_mcp_problem,
+    )
+    responses_store: str = setting(
+        "~/.local/share/ingot/responses.db",
+        "the file in which /v1/responses are stored, or off to store none",
+        section="stored responses",
+    )
+    responses_rows: int = setting(10_000, "most stored responses; the oldest go first", low=1, high=10_000_000)
+    responses_bytes: int = setting(GIB, "most bytes of stored responses", low=MIB, high=1 << 50)
+    responses_days: float = setting(30.0, "days after which a stored response is forgotten", low=0.001, high=36_500.0)
 
     log_level: str = setting(
         "info",
@@ -155,11 +264,23 @@ class Settings:
         for known in SETTINGS.values():
             value = _checked(known, getattr(self, known.name), known.name)
             object.__setattr__(self, known.name, value)
-        if self.api_key is None and not is_loopback(self.host):
+        if self.warm_prompts is not None and not self.prefix_cache:
+            raise ConfigError("warm_prompts keeps what it computes, which prefix_cache = false forbids: choose one")
+        if not self.keyed and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, so an API key is needed: "
                 "set INGOT_API_KEY or --api-key, or listen on 127.0.0.1"
             )
+
+    @property
+    def responses_path(self) -> Path | None:
+        """Where responses are stored; None where none are."""
+        return None if self.responses_store == "off" else Path(self.responses_store).expanduser()
+
+    @property
+    def keyed(self) -> bool:
+        """Whether clients must send a key."""
+        return self.api_key is not None or self.api_key_file is not None
 
 
 @dataclass(frozen=True, slots=True)

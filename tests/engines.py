@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.random_models import write_tokenizer
+from ingot.config import Settings
 from ingot.engine.budget import Budget
+from ingot.engine.encoding_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
+from ingot.engine.start_encoders import offer
+from ingot.models.locate import ModelFolder
 from ingot.text.tokenizer import Tokenizer
 from tests import tiny
 
@@ -27,6 +32,7 @@ def start(
     widest: int = 256,
     limits: Limits | None = None,
     cache_bytes: int = 0,
+    encoders: Mapping[Role, ModelFolder] | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take."""
 
@@ -50,7 +56,8 @@ def start(
             max_sequences=32,
             created=0,
         )
-        return Loaded(adapter, tokenizer, card, budget, cache_bytes)
+        offered = offer(encoders or {}, Settings(), current(), 1 << 30)
+        return Loaded(adapter, tokenizer, card, budget, cache_bytes, offered.encoders)
 
     tokenizer = tiny_tokenizer()
     return Engine(load, limits or Limits())

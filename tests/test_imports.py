@@ -20,7 +20,7 @@ FORBIDDEN = {
     "http": ("ingot.cli", "ingot.models", "ingot.cache", "ingot.kernels", *MLX),
     "cli": MLX,
 }
-ENGINE_NOUNS = ("ingot.engine.request",)
+ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoding_request")
 """What protocol and http may know of the engine at run time."""
 
 

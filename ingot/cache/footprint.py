@@ -19,6 +19,7 @@ class Footprint:
     activation: int  # per token of a launch
     score: int  # per token of a launch and token before it, where attention is not fused
     logits: int  # per sampled row
+    tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
 
 
 def rounded(tokens: int) -> int:

@@ -9,50 +9,18 @@ Only the engine thread may call anything here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
+from ingot.cache.launch import Launch, Mask, Mixed, Parted
 from ingot.cache.positions import Offset
 from ingot.models.upstream import ArraysCache, caches
 
 Kind = Literal["append", "window", "recurrent"]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Which rows run and how: slots [first, first + rows), `width` tokens each, of which `valid[i]` are real."""
-
-    first: int
-    starts: tuple[int, ...]
-    width: int
-    valid: tuple[int, ...]
-    offset: Offset
-
-    @property
-    def rows(self) -> int:
-        return len(self.starts)
-
-    @property
-    def last(self) -> int:
-        return self.first + self.rows
-
-    @cached_property
-    def row_index(self) -> mx.array:
-        """The rows' slots; made once for all layers."""
-        return mx.arange(self.first, self.last)
-
-    @cached_property
-    def start_index(self) -> mx.array:
-        return mx.array(self.starts)
-
-    @property
-    def ragged(self) -> bool:
-        return len(set(self.starts)) > 1
 
 
 class LayerState:
@@ -62,11 +30,45 @@ class LayerState:
 
     def __init__(self) -> None:
         self.launch: Launch | None = None
+        self.mixed: Mixed | None = None
+        self.neighbours: Sequence[Any] = ()  # all layers' states, this one among them
 
     @property
     def open_launch(self) -> Launch:
         assert self.launch is not None, "a layer state is used outside a launch"
         return self.launch
+
+    @property
+    def whole(self) -> Mixed | None:
+        """The mixed launch that is open, unless one of its launches is being computed."""
+        return self.mixed if self.launch is None else None
+
+    @contextmanager
+    def computing(self, launch: Launch) -> Iterator[None]:
+        """While this is open, the state is the cache of one launch, which may be part of a mixed one."""
+        self.launch = launch
+        try:
+            yield
+        finally:
+            self.launch = None
+
+    @property
+    def offset(self) -> Offset:
+        return self.open_launch.offset if self.whole is None else self.whole.offset
+
+    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Mask | Parted:
+        if self.whole is None:
+            return self._mask(width, return_array, window_size)
+        parts = tuple(self._mask_of(part, return_array, window_size) for part in self.whole.parts)
+        return None if all(part is None for part in parts) else Parted(self.whole, parts)
+
+    def _mask_of(self, part: Launch, return_array: bool, window_size: int | None) -> Mask:
+        with self.computing(part):
+            return self._mask(part.width, return_array, window_size)
+
+    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
+        """Which of its sequence's tokens each token of the open launch sees."""
+        raise NotImplementedError
 
     def resize(self, slots: int, capacity: int) -> None:
         """Make room for `slots` rows of `capacity` tokens; rows below `slots` keep what they hold."""
@@ -140,24 +142,35 @@ class AppendState(LayerState):
         self.keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
         self.values[slot : slot + 1, :, begin : begin + count] = arrays[1]
 
-    # What mlx-lm's models ask for.
+    # What layers that are computed together ask for.
 
-    @property
-    def offset(self) -> Offset:
-        return self.open_launch.offset
+    def allocate(self, heads: int, size: int, dtype: mx.Dtype) -> None:
+        """See that there are arrays, before anything was written."""
+        if self.keys is None or self.values is None:
+            shape = (self._slots, heads, self._capacity, size)
+            self.keys, self.values = mx.zeros(shape, dtype), mx.zeros(shape, dtype)
+
+    def release(self) -> None:
+        """Let go of the arrays: whoever took them writes them in place, and gives them back."""
+        self.keys = self.values = None
+
+    # What models ask for.
 
     def _begins(self) -> Sequence[int]:
         """Where each row's new tokens go in the buffer."""
         return self.open_launch.starts
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.write(keys, values)
+        return self.keys_and_values()
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
         if self.keys is None or self.values is None:
             self.keys = _empty_like(keys, self._slots, self._capacity)
             self.values = _empty_like(values, self._slots, self._capacity)
         begins = self._begins()
         _write(self.keys, keys, self.open_launch, begins)
         _write(self.values, values, self.open_launch, begins)
-        return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         launch = self.open_launch
@@ -166,14 +179,12 @@ class AppendState(LayerState):
         rows = slice(launch.first, launch.last)
         return self.keys[rows, :, :end], self.values[rows, :, :end]
 
-    def make_mask(
-        self, width: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
+    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         launch = self.open_launch
         if not launch.ragged and window_size is None and not return_array:
             return None if width == 1 else "causal"
         starts = launch.starts
-        return _mask(starts, [0] * launch.rows, width, max(starts) + width, window_size)
+        return _visible(starts, [0] * launch.rows, width, max(starts) + width, window_size)
 
     # Llama 4's chunked attention masks for itself and asks its cache to forget; this one need not.
 
@@ -241,16 +252,14 @@ class WindowState(AppendState):
         launch = self.open_launch
         return [start - first for start, first in zip(launch.starts, self._firsts(), strict=True)]
 
-    def make_mask(
-        self, width: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
+    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         launch = self.open_launch
         window = window_size or self.window
         self.asked = max(self.asked, window)
         end = max(self._begins()) + width
         if launch.rows == 1 and end <= window and not return_array:
             return None if width == 1 else "causal"
-        return _mask(launch.starts, self._firsts(), width, end, window)
+        return _visible(launch.starts, self._firsts(), width, end, window)
 
 
 class RecurrentState(LayerState, ArraysCache):
@@ -308,8 +317,11 @@ class RecurrentState(LayerState, ArraysCache):
 
     # What mlx-lm's models ask for.
 
-    def prepare(self, launch: Launch) -> None:
+    @contextmanager
+    def computing(self, launch: Launch) -> Iterator[None]:
         self._written = set()
+        with super().computing(launch):
+            yield
 
     def __getitem__(self, index: int) -> mx.array | None:
         launch, part = self.open_launch, self.cache[index]
@@ -334,13 +346,9 @@ class RecurrentState(LayerState, ArraysCache):
     def advance(self, count: int) -> None:
         """Lengths belong to the slots, which advance when the launch ends."""
 
-    def make_mask(self, width: int) -> mx.array | None:
+    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         lengths = self.lengths
         return None if lengths is None else mx.arange(width) < lengths[:, None]
-
-    @property
-    def offset(self) -> Offset:
-        return self.open_launch.offset
 
 
 class GroupState(LayerState):
@@ -350,6 +358,17 @@ class GroupState(LayerState):
         super().__init__()
         self.caches = parts
         self.kind = "recurrent" if any(part.kind == "recurrent" for part in parts) else parts[0].kind
+
+    @property
+    def whole(self) -> Mixed | None:
+        return self.caches[0].whole
+
+    @contextmanager
+    def computing(self, launch: Launch) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self.caches:
+                stack.enter_context(part.computing(launch))
+            yield
 
     def __getitem__(self, index: int) -> LayerState:
         return self.caches[index]
@@ -424,7 +443,7 @@ def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[i
             arena[launch.first + row, :, begin : begin + width] = update[row]
 
 
-def _mask(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
+def _visible(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
     """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j.
 
     Rows that see the same share one, as some models can only broadcast a mask without rows.

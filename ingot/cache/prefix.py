@@ -1,12 +1,14 @@
 """The radix index: which prefixes of which sequences are computed already, and where each can be resumed.
 
-A tree of tokens for each salt. A node covers tokens [begin, end) of its path and owns a record of them. The contract:
+A tree of tokens for each owner. A node covers tokens [begin, end) of its path and owns a record of them. The contract:
 
 - `match` finds how far a prompt is known and the furthest point from which it can be resumed: the longest one where
   every kind of layer has what it needs. It changes nothing but how recently the nodes were used.
+- `explain` says the same without a trace, and why it went no further.
 - `insert` adds what a sequence computed beyond what is known; what is known already is not stored twice.
+- `pin` keeps a prefix for as long as anything else can go instead.
 - `shrink` evicts until the index holds no more than so many bytes: least worth first, where worth is the time it
-  takes to compute again per byte, and is forgotten with age. Pinned nodes stay.
+  takes to compute again per byte, times how often it was used, and is forgotten with age. Pinned nodes go last.
 - `check` raises if the books are wrong.
 
 Pure Python: it asks of a record only its bytes, its split, and what its layers hold.
@@ -14,10 +16,31 @@ Pure Python: it asks of a record only its bytes, its split, and what its layers 
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
+from ingot.cache.evicted import Evicted
 from ingot.cache.records import Record
+from ingot.cache.thinning import superfluous
+from ingot.cache.tree import Node, Owner, agreement
+
+__all__ = ["Explanation", "Match", "Needs", "Owner", "PrefixIndex", "agreement"]
+
+TELLING = 16
+"""Tokens that must be known under another salt before that is given as the reason."""
+BEHIND = 64
+"""Tokens that a model must resume behind what is known before that is."""
+MOST_USES = 16
+"""Uses beyond which a node is worth no more: what many share stays long, and is forgotten in the end."""
+SNIPPET = 12
+"""Tokens of another continuation that an explanation shows."""
+SALTS = 64
+"""Other salts of a tenant that an explanation looks at."""
+
+Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,87 +65,140 @@ class Match:
     records: tuple[Record, ...] = ()
 
 
-@dataclass(eq=False, slots=True)
-class Node:
-    parent: Node | None
-    tokens: tuple[int, ...]
-    record: Record | None  # None for a root
-    children: dict[int, Node] = field(default_factory=dict)
-    worth: float = 0.0
-    pinned: bool = False
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a match is no longer. `theirs` are the first tokens of what is kept where the prompt's own differ.
 
-    @property
-    def end(self) -> int:
-        return self.record.end if self.record else 0
+    - complete: all that may be offered is
+    - new_turn: nothing that goes on from there was kept
+    - unseen: nothing that begins like the prompt was kept
+    - diverged: what was kept goes on otherwise
+    - evicted: it was kept, and had to go
+    - checkpoint: more is known, but this model can be resumed only at the ends of messages and chunks
+    - salt: it is kept under another salt of the same tenant
+    """
 
-    @property
-    def path(self) -> list[Node]:
-        """From the first node below the root to this one."""
-        found: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.record is not None:
-            found.append(node)
-            node = node.parent
-        return found[::-1]
+    known: int
+    length: int
+    reason: Reason
+    theirs: tuple[int, ...] = ()
 
 
 class PrefixIndex:
     def __init__(self, needs: Needs, cost: Callable[[int], float]) -> None:
         """`cost(n)` is the time in seconds that computing n tokens takes."""
         self._needs, self._cost = needs, cost
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[str, dict[str, Node]] = {}  # by tenant and salt
+        self._evicted = Evicted()
         self._clock = 0.0
         self.nbytes = 0
+        self.evictions = 0
 
-    def match(self, salt: str, tokens: Sequence[int], limit: int) -> Match:
+    def match(self, owner: Owner, tokens: Sequence[int], limit: int) -> Match:
         """What of `tokens` is here. At most the first `limit` are offered, so that something is left to compute."""
-        nodes, known = self._walk(salt, tokens)
+        nodes, known = self._walk(owner, tokens)
         for node in nodes:
+            node.uses += 1
             self._touch(node)
         length, depth = self._resumable(nodes, known, limit)
+        if depth and nodes[depth - 1].end == length:
+            nodes[depth - 1].resumed += 1
         records = tuple(node.record for node in nodes[:depth] if node.record is not None)
         return Match(known, length, records)
 
-    def insert(self, salt: str, tokens: Sequence[int], end: int, make: Callable[[int], Record]) -> Record | None:
+    def explain(self, owner: Owner, tokens: Sequence[int], limit: int) -> Explanation:
+        """What `match` would find now, and why no more."""
+        nodes, known = self._walk(owner, tokens)
+        length, depth = self._resumable(nodes, known, limit)
+        theirs = _continuation(nodes[-1], known) if nodes and known < len(tokens) else ()
+        if min(known, limit) - length >= BEHIND:
+            lost = any(node.lost for node in nodes[depth:] if node.end <= known)
+            return Explanation(known, length, "evicted" if lost else "checkpoint", theirs)
+        return Explanation(known, length, self._reason(owner, tokens, limit, known, theirs), theirs)
+
+    def insert(
+        self, owner: Owner, tokens: Sequence[int], end: int, make: Callable[[int], Record], *, landmark: bool = False
+    ) -> Record | None:
         """Store what is known of tokens[:end] and not yet here; `make(begin)` gives the record of [begin, end).
 
-        Returns the new record, or None when there is nothing new.
+        Returns the new record, or None when there is nothing new. A `landmark` is an end that others will share.
         """
         tokens = tuple(tokens[:end])
-        nodes, known = self._walk(salt, tokens)
+        nodes, known = self._walk(owner, tokens)
         if known == end and self._needs.anywhere:
             return None
-        parent = nodes[-1] if nodes else self._roots.setdefault(salt, Node(None, (), None))
+        parent = nodes[-1] if nodes else self._planted(owner)
         if known < parent.end:
             parent = self._split(parent, known)
         if known == end:
-            return self._refresh(parent, end, make)
+            parent.landmark |= landmark
+            return self._refresh(parent, make)
         record = make(known)
-        node = Node(parent, tokens[known:end], record)
+        node = Node(parent, tokens[known:end], record, landmark=landmark)
         parent.children[tokens[known]] = node
         self.nbytes += record.nbytes
         self._touch(node)
+        for spare in list(superfluous(node)):
+            self._give_up_checkpoint(spare)
         return record
 
-    def pin(self, salt: str, tokens: Sequence[int]) -> int:
-        """Keep what is known of `tokens` whatever happens; returns how many tokens that are."""
-        nodes, _ = self._walk(salt, tokens)
+    def pin(self, owner: Owner, tokens: Sequence[int]) -> int:
+        """Keep what is known of `tokens` while anything else can go; returns how many tokens that are."""
+        nodes, known = self._walk(owner, tokens)
+        if nodes and known < nodes[-1].end:
+            nodes[-1] = self._split(nodes[-1], known)
         for node in nodes:
             node.pinned = True
-        return nodes[-1].end if nodes else 0
+        return known
+
+    def pinned_bytes(self) -> int:
+        return sum(node.record.nbytes for node in self.nodes() if node.pinned and node.record is not None)
+
+    def unpinned_bytes(self, owner: Owner, tokens: Sequence[int]) -> int:
+        """What pinning these tokens would add to that, at most."""
+        nodes, _ = self._walk(owner, tokens)
+        return sum(node.record.nbytes for node in nodes if not node.pinned and node.record is not None)
 
     def shrink(self, most: int) -> None:
-        while self.nbytes > most and (victim := self._least_worth()) is not None:
-            self._clock = max(self._clock, victim.worth)
+        if self.nbytes <= most:
+            return
+        order = itertools.count()  # nodes do not compare
+        loose = [(node.pinned, node.worth, next(order), node) for node in self.nodes() if self._removable(node)]
+        heapq.heapify(loose)
+        while self.nbytes > most and loose:
+            _, worth, _, victim = heapq.heappop(loose)
+            self._clock = max(self._clock, worth)
             self._evict(victim)
+            parent = victim.parent
+            # A parent with a checkpoint is among the loose already.
+            if parent is not None and not parent.children and parent.record is not None and not parent.has_checkpoint:
+                heapq.heappush(loose, (parent.pinned, parent.worth, next(order), parent))
 
-    def nodes(self) -> Iterator[Node]:
-        pending = list(self._roots.values())
-        while pending:
-            node = pending.pop()
-            pending.extend(node.children.values())
-            if node.record is not None:
-                yield node
+    def clear(self, tenant: str) -> int:
+        """Forget all of a tenant's; returns the bytes that this frees."""
+        freed = sum(
+            node.record.nbytes
+            for salt in self.salts(tenant)
+            for node in self.nodes(Owner(tenant, salt))
+            if node.record is not None
+        )
+        self._roots.pop(tenant, None)
+        self.nbytes -= freed
+        return freed
+
+    def nodes(self, owner: Owner | None = None) -> Iterator[Node]:
+        """An owner's, or all of them."""
+        if owner is not None:
+            root = self._root(owner)
+            roots = [] if root is None else [root]
+        else:
+            roots = [root for salts in self._roots.values() for root in salts.values()]
+        for root in roots:
+            yield from _below(root)
+
+    def salts(self, tenant: str) -> list[str]:
+        """Under which something of a tenant's is kept."""
+        return list(self._roots.get(tenant, {}))
 
     def check(self) -> None:
         held = 0
@@ -136,10 +212,13 @@ class PrefixIndex:
 
     # Finding
 
-    def _walk(self, salt: str, tokens: Sequence[int]) -> tuple[list[Node], int]:
+    def _root(self, owner: Owner) -> Node | None:
+        return self._roots.get(owner.tenant, {}).get(owner.salt)
+
+    def _walk(self, owner: Owner, tokens: Sequence[int]) -> tuple[list[Node], int]:
         """The nodes along `tokens`, the last one perhaps only in part, and how many tokens agree."""
         tokens = tuple(tokens)
-        node, known, found = self._roots.get(salt), 0, []
+        node, known, found = self._root(owner), 0, []
         while node is not None and known == node.end and known < len(tokens):
             node = node.children.get(tokens[known])
             if node is not None:
@@ -175,56 +254,105 @@ class PrefixIndex:
                 return True
         return True
 
+    # Explaining
+
+    def _reason(self, owner: Owner, tokens: Sequence[int], limit: int, known: int, theirs: tuple[int, ...]) -> Reason:
+        if known >= limit:
+            return "complete"
+        if self._evicted.holds(owner, tokens, known):
+            return "evicted"
+        if self._elsewhere(owner, tokens) - known >= TELLING:
+            return "salt"
+        if theirs:
+            return "diverged"
+        return "new_turn" if known else "unseen"
+
+    def _elsewhere(self, owner: Owner, tokens: Sequence[int]) -> int:
+        """How many of `tokens` are known under another salt of the same tenant."""
+        others = (salt for salt in self._roots.get(owner.tenant, {}) if salt != owner.salt)
+        salts = itertools.islice(others, SALTS)
+        return max((self._walk(Owner(owner.tenant, salt), tokens)[1] for salt in salts), default=0)
+
     # Changing
+
+    def _planted(self, owner: Owner) -> Node:
+        return self._roots.setdefault(owner.tenant, {}).setdefault(owner.salt, Node(None, (), None, owner=owner))
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node in two where a new branch leaves it; returns the upper half."""
         assert node.record is not None and node.parent is not None
         first, second = node.record.split(at)
         cut = at - node.record.begin
-        upper = Node(node.parent, node.tokens[:cut], first, worth=node.worth, pinned=node.pinned)
+        upper = Node(node.parent, node.tokens[:cut], first, worth=node.worth, uses=node.uses, pinned=node.pinned)
         node.parent.children[node.tokens[0]] = upper
         self.nbytes += first.nbytes + second.nbytes - node.record.nbytes
         node.parent, node.tokens, node.record = upper, node.tokens[cut:], second
         upper.children[node.tokens[0]] = node
         return upper
 
-    def _refresh(self, node: Node, end: int, make: Callable[[int], Record]) -> Record | None:
+    def _refresh(self, node: Node, make: Callable[[int], Record]) -> Record | None:
         """All tokens are here. A node that lost its checkpoint, or never had one, gets it now."""
         if node.record is None or not self._needs.checkpoint or node.record.checkpoint is not None:
             return None
         made = make(node.record.begin)
         self.nbytes += made.nbytes - node.record.nbytes
-        node.record = made
+        node.record, node.lost = made, False
         self._touch(node)
         return made
 
     def _touch(self, node: Node) -> None:
         assert node.record is not None
-        node.worth = self._clock + self._cost(len(node.tokens)) / max(1, node.record.nbytes)
-
-    def _least_worth(self) -> Node | None:
-        loose = (node for node in self.nodes() if not node.pinned and self._removable(node))
-        return min(loose, key=lambda node: node.worth, default=None)
+        uses = min(1 + node.uses, MOST_USES)
+        node.worth = self._clock + uses * self._cost(len(node.tokens)) / max(1, node.record.nbytes)
 
     def _removable(self, node: Node) -> bool:
-        assert node.record is not None
-        return not node.children or node.record.checkpoint is not None
+        return node.record is not None and (not node.children or node.has_checkpoint)
 
     def _evict(self, node: Node) -> None:
         """A leaf goes; a node that others build on gives up its checkpoint."""
-        assert node.record is not None and node.parent is not None
-        self.nbytes -= node.record.nbytes
+        self.evictions += 1
         if node.children:
-            node.record = node.record.without_checkpoint()
-            self.nbytes += node.record.nbytes
+            self._give_up_checkpoint(node)
+            node.lost = True
         else:
-            del node.parent.children[node.tokens[0]]
+            self._drop(node)
+
+    def _give_up_checkpoint(self, node: Node) -> None:
+        assert node.record is not None
+        self.nbytes -= node.record.nbytes
+        node.record = node.record.without_checkpoint()
+        self.nbytes += node.record.nbytes
+
+    def _drop(self, node: Node) -> None:
+        assert node.record is not None and node.parent is not None
+        owner = node.root.owner
+        assert owner is not None
+        before = [token for above in node.parent.path for token in above.tokens]
+        self._evicted.add(owner, before, node.tokens)
+        self.nbytes -= node.record.nbytes
+        del node.parent.children[node.tokens[0]]
+        if node.parent.owner is not None and not node.parent.children:
+            self._forget(owner)
+
+    def _forget(self, owner: Owner) -> None:
+        salts = self._roots[owner.tenant]
+        del salts[owner.salt]
+        if not salts:
+            del self._roots[owner.tenant]
 
 
-def agreement(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # many times faster than the loop, and the ordinary case
-        return shorter
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+def _below(root: Node) -> Iterator[Node]:
+    pending = list(root.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        yield node
+
+
+def _continuation(node: Node, known: int) -> tuple[int, ...]:
+    """The first tokens that are kept behind the first `known` of a path that ends in or at the end of `node`."""
+    rest = node.tokens[known - node.end + len(node.tokens) :] if known < node.end else ()
+    while len(rest) < SNIPPET and node.children:
+        node = max(node.children.values(), key=lambda child: child.worth)
+        rest += node.tokens
+    return rest[:SNIPPET]

@@ -64,7 +64,10 @@ class Record:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
         first = tuple(None if delta is None else delta.part(self.begin, at) for delta in self.deltas)
         second = tuple(None if delta is None else delta.part(at, self.end) for delta in self.deltas)
-        return Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
+        halves = Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
+        # Until they are made, each half holds on to the whole, and evicting one would free nothing.
+        mx.async_eval([half.arrays() for half in halves])
+        return halves
 
     def without_checkpoint(self) -> Record:
         return replace(self, checkpoint=None)

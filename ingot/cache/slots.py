@@ -7,12 +7,13 @@ states are the caches that mlx-lm's models call. Only the engine thread may call
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP
-from ingot.cache.layers import GroupState, Kind, Launch, LayerState
+from ingot.cache.launch import Launch, Mixed
+from ingot.cache.layers import GroupState, Kind, LayerState
 from ingot.cache.positions import Offset, consecutive
 
 
@@ -35,6 +36,11 @@ class Slots:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
+
+    def witness(self) -> mx.array:
+        """Something small that exists once the states do. It holds none of them, so that they stay writable."""
+        newest = self.arrays()[-1]
+        return mx.sum(newest[0].reshape(-1)[:1])
 
     def resize(self, slots: int, capacity: int) -> None:
         """Rows at or above `slots` must be empty, and no row longer than `capacity`."""
@@ -74,19 +80,55 @@ class Slots:
         A row with fewer than `width` real tokens is padded on the right; what it computes for the padding is never
         seen by a real token. Raises nothing and changes no length if the forward pass fails.
         """
-        starts = tuple(self.lengths[first : first + rows])
-        counts = tuple(valid) if valid is not None else (width,) * rows
-        opened = Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
-        assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
-        for state in self.states:
-            state.launch = opened
-            state.prepare(opened)
-        try:
+        opened = self._opened(first, rows, width, valid, offset)
+        with self._acquainted(), ExitStack() as stack:
+            for state in self.states:
+                state.prepare(opened)
+                stack.enter_context(state.computing(opened))
             yield self.layers
+        self._advance(opened)
+
+    @contextmanager
+    def mixed(self, parts: Sequence[tuple[int, int, int]]) -> Iterator[list[LayerState]]:
+        """The caches of one forward pass over several launches, each `(first, rows, width)`, of different slots.
+
+        Only models whose mixers take mixed launches apart understand them. Otherwise as `launch`.
+        """
+        opened = Mixed(tuple(self._opened(first, rows, width) for first, rows, width in parts))
+        for state in self.states:
+            for part in opened.parts:
+                state.prepare(part)
+            state.mixed = opened
+        try:
+            with self._acquainted():
+                yield self.layers
         finally:
             for state in self.states:
-                state.launch = None
-        for slot, start, count in zip(range(first, first + rows), starts, counts, strict=True):
+                state.mixed = None
+        for part in opened.parts:
+            self._advance(part)
+
+    @contextmanager
+    def _acquainted(self) -> Iterator[None]:
+        """While this is open, states know each other; no longer, as they would keep each other alive."""
+        for state in self.states:
+            state.neighbours = self.states
+        try:
+            yield
+        finally:
+            for state in self.states:
+                state.neighbours = ()
+
+    def _opened(
+        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None, offset: Offset | None = None
+    ) -> Launch:
+        starts = tuple(self.lengths[first : first + rows])
+        counts = tuple(valid) if valid is not None else (width,) * rows
+        assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
+        return Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
+
+    def _advance(self, launch: Launch) -> None:
+        for slot, start, count in zip(range(launch.first, launch.last), launch.starts, launch.valid, strict=True):
             self.lengths[slot] = start + count
 
 

@@ -68,6 +68,9 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json("POST", path, body)
 
+    def delete(self, path: str) -> Any:
+        return self._json("DELETE", path, None)
+
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Chunk, None, None]:
         """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
         connection = self._connect()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
+from ingot.engine.encoding_request import EncoderCard
 from ingot.engine.request import ModelCard
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 
 
-def ready_record(url: str, card: ModelCard, *, needs_key: bool) -> str:
-    """One record: the ready line, a note for each thing that could be faster, and a curl to paste."""
+def ready_record(url: str, card: ModelCard, *, needs_key: bool, encoders: Iterable[EncoderCard] = ()) -> str:
+    """One record: the ready line, one for each encoder, a note for each thing that could be faster, a curl to paste."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.dtype})",
@@ -19,7 +21,13 @@ def ready_record(url: str, card: ModelCard, *, needs_key: bool) -> str:
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
     )
     notes = [f"note: {note}" for note in card.notes]
-    return "\n".join((" | ".join(facts), *notes, f"try: {_curl(url, needs_key)}"))
+    further = [_further(encoder) for encoder in encoders]
+    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key)}"))
+
+
+def _further(card: EncoderCard) -> str:
+    purpose = f"vectors of {card.dimension} numbers" if card.role == "embedding" else "reranking"
+    return f"also: {card.name} ({card.dtype}) for {purpose} | inputs of {card.length} tokens"
 
 
 def _curl(url: str, needs_key: bool) -> str:

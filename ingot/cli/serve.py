@@ -15,9 +15,10 @@ from ingot.cli.show_config import show
 from ingot.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
+    from ingot.engine.encoding_request import Role
     from ingot.engine.engine import Engine
 
-ABOUT = "Serve a model over HTTP, with OpenAI's protocols, and a page to chat at the same address."
+ABOUT = "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
 INTERRUPTED = 130
 
 
@@ -48,10 +49,15 @@ def _serve(settings: Settings) -> None:
             _leave_at_once()
 
         def say_ready(url: str) -> None:
-            print(ready_record(url, engine.card, needs_key=settings.api_key is not None), flush=True)
+            encoders = [offered.card for offered in engine.encoders.values()]
+            print(ready_record(url, engine.card, needs_key=settings.keyed, encoders=encoders), flush=True)
 
-        server = make_server(engine, settings, say_ready, listener)
-        server.run()
+        try:
+            server = make_server(engine, settings, say_ready, listener)
+            server.run()
+        except BaseException:
+            engine.close()
+            raise
         if server.force_exit:
             _leave_at_once()
         signal.signal(signal.SIGINT, _leave_at_once)
@@ -66,13 +72,21 @@ def start_engine(settings: Settings) -> Engine:
     progress = TerminalProgress()
     try:
         folder = locate(settings.model, settings, progress)
-        progress(f"loading {folder.name}")
+        further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
+        encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
+        progress(f"loading {', '.join(found.name for found in (folder, *encoders.values()))}")
     finally:
         progress.finish()
 
     from ingot.engine.start import start_engine as start
 
-    return start(settings, folder.path, name=folder.name, source=folder.source)
+    return start(
+        settings, folder.path, name=served_name(settings, folder.name), source=folder.source, encoders=encoders
+    )
+
+
+def served_name(settings: Settings, own: str) -> str:
+    return settings.served_model_name[0] if settings.served_model_name else own
 
 
 def _leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:

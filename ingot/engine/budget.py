@@ -6,7 +6,7 @@ cost of a set of rows is their number times that length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ingot.cache.footprint import Footprint, rounded, window_capacity
 
@@ -24,15 +24,24 @@ class Budget:
 
     def __init__(self, total: int, weights: int, footprint: Footprint, *, context: int, widest: int, rows: int) -> None:
         self.total, self.weights, self.footprint = total, weights, footprint
-        self.widest = widest
+        self.widest, self._rows = widest, rows
         free = max(0, total - weights)
-        wanted = self._transient(widest, context, rows)
+        wanted = self.pass_bytes([(widest, context), (rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
         self.states = free - self.transient
 
-    def _transient(self, width: int, context: int, rows: int) -> int:
+    def pass_bytes(self, parts: Iterable[tuple[int, int]]) -> int:
+        """What a forward pass holds while it runs, besides logits, of parts of `(tokens, context)` each."""
+        return sum(self._part_bytes(tokens, context) for tokens, context in parts)
+
+    def _part_bytes(self, tokens: int, context: int) -> int:
         shape = self.footprint
-        return width * (shape.activation + shape.score * context) + rows * 4 * shape.logits
+        at_once = tokens if shape.tile is None else min(tokens, shape.tile)
+        return tokens * shape.activation + at_once * shape.score * context
+
+    def runs(self, parts: Iterable[tuple[int, int]]) -> bool:
+        """Whether parts of `(tokens, context)` each fit in one forward pass."""
+        return self.pass_bytes(parts) <= self.transient
 
     def state_bytes(self, slots: int, capacity: int) -> int:
         """What `slots` slots with room for `capacity` tokens take, while they are being made."""
@@ -58,6 +67,11 @@ class Budget:
         return low
 
     def widest_launch(self, context: int) -> int:
-        """Tokens that one launch may compute behind `context` earlier ones."""
-        per_token = self.footprint.activation + self.footprint.score * (context + self.widest)
-        return max(1, min(self.widest, self.transient // max(1, per_token)))
+        """Tokens that one launch may compute behind `context` earlier ones, with room for some that decode."""
+        low, high = 1, self.widest
+        while low < high:
+            middle = (low + high + 1) // 2
+            beside = min(self._rows, middle)
+            fits = self.runs([(middle + beside, context + self.widest)])
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low

@@ -50,30 +50,51 @@ class Line:
 
 
 class StepCosts:
-    """Milliseconds of decoding rows and of prefilling tokens."""
+    """Milliseconds of decoding rows and of prefilling tokens.
 
-    def __init__(self) -> None:
+    Where a model `mixes`, both share forward passes, whose price is that of as many tokens; else their prices add up.
+    """
+
+    def __init__(self, *, mixes: bool = False) -> None:
+        self._mixes = mixes
         self._decode, self._prefill = Line(), Line()
 
     def observe_decode(self, rows: int, milliseconds: float) -> None:
         self._decode.observe(rows, milliseconds)
 
     def observe_prefill(self, tokens: int, milliseconds: float) -> None:
+        """A forward pass over prompt tokens; those of rows that decoded in it are counted like any other."""
         self._prefill.observe(tokens, milliseconds)
 
     def decode_ms(self, rows: int) -> float:
-        return self._decode.cost(rows) if rows and self._decode.known else 0.0
+        """Of a step in which rows decode and nothing else happens."""
+        if not self._mixes or not self._prefill.known:
+            return self._decode.cost(rows) if rows and self._decode.known else 0.0
+        # There may have been no such step yet, or none of nearly as many rows; but they cost no more than a prompt.
+        return min(self._decode.cost(rows), self.prefill_ms(rows)) if self._decode.known else self.prefill_ms(rows)
 
     def prefill_ms(self, tokens: int) -> float:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
 
-    def efficient_tokens(self) -> int:
-        """The fewest tokens of which the fixed cost of computing any takes no more than a fifth."""
+    def efficient_tokens(self, rows: int) -> int:
+        """The fewest tokens of which the fixed cost of computing any takes no more than a fifth.
+
+        Beside rows that decode in the same forward pass there is no such cost.
+        """
+        if self._mixes and rows:
+            return 1
         fixed, slope = self._prefill.fit() if self._prefill.known else (0.0, 1.0)
         return int(min(4 * fixed / slope, LARGEST_EFFICIENT)) if slope > 0 else LARGEST_EFFICIENT
 
-    def tokens_within(self, milliseconds: float, default: int) -> int:
-        """How many tokens can be prefilled in that time; `default` as long as nothing was measured."""
+    def tokens_within(self, milliseconds: float, rows: int, default: int) -> int:
+        """How many tokens can be prefilled in a step that takes so long and in which so many rows decode.
+
+        `default` as long as nothing was measured.
+        """
         if not self._prefill.known:
             return default
-        return int(min(max(self._prefill.size_for(milliseconds), 0.0), 1 << 30))
+        if self._mixes:
+            most = self._prefill.size_for(milliseconds) - rows
+        else:
+            most = self._prefill.size_for(milliseconds - self.decode_ms(rows))
+        return int(min(max(most, 0.0), 1 << 30))

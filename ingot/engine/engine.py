@@ -13,12 +13,20 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+from ingot.engine import guided
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
+from ingot.engine.encoding import OfferedEncoder
+from ingot.engine.encoding_request import Encoded, EncodingRequest, Role
+from ingot.engine.encodings import Encodings
 from ingot.engine.jobs import Job
+from ingot.engine.keeping import Keeping
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import Result, Runner, Step
 from ingot.engine.sampling import needs_history
@@ -38,6 +46,7 @@ from ingot.models.adapter import Adapter
 from ingot.text.tokenizer import Tokenizer
 
 log = logging.getLogger("ingot.engine")
+T = TypeVar("T")
 
 BEAT_S = 1.0
 """An idle engine shows that it lives this often."""
@@ -58,6 +67,7 @@ class Loaded:
     card: ModelCard
     budget: Budget
     cache_bytes: int = 0  # most that computed prefixes may take
+    encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # further models, for vectors and scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,15 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         return self._loaded.tokenizer
 
+    @property
+    def encoders(self) -> Mapping[Role, OfferedEncoder]:
+        return self._loaded.encoders
+
+    async def encode(self, request: EncodingRequest) -> Encoded:
+        """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
+        self._refuse_if_stopped()
+        return await self._encodings.encode(request)
+
     def open(self, request: Request) -> Stream:
         """Accept a request from a coroutine. Raises at once what can be known at once."""
         stream = Stream(lambda: self.cancel(request.id))
@@ -115,20 +134,21 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
         if request_id not in self._jobs:
-            return False
+            return self._encodings.cancel(request_id)
         self._mail.put(lambda: self._end_early(request_id, Cancelled("The request was cancelled")))
         return True
 
     def status(self) -> list[RequestStatus]:
         now = time.monotonic()
-        return [job.status(now) for job in list(self._jobs.values())]
+        return [*(job.status(now) for job in list(self._jobs.values())), *self._encodings.status(now)]
 
     def health(self) -> Health:
         ago = time.monotonic() - self._beat
         alive = self._thread.is_alive() and ago < STALLED_S
         detail = "ok" if alive else "the engine has stopped" if not self._thread.is_alive() else "the engine is stuck"
-        running = sum(job.phase != "queued" for job in list(self._jobs.values()))
-        return Health(alive, alive and not self._closing, detail, ago, running, len(self._jobs) - running)
+        phases = [status.phase for status in self.status()]
+        running = sum(phase != "queued" for phase in phases)
+        return Health(alive, alive and not self._closing, detail, ago, running, len(phases) - running)
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""
@@ -138,23 +158,30 @@ class Engine:
 
     def check(self) -> None:
         """Run the integrity check on the engine thread and wait for it; raises what it finds."""
-        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._on_thread(self._check)
+
+    @property
+    def kept(self) -> Keeping:
+        """The prefixes that are kept."""
+        return Keeping(lambda work: self._on_thread(lambda: work(self._runner.reuse)))
+
+    def _on_thread(self, work: Callable[[], T]) -> T:
+        self._refuse_if_stopped()
+        done: Future[T] = Future()
 
         def run() -> None:
             try:
-                self._check()
-            except AssertionError as error:
-                done.put(error)
-            else:
-                done.put(None)
+                done.set_result(work())
+            except BaseException as error:  # whoever waits raises it
+                done.set_exception(error)
 
         self._mail.put(run)
-        if (found := done.get()) is not None:
-            raise found
+        while not wait([done], BEAT_S).done:
+            self._refuse_if_stopped()
+        return done.result()
 
     def _accept(self, request: Request, reader: Reader) -> None:
-        if self._closing or not self._thread.is_alive():
-            raise Unavailable("The engine is not running", retry_after=5)
+        self._refuse_if_stopped()
         count = len(request.prompts) * request.n
         self._validate(request)
         with self._lock:
@@ -169,6 +196,10 @@ class Engine:
             job = Job(request, reader, self._sequences(request), self.tokenizer)
             self._jobs[request.id] = job
         self._mail.put(lambda: self._begin(job))
+
+    def _refuse_if_stopped(self) -> None:
+        if self._closing or not self._thread.is_alive():
+            raise Unavailable("The engine is not running", retry_after=5)
 
     def _validate(self, request: Request) -> None:
         context = self.card.context
@@ -194,13 +225,17 @@ class Engine:
             # Answers of one request differ, and the first one is what a request for a single one gives.
             own_seed = seed + (index % request.n) * 0x9E3779B9
             sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
-            sequence.marks = self._message_ends(prompt)
+            sequence.marks = self._message_ends(request, index // request.n)
             made.append(sequence)
         return made
 
-    def _message_ends(self, prompt: tuple[int, ...]) -> frozenset[int]:
-        """Templates end messages with a token that also ends answers; the next turn differs only after one."""
-        ends = [place for place, token in enumerate(prompt, start=1) if token in self.tokenizer.eos_ids]
+    def _message_ends(self, request: Request, number: int) -> frozenset[int]:
+        """As the request says. Else, templates end messages with a token that also ends answers; the next turn differs
+        only after one."""
+        ends: Many[int] = [
+            place for place, token in enumerate(request.prompts[number], start=1) if token in self.tokenizer.eos_ids
+        ]
+        ends = request.marks[number] if request.marks else ends
         return frozenset([*ends[:FIRST_MARKS], *ends[-LAST_MARKS:]])
 
     def _free_seats(self) -> int:
@@ -214,6 +249,9 @@ class Engine:
     def _live(self) -> None:
         try:
             self._loaded = self._load()
+            self._encodings = Encodings(
+                self._loaded.encoders, self._mail.put, self._limits.max_queue, self._limits.target_itl_ms
+            )
             self._make_rooms()
         except BaseException as error:  # handed to the constructor, which raises it
             self._failure = error
@@ -225,13 +263,17 @@ class Engine:
             self._take_mail()
             self._expire()
             self._flush()
+            began = time.monotonic()
             self._guarded_step()
-        self._abandon(Unavailable("The server is shutting down", retry_after=5))
+            self._encodings.advance(time.monotonic() - began, streaming=bool(self._jobs))
+        farewell = Unavailable("The server is shutting down", retry_after=5)
+        self._abandon(farewell)
+        self._encodings.abandon(farewell)
         self._flush()
         self._runner.close()
 
     def _make_rooms(self) -> None:
-        costs = StepCosts()
+        costs = StepCosts(mixes=self._loaded.adapter.mixed)
         budget = self._loaded.budget
         self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
 
@@ -245,7 +287,7 @@ class Engine:
 
     def _take_mail(self) -> None:
         """Run what other threads sent; with nothing else to do, wait for it."""
-        busy = bool(self._jobs)
+        busy = bool(self._jobs) or self._encodings.busy
         if not busy:
             self._rest()
         try:
@@ -264,11 +306,16 @@ class Engine:
             log.exception("the idle engine found its books wrong; it starts new ones")
             self._make_rooms()
         self._runner.rest()
+        self._encodings.rest()
 
     def _begin(self, job: Job) -> None:
         if job.request.id not in self._jobs:  # cancelled before it began
             return
         for sequence in job.sequences:
+            guided.begin(sequence)
+            if sequence.failure is not None:
+                self._end_early(job.request.id, sequence.failure)
+                return
             if sequence.limit == 0 and sequence.sampling.prompt_logprobs is None:
                 self._post(job, job.writers[sequence].finish("length"))
                 self._leave(sequence)
@@ -295,9 +342,15 @@ class Engine:
         self._note_admissions(plan)
         step = self._runner.launch(plan)
         self._read(step if step.launched else None)
+        if self._loaded.adapter.device.kind == "cpu" or self._encodings.busy:
+            # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
+            # for an encoder that comes between two steps.
+            self._read(None)
 
     def _needs_tokens(self) -> bool:
-        return any(needs_history(sequence.sampling) for sequence in self._scheduler.running)
+        return any(
+            needs_history(sequence.sampling) or guided.needs_tokens(sequence) for sequence in self._scheduler.running
+        )
 
     def _read(self, following: Step | None) -> None:
         """Read the tokens of the step before; `following` is the one that now runs."""
@@ -319,8 +372,15 @@ class Engine:
             if result.token is not None and sequence.limit > 0:
                 sequence.tokens.append(result.token)
                 sequence.first_token_at = sequence.first_token_at or now
-            self._post(job, job.writers[sequence].write(result))
-            if job.writers[sequence].ended is not None:
+                guided.accept(sequence, result.token)
+            if sequence.failure is not None:
+                self._end_early(sequence.request.id, sequence.failure)
+                continue
+            writer = job.writers[sequence]
+            self._post(job, writer.write(result))
+            if writer.ended is None and guided.is_done(sequence):
+                self._post(job, writer.finish("stop"))
+            if writer.ended is not None:
                 self._leave(sequence)
                 self._close_if_done(job)
 
@@ -364,6 +424,7 @@ class Engine:
         late = [job.request.id for job in self._jobs.values() if job.request.deadline and job.request.deadline < now]
         for request_id in late:
             self._end_early(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
+        self._encodings.expire(now)
 
     def _abandon(self, error: IngotError) -> None:
         for request_id in list(self._jobs):
@@ -383,6 +444,7 @@ class Engine:
     def _check_books(self) -> None:
         self._scheduler.check()
         self._runner.check()
+        self._encodings.check()
         held = {sequence for job in self._jobs.values() for sequence in job.sequences if not sequence.ended}
         assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
         assert set(self._runner.seats.taken) <= held, "a slot is held by nobody"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.engine.output import Writer
-from ingot.engine.request import Ended, Phase, Request, RequestStatus, Timing, Usage
+from ingot.engine.request import CacheReport, Ended, Phase, Request, RequestStatus, Timing, Usage
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import Reader
 from ingot.text.tokenizer import Tokenizer
@@ -27,10 +27,15 @@ class Job:
             prompt_tokens=sum(len(prompt) for prompt in self.request.prompts),
             completion_tokens=sum(sequence.produced for sequence in self.sequences),
             cached_tokens=sum(sequence.cached for sequence in self.sequences[:: self.request.n]),
+            thinking_tokens=sum(writer.thinking_tokens for writer in self.writers.values()),
         )
 
     def ended(self, now: float) -> Ended:
-        return Ended(self.usage(), self._timing(now))
+        return Ended(self.usage(), self._timing(now), self._reports())
+
+    def _reports(self) -> tuple[CacheReport, ...]:
+        firsts = self.sequences[:: self.request.n]
+        return tuple(sequence.report for sequence in firsts if sequence.report is not None)
 
     def _timing(self, now: float) -> Timing:
         arrived = self.request.arrived
@@ -52,4 +57,6 @@ class Job:
             age_s=now - self.request.arrived,
             tokens_per_second=usage.completion_tokens / since if since > 0 else 0.0,
             preemptions=sum(sequence.preemptions for sequence in self.sequences),
+            tenant=self.request.tenant,
+            cache=self._reports(),
         )

@@ -95,6 +95,7 @@ class Request:
     salt: str = ""  # requests with different salts share nothing
     tenant: str = ""  # whose request it is; tenants share nothing and see nothing of each other
     pin: bool = False  # what is computed of its prompts is kept while anything else can go
+    background: bool = False  # runs only while nothing else does
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)

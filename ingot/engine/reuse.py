@@ -6,22 +6,30 @@ ends of messages and at strides, and at its own end. Kept records give way to ru
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ingot.cache.layers import WindowState
-from ingot.cache.prefix import Match, Needs, PrefixIndex, agreement
+from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
 from ingot.cache.records import put, take
 from ingot.cache.slots import Slots
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
+from ingot.engine.request import CacheReason, CacheReport, Request
 from ingot.engine.sequence import Sequence
 
 STRIDE = 512
 """Tokens of a prompt after which what was computed is kept, so that a cancelled or a shared prompt is not lost."""
 CHECKPOINT_STRIDE = 2048
 """The same where a sequence can only be resumed at checkpoints, which cost much and mostly stand at messages' ends."""
+LANDMARKS = 2
+"""Messages' ends that other conversations are likely to share: behind the system prompt and the first message."""
+PINNED_SHARE = 0.5
+"""Of the memory for kept prefixes, the most that pinned ones may take."""
 WORTH_WAITING = 64
 """A sequence waits for another one's prompt when at least this many tokens of it are its own as well."""
 
@@ -33,10 +41,28 @@ def needs_of(slots: Slots) -> Needs:
     return Needs("recurrent" in slots.kinds, windows)
 
 
+@dataclass
+class Counts:
+    """What taking over was good for so far."""
+
+    prompts: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+
+    def add(self, tokens: int, matched: int) -> None:
+        self.prompts += 1
+        self.hits += matched > 0
+        self.prompt_tokens += tokens
+        self.matched_tokens += matched
+
+
 class Reuse:
     def __init__(self, needs: Needs, budget: Budget, costs: StepCosts, limit: int) -> None:
         self.index = PrefixIndex(needs, lambda tokens: costs.prefill_ms(tokens) / 1000)
-        self._needs, self._budget, self._limit = needs, budget, limit
+        self.limit = limit
+        self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
+        self._needs, self._budget = needs, budget
         self._stride = STRIDE if needs.anywhere else CHECKPOINT_STRIDE
         self._found: dict[Sequence, Match] = {}
 
@@ -44,27 +70,48 @@ class Reuse:
 
     def admit(self, sequence: Sequence) -> None:
         """Let an admitted sequence start behind what is known of it."""
-        if not self._uses(sequence):
+        first = sequence.preemptions == 0
+        if first:
+            sequence.report = self.explain(sequence.request, sequence.tokens)
+        if not self._uses(sequence.request):
             return
-        found = self.index.match(sequence.request.salt, sequence.tokens, len(sequence.tokens) - 1)
+        owner = _owner(sequence.request)
+        found = self.index.match(owner, sequence.tokens, len(sequence.tokens) - 1)
         if found.length:
             self._found[sequence] = found
         sequence.computed = sequence.kept = found.length
-        if sequence.preemptions == 0:
+        if first:
             sequence.cached = found.length
+            self.counts[owner.tenant].add(len(sequence.tokens), found.length)
+
+    def explain(self, request: Request, tokens: Many[int]) -> CacheReport:
+        """What a prompt of these tokens would take over now, and why no more."""
+        if (reason := self._unused(request)) is not None:
+            return CacheReport(len(tokens), 0, 0, reason)
+        found = self.index.explain(_owner(request), tokens, len(tokens) - 1)
+        ours = tuple(tokens[found.known : found.known + SNIPPET])
+        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs)
+
+    def _unused(self, request: Request) -> CacheReason | None:
+        """Why a request has nothing to do with what is kept, if so."""
+        if self.limit == 0:
+            return "disabled"
+        if not request.cache:
+            return "off"
+        # A prompt that is scored is computed whole: its logprobs are not part of any record.
+        return "scored" if request.sampling.prompt_logprobs is not None else None
+
+    def _uses(self, request: Request) -> bool:
+        return self._unused(request) is None
 
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether a running sequence is about to compute what this one could take over from it."""
-        if not self._uses(sequence):
+        if not self._uses(sequence.request):
             return False
         return any(self._shares(sequence, other) for other in running if not other.decoding)
 
-    def _uses(self, sequence: Sequence) -> bool:
-        # A prompt that is scored is computed whole: its logprobs are not part of any record.
-        return self._limit > 0 and sequence.request.cache and sequence.sampling.prompt_logprobs is None
-
     def _shares(self, sequence: Sequence, other: Sequence) -> bool:
-        if other.request.salt != sequence.request.salt or not self._uses(other):
+        if _owner(other.request) != _owner(sequence.request) or not self._uses(other.request):
             return False
         if sequence.tokens[:WORTH_WAITING] != other.tokens[:WORTH_WAITING]:
             return False
@@ -75,7 +122,7 @@ class Reuse:
 
     def next_stop(self, sequence: Sequence) -> int:
         """Where the next chunk must end at the latest, so that a checkpoint can be taken there."""
-        if self._needs.anywhere or not self._uses(sequence):
+        if self._needs.anywhere or not self._uses(sequence.request):
             return sequence.total
         ahead = (mark for mark in sequence.marks if mark > sequence.computed)
         return min(ahead, default=sequence.total)
@@ -92,7 +139,7 @@ class Reuse:
     def keep(self, slots: Slots, sequence: Sequence, *, last: bool = False) -> None:
         """Keep what the sequence computed since the last time, if this is a place to do so."""
         slot = sequence.slot
-        if slot is None or not self._uses(sequence):
+        if slot is None or not self._uses(sequence.request):
             return
         computed = slots.lengths[slot]
         if not (last or computed in sequence.marks or computed - sequence.kept >= self._stride):
@@ -100,18 +147,35 @@ class Reuse:
         if computed <= sequence.kept:
             return
         made = self.index.insert(
-            sequence.request.salt, sequence.tokens, computed, lambda begin: take(slots, slot, begin)
+            _owner(sequence.request),
+            sequence.tokens,
+            computed,
+            lambda begin: take(slots, slot, begin),
+            landmark=computed in sorted(sequence.marks)[:LANDMARKS],
         )
         sequence.kept = computed
+        if sequence.request.pin and computed >= len(sequence.prompt):
+            self._pin(sequence)
         if made is not None:
             # Before the next launch writes to the slots: it could not write in place while these copies wait.
             mx.async_eval(made.arrays())
             self.make_way(slots.count, slots.capacity)
 
+    def _pin(self, sequence: Sequence) -> None:
+        """Pins must leave room for others: those that would take more than their share are kept like anything else."""
+        owner = _owner(sequence.request)
+        wanted = self.index.unpinned_bytes(owner, sequence.prompt)
+        if self.index.pinned_bytes() + wanted <= PINNED_SHARE * self.limit:
+            self.index.pin(owner, sequence.prompt)
+
     def make_way(self, slots: int, capacity: int) -> None:
         """Hold no more than running sequences leave."""
-        self.index.shrink(min(self._limit, self._budget.states - self._budget.state_bytes(slots, capacity)))
+        self.index.shrink(min(self.limit, self._budget.states - self._budget.state_bytes(slots, capacity)))
 
     def check(self) -> None:
         self.index.check()
         assert not self._found, "a prefix was found for a sequence that never ran"
+
+
+def _owner(request: Request) -> Owner:
+    return Owner(request.tenant, request.salt)

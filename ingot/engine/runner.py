@@ -9,23 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, rounded
 from ingot.cache.slots import Slots
+from ingot.engine import guided
 from ingot.engine.budget import Budget, slot_count
 from ingot.engine.costs import StepCosts
+from ingot.engine.passes import Part, Passes
 from ingot.engine.reuse import Reuse, needs_of
 from ingot.engine.sampling import Drawn, draw, score
-from ingot.engine.scheduler import Chunk, Plan
+from ingot.engine.scheduler import Plan
 from ingot.engine.seats import Seats
 from ingot.engine.sequence import Sequence
 from ingot.models.adapter import Adapter
-
-PADDING_SHARE = 0.25
-"""Prompts are computed together when at most this share of the launch is padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One forward pass on its way. `rows[i]` draws a token where `draws[i]`; `scored` is a prompt's logprobs."""
+    """A forward pass on its way. `rows` each draw a token; `scored` is a prompt and its logprobs."""
 
     rows: tuple[Sequence, ...]
-    draws: tuple[bool, ...]
-    drawn: Drawn
+    drawn: Drawn | None
+    witness: mx.array | None  # where nothing is drawn: something small that exists when the pass is done
     tokens: int
     prefill: bool
     began: float  # when its graph was begun, on the clock of time.perf_counter()
-    scored: Drawn | None = None
+    scored: tuple[Sequence, Drawn] | None = None
     spent: list[float] = field(default_factory=list)  # seconds for which this thread was held up by it
 
     def arrays(self) -> list[mx.array]:
-        return self.drawn.arrays() + (self.scored.arrays() if self.scored else [])
+        drawn = self.drawn.arrays() if self.drawn else []
+        scored = self.scored[1].arrays() if self.scored else []
+        return [*drawn, *scored, *([] if self.witness is None else [self.witness])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,15 @@ class Runner:
         self.slots: Slots = adapter.new_slots()
         self.seats = Seats(self.slots)
         self.reuse = Reuse(needs_of(self.slots), budget, costs, cache_bytes)
+        self._passes = Passes(adapter, budget)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._free_at = 0.0
 
     def launch(self, plan: Plan) -> Step:
         """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done."""
         self._seat(plan)
-        launched = []
-        if plan.decode:
-            launched += [self._decode(rows) for rows in self._decode_groups()]
-        launched += [self._prefill(group) for group in self._prefill_groups(plan.chunks)]
-        return Step(launched)
+        decoding = self.seats.taken[: self.seats.decoding]
+        return Step([self._run(parts) for parts in self._passes.of(decoding, plan.chunks, self.slots.capacity)])
 
     def collect(self, step: Step) -> Iterable[list[Result]]:
         """Wait for the step's launches, one after another, and yield each one's results."""
@@ -153,31 +153,42 @@ class Runner:
             self.reuse.make_way(slots, capacity)
             self.slots.resize(slots, max(capacity, CAPACITY_STEP))
 
-    # Decoding
+    # Forward passes
 
-    def _decode_groups(self) -> list[tuple[int, int]]:
-        """Slots [first, last) that run together: all decoding ones, or runs of equal length."""
-        count = self.seats.decoding
-        if self._adapter.ragged:
-            return [(0, count)]
-        groups: list[tuple[int, int]] = []
-        for slot in range(count):
-            if groups and self.slots.lengths[groups[-1][0]] == self.slots.lengths[slot]:
-                groups[-1] = (groups[-1][0], slot + 1)
-            else:
-                groups.append((slot, slot + 1))
-        return groups
-
-    def _decode(self, span: tuple[int, int]) -> Launched:
+    def _run(self, parts: list[Part]) -> Launched:
+        """Start a forward pass and account for it as done."""
         began = time.perf_counter()
-        first, last = span
-        rows = tuple(self.seats.taken[first:last])
-        tokens = self._next_tokens(rows)
-        with self.slots.launch(first, len(rows), 1) as layers:
-            logits = self._adapter.forward(tokens[:, None], layers)
-        drawn = draw(logits[:, -1], rows)
-        launched = Launched(rows, (True,) * len(rows), drawn, len(rows), prefill=False, began=began)
-        return self._sent(launched, [1] * len(rows))
+        logits = self._forward_mixed(parts) if self._adapter.mixed else self._forward(parts[0])
+        rows = tuple(row for part in parts for row, draws in zip(part.rows, part.draws, strict=True) if draws)
+        scored = self._score(parts[0], logits) if parts[0].scoring else None
+        drawn = self._draw(logits[-len(rows) :], rows) if rows else None
+        prefill = not all(part.decoding for part in parts)
+        tokens = sum(part.tokens for part in parts)
+        witness = self.slots.witness() if drawn is None and scored is None else None
+        launched = Launched(rows, drawn, witness, tokens, prefill, began, scored)
+        mx.async_eval(launched.arrays(), self.slots.arrays())
+        launched.spent.append(time.perf_counter() - began)
+        self._account(launched, parts)
+        return launched
+
+    def _forward_mixed(self, parts: list[Part]) -> mx.array:
+        """Logits of each row that draws, or of all tokens of a prompt that is scored."""
+        tokens = [self._next_tokens(part.rows) if part.decoding else mx.array(_tokens(part)[0]) for part in parts]
+        ends = accumulate(count for part in parts for count in part.counts)
+        draws = (draws for part in parts for draws in part.draws)
+        at = [end - 1 for end, draws in zip(ends, draws, strict=True) if draws]
+        with self.slots.mixed([(part.first, len(part.rows), part.width) for part in parts]) as layers:
+            return self._adapter.forward_mixed(mx.concatenate(tokens), layers, None if parts[0].scoring else at)
+
+    def _forward(self, part: Part) -> mx.array:
+        """The same for a model that cannot mix, and a single part."""
+        tokens = self._next_tokens(part.rows)[:, None] if part.decoding else mx.array(_tokens(part))
+        at = None if part.scoring else [count - 1 for count in part.counts]
+        with self.slots.launch(part.first, len(part.rows), part.width, part.counts) as layers:
+            logits = self._adapter.forward(tokens, layers, at)
+        if part.scoring:
+            return logits[0]
+        return logits[:, -1] if all(part.draws) else logits[_places(part.draws), -1]
 
     def _next_tokens(self, rows: tuple[Sequence, ...]) -> mx.array:
         """The rows' newest tokens, from the device where Python has not seen them yet."""
@@ -195,76 +206,32 @@ class Runner:
             ]
         )
 
-    # Prefill
+    def _draw(self, logits: mx.array, rows: tuple[Sequence, ...]) -> Drawn:
+        if all(row.guide is None for row in rows):
+            return draw(logits, rows)
+        mx.async_eval(logits)  # the device works while the masks are made
+        return draw(logits, rows, guided.masks((row, True) for row in rows))
 
-    def _prefill_groups(self, chunks: tuple[Chunk, ...]) -> list[list[Chunk]]:
-        """Chunks of neighbouring slots and like widths run together."""
-        groups: list[list[Chunk]] = []
-        for chunk in sorted(chunks, key=lambda chunk: chunk.sequence.slot or 0):
-            if groups and self._joins(groups[-1], chunk):
-                groups[-1].append(chunk)
-            else:
-                groups.append([chunk])
-        return groups
-
-    def _joins(self, group: list[Chunk], chunk: Chunk) -> bool:
-        members = [*group, chunk]
-        if any(member.sequence.scoring for member in members) or not self._adapter.padded:
-            return False
-        assert chunk.sequence.slot is not None and group[-1].sequence.slot is not None
-        width = max(member.count for member in members)
-        longest = max(member.sequence.computed for member in members)
-        padding = 1 - sum(member.count for member in members) / (width * len(members))
-        return (
-            chunk.sequence.slot == group[-1].sequence.slot + 1
-            and padding <= PADDING_SHARE
-            and longest + width <= self.slots.capacity
-            and width * len(members) <= self._budget.widest_launch(longest)
-        )
-
-    def _prefill(self, group: list[Chunk]) -> Launched:
-        began = time.perf_counter()
-        rows = tuple(chunk.sequence for chunk in group)
-        counts = [chunk.count for chunk in group]
-        width = max(counts)
-        tokens = [
-            _padded(row.tokens[row.computed : row.computed + n], width) for row, n in zip(rows, counts, strict=True)
-        ]
-        first = rows[0].slot
-        assert first is not None
-        scoring = rows[0].scoring
-        with self.slots.launch(first, len(rows), width, counts) as layers:
-            at = None if scoring else [count - 1 for count in counts]
-            logits = self._adapter.forward(mx.array(tokens), layers, at)
-        drawn = draw(logits[:, -1], rows)
-        scored = self._score(rows[0], counts[0], logits) if scoring else None
-        draws = tuple(chunk.final for chunk in group)
-        launched = Launched(rows, draws, drawn, sum(counts), prefill=True, began=began, scored=scored)
-        return self._sent(launched, counts)
-
-    def _score(self, row: Sequence, count: int, logits: mx.array) -> Drawn | None:
+    def _score(self, part: Part, logits: mx.array) -> tuple[Sequence, Drawn] | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict."""
-        targets = row.prompt[row.computed + 1 : row.computed + count + 1]
+        row = part.rows[0]
+        targets = row.prompt[row.computed + 1 : row.computed + part.width + 1]
         if not targets:
             return None
         top = row.sampling.prompt_logprobs or 0
-        return score(logits[0, : len(targets)].astype(mx.float32), mx.array(targets), top)
+        return row, score(logits[: len(targets)].astype(mx.float32), mx.array(targets), top)
 
-    def _sent(self, launched: Launched, counts: list[int]) -> Launched:
-        """Start the work and account for it as done."""
-        mx.async_eval(launched.arrays(), self.slots.arrays())
-        launched.spent.append(time.perf_counter() - launched.began)
-        for place, (row, draws, count) in enumerate(zip(launched.rows, launched.draws, counts, strict=True)):
+    def _account(self, launched: Launched, parts: list[Part]) -> None:
+        for place, row in enumerate(launched.rows):
+            assert launched.drawn is not None
+            self._latest[row] = (launched.drawn.tokens, place)
+        for row, count, draws in [work for part in parts for work in part.work()]:
             row.computed += count
-            if draws:
-                row.sampled += 1
-                self._latest[row] = (launched.drawn.tokens, place)
-        for row, draws in zip(launched.rows, launched.draws, strict=True):
+            row.sampled += draws
             if not row.decoding:
                 self.reuse.keep(self.slots, row, last=draws)
                 if draws:
                     self.seats.start_decoding(row)
-        return launched
 
     def _measure(self, launched: Launched) -> None:
         now = time.perf_counter()
@@ -280,8 +247,14 @@ class Runner:
             self._costs.observe_decode(len(launched.rows), 1000 * spent)
 
 
-def _padded(tokens: list[int], width: int) -> list[int]:
-    return tokens + [0] * (width - len(tokens))
+def _tokens(part: Part) -> list[list[int]]:
+    """The next tokens of its rows, padded on the right."""
+    counted = zip(part.rows, part.counts, strict=True)
+    return [row.tokens[row.computed : row.computed + n] + [0] * (part.width - n) for row, n in counted]
+
+
+def _places(chosen: tuple[bool, ...]) -> mx.array:
+    return mx.array([place for place, wanted in enumerate(chosen) if wanted], dtype=mx.int32)
 
 
 def _listed(array: mx.array) -> list[Any]:
@@ -290,16 +263,17 @@ def _listed(array: mx.array) -> list[Any]:
 
 
 def _results(launched: Launched) -> list[Result]:
-    tokens = _listed(launched.drawn.tokens)
-    found = _logprobs(launched.drawn, tokens) if launched.drawn.logprobs is not None else [None] * len(tokens)
-    scored: tuple[Logprobs, ...] = ()
-    if launched.scored is not None:
-        scored = tuple(_logprobs(launched.scored, _listed(launched.scored.tokens)))
-    return [
-        Result(row, token if draws else None, logprobs, scored)
-        for row, draws, token, logprobs in zip(launched.rows, launched.draws, tokens, found, strict=True)
-        if draws or scored
-    ]
+    tokens = _listed(launched.drawn.tokens) if launched.drawn is not None else []
+    found: list[Logprobs | None] = [None] * len(tokens)
+    if launched.drawn is not None and launched.drawn.logprobs is not None:
+        found = [*_logprobs(launched.drawn, tokens)]
+    results = [Result(*drawn) for drawn in zip(launched.rows, tokens, found, strict=True)]
+    if launched.scored is None:
+        return results
+    row, scores = launched.scored
+    scored = tuple(_logprobs(scores, _listed(scores.tokens)))
+    last = results[0] if results else Result(row, None)
+    return [Result(row, last.token, last.logprobs, scored)]
 
 
 def _logprobs(drawn: Drawn, tokens: list[int]) -> list[Logprobs]:

@@ -1,8 +1,8 @@
 """From logits to tokens, for all rows at once, each with its own parameters.
 
-Order: logit bias and penalties, temperature, top-k, top-p, min-p, then a draw. A row's draw is a number that
-depends on its seed and on how many tokens it has, on nothing else: the same seed gives the same text whatever else
-is in the batch. Logprobs are the model's own, before any of this.
+Order: logit bias and penalties, what a guide allows, temperature, top-k, top-p, min-p, then a draw. A row's draw is
+a number that depends on its seed and on how many tokens it has, on nothing else: the same seed gives the same text
+whatever else is in the batch. Logprobs are the model's own, before any of this.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.engine.request import Sampling
+from ingot.text.guide import Mask
 
 _MASK = (1 << 64) - 1
+
+# For each byte of a packed mask, what is added to the logits of its eight tokens.
+_FORBIDDEN = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -70,10 +76,10 @@ def needs_history(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
-def draw(logits: mx.array, rows: Sequence[SampledRow]) -> Drawn:
-    """Draw one token for each row of `logits` [rows, vocab]."""
+def draw(logits: mx.array, rows: Sequence[SampledRow], masks: Sequence[Mask | None] = ()) -> Drawn:
+    """Draw one token for each row of `logits` [rows, vocab]; `masks`, if any row has one, say what may be drawn."""
     logits = logits.astype(mx.float32)
-    adjusted = _adjusted(logits, rows)
+    adjusted = masked(_adjusted(logits, rows), masks)
     tokens = _choose(adjusted, rows)
     wanted = [row.sampling.logprobs for row in rows if row.sampling.logprobs is not None]
     if not wanted:
@@ -128,6 +134,21 @@ def _repetition(logits: mx.array, number: int, row: SampledRow) -> mx.array:
     penalty = row.sampling.repetition_penalty
     logits[number, seen] = mx.where(values > 0, values / penalty, values * penalty)
     return logits
+
+
+def masked(logits: mx.array, masks: Sequence[Mask | None]) -> mx.array:
+    """Take from each row of logits that has a mask the tokens that it does not allow."""
+    if all(mask is None for mask in masks):
+        return logits
+    vocab = logits.shape[-1]
+    words = -(-vocab // 32)
+    packed = np.full((len(masks), words), 0xFFFFFFFF, dtype=np.uint32)
+    for number, mask in enumerate(masks):
+        if mask is not None:
+            packed[number] = mask[:words]
+    # Eight tokens at a time: to look a byte up is cheaper than to shift its bits out one by one.
+    amounts = mx.array(_FORBIDDEN)[mx.array(packed.view(np.uint8))]
+    return logits + amounts.reshape(len(masks), -1)[:, :vocab]
 
 
 def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:

@@ -21,13 +21,15 @@ from ingot.cache.footprint import CAPACITY_STEP, rounded
 from ingot.engine.costs import StepCosts
 from ingot.engine.sequence import Sequence
 
-UNHURRIED_STEP_MS = 1000.0
-"""Longest step while nobody waits for a next token: how long a cancel or a newcomer may have to wait."""
+LONGEST_STEP_MS = 1000.0
+"""Most prefill in one step: how long a cancel, a newcomer or, on slow devices, a running stream may have to wait."""
 SMALLEST_CHUNK = 8
 UNMEASURED_CHUNK = 64
-SLOW_SHARE = 4.0
-"""Where decode steps alone come near the latency target or exceed it, smooth streams are not to be had, and prefill
+SLOW_SHARE = 8.0
+"""Where decode steps alone take more than half of the latency target, smooth streams are not to be had, and prefill
 gets up to this many times the time of a decode step: short steps would only make everything slower."""
+STEEPNESS = 4.0
+"""How soon it gets all of that, beyond half of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan:
         retired = self._retire()
-        preempted = self._grow()
+        preempted = [*self._clear_the_way(), *self._grow()]
         admitted = self._admit(now)
         decode = tuple(sequence for sequence in self.running if sequence.decoding)
         return Plan(tuple(preempted), tuple(retired), tuple(admitted), decode, tuple(self._chunks(now, len(decode))))
@@ -123,16 +125,15 @@ class Scheduler:
                 if self.fits([*others, wanted]):
                     sequence.reserved = wanted
                 else:
-                    preempted.append(self._preempt_newest())
+                    preempted.append(self._preempt(max(self.running, key=lambda running: running.ticket)))
         return preempted
 
-    def _preempt_newest(self) -> Sequence:
-        newest = max(self.running, key=lambda running: running.ticket)
-        self.running.remove(newest)
-        _release(newest)
-        newest.preemptions += 1
-        self.add(newest)
-        return newest
+    def _preempt(self, sequence: Sequence) -> Sequence:
+        self.running.remove(sequence)
+        _release(sequence)
+        sequence.preemptions += 1
+        self.add(sequence)
+        return sequence
 
     def _admit(self, now: float) -> list[Sequence]:
         """First come, first served: only who waits for another's prefix is overtaken, so nobody starves."""
@@ -140,6 +141,8 @@ class Scheduler:
         for head in list(self.waiting):
             if len(self.running) >= self.max_sequences:
                 break
+            if self._gives_way(head):
+                continue
             if not head.known:  # preempted a moment ago; its last token is read before the next step
                 break
             if self.prefixes.waits(head, self.running):
@@ -155,31 +158,49 @@ class Scheduler:
             admitted.append(head)
         return admitted
 
+    def _clear_the_way(self) -> list[Sequence]:
+        """Those in no hurry go back to the queue when others come, with their memory."""
+        return [self._preempt(sequence) for sequence in list(self.running) if self._gives_way(sequence)]
+
+    def _gives_way(self, sequence: Sequence) -> bool:
+        if not sequence.request.background:
+            return False
+        return any(not other.request.background for other in (*self.waiting, *self.running))
+
     def _chunks(self, now: float, decoding: int) -> Iterable[Chunk]:
         pending = [sequence for sequence in self.running if not sequence.decoding]
         # The shortest first, but a second of age weighs as much as a second of work: a long prompt lets short ones
         # pass only as long as that costs it little.
         pending.sort(key=lambda s: (self.costs.prefill_ms(s.remaining) - 1000 * (now - s.arrived), s.ticket))
-        budget = self._prefill_budget(decoding, pending)
+        budget, least = self._prefill_budget(decoding), self._least_chunk(decoding)
+        first = True
         for sequence in pending:
-            if budget <= 0:
+            if budget < (1 if first else least):
                 return
-            room = self.prefixes.next_stop(sequence) - sequence.computed
-            count = min(sequence.remaining, room, budget, self.widest(sequence))
+            room = min(self.prefixes.next_stop(sequence) - sequence.computed, sequence.remaining)
+            count = min(room, budget)
+            if room - count < least:  # what would be left is not worth a launch of its own
+                count = room
+            count = min(count, self.widest(sequence))
             budget -= count
+            first = False
             yield Chunk(sequence, count, final=count == sequence.remaining)
 
-    def _prefill_budget(self, decoding: int, pending: Many[Sequence]) -> int:
+    def _least_chunk(self, decoding: int) -> int:
+        return max(SMALLEST_CHUNK, self.costs.efficient_tokens(decoding))
+
+    def _prefill_budget(self, decoding: int) -> int:
         """Prompt tokens of this step."""
-        if not decoding or not pending:
-            return max(SMALLEST_CHUNK, self.costs.tokens_within(UNHURRIED_STEP_MS, UNMEASURED_CHUNK))
         step = self.costs.decode_ms(decoding)
+        time = step + (self._prefill_ms(step) if decoding else LONGEST_STEP_MS)
+        return max(self._least_chunk(decoding), self.costs.tokens_within(time, decoding, UNMEASURED_CHUNK))
+
+    def _prefill_ms(self, step: float) -> float:
+        """How much longer a step may take than one of decoding alone, which takes `step`."""
         # Up to half the target, prefill gets what is left of it, which is at least as much as decoding takes. Beyond,
         # what it gets rises again, as there is less and less to be saved.
-        beyond = min(SLOW_SHARE * (2 * step - self.target_ms), SLOW_SHARE * step)
-        time = max(self.target_ms - step, beyond)
-        least = max(SMALLEST_CHUNK, self.costs.efficient_tokens())
-        return max(least, self.costs.tokens_within(time, UNMEASURED_CHUNK))
+        beyond = SLOW_SHARE * min(step, STEEPNESS * (2 * step - self.target_ms))
+        return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
 
 
 def _stated_peak(sequence: Sequence) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from ingot.engine.request import Phase, Request, Sampling
+from ingot.engine.request import CacheReport, Phase, Request, Sampling
+from ingot.errors import IngotError
+from ingot.text.guide import Guide
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +37,10 @@ class Sequence:
     scored: int = 0  # prompt tokens whose logprobs are read back
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     cached: int = 0  # tokens that were taken over when it first ran
+    report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it
+    guide: Guide | None = None  # what it is held to; has accepted the known tokens, each once
+    failure: IngotError | None = None  # of its guide: it must end, and what was drawn since is not to be shown
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
+from ingot.engine.encoding_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
+from ingot.engine.start_encoders import offer
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
+from ingot.models.locate import ModelFolder
 from ingot.text.tokenizer import Tokenizer
 
 DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
@@ -20,15 +24,30 @@ SHORTEST_CONTEXT = 512
 """A model that cannot hold this many tokens in the budget is not worth loading."""
 
 
-def start_engine(settings: Settings, folder: Path, *, name: str, source: str) -> Engine:
+def start_engine(
+    settings: Settings,
+    folder: Path,
+    *,
+    name: str,
+    source: str,
+    encoders: Mapping[Role, ModelFolder] | None = None,
+) -> Engine:
     """Load the model and start the engine thread. Raises ModelError or ConfigError with what is wrong."""
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
-    return Engine(lambda: load(settings, folder, tokenizer, name=name, source=source), limits)
+    return Engine(lambda: load(settings, folder, tokenizer, encoders or {}, name=name, source=source), limits)
 
 
-def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, source: str) -> Loaded:
+def load(
+    settings: Settings,
+    folder: Path,
+    tokenizer: Tokenizer,
+    encoders: Mapping[Role, ModelFolder],
+    *,
+    name: str,
+    source: str,
+) -> Loaded:
     """Runs on the engine thread, the only one that may touch mlx."""
     here = device.current()
     total = (
@@ -36,17 +55,18 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
     )
     _refuse_what_cannot_fit(folder, total)
     adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk)
+    offered = offer(encoders, settings, here, total - adapter.weight_bytes)
     context = _context(settings, adapter.context)
     budget = Budget(
         total,
-        adapter.weight_bytes,
+        adapter.weight_bytes + offered.weights + offered.batch,
         adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
     )
     fitting = budget.longest(context)
-    notes = [*adapter.notes, *(_advice() if here.kind == "cpu" else ())]
+    notes = [*adapter.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
     if fitting < min(SHORTEST_CONTEXT, context):
         raise ModelError(
             f"The weights take {_gb(adapter.weight_bytes)} of a memory budget of {_gb(total)}; what is left holds a "
@@ -68,7 +88,7 @@ def load(settings: Settings, folder: Path, tokenizer: Tokenizer, *, name: str, s
         created=int(time.time()),
         notes=tuple(notes),
     )
-    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget))
+    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders)
 
 
 def _advice() -> list[str]:

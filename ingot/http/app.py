@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -11,22 +11,33 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from ingot.config import Settings
 from ingot.errors import MethodNotAllowed, NotFound, nearest
 from ingot.http.body import read_json_bytes
+from ingot.http.cache import cache_endpoints
 from ingot.http.edge import Edge, Json, answer_of
+from ingot.http.encoding import EncodingEndpoint
 from ingot.http.generation import Generation
 from ingot.http.guard import Guard
+from ingot.http.ollama import ollama_endpoints, refused_routes
 from ingot.http.page import page_routes
+from ingot.http.requests import request_endpoints
+from ingot.http.response_creation import CreateResponse
+from ingot.http.responses import Responses
 from ingot.http.service import Service
+from ingot.http.sse import named_events
+from ingot.protocol.anthropic import count_tokens, read_messages
+from ingot.protocol.anthropic_answers import Ping
+from ingot.protocol.embeddings import read_embeddings
 from ingot.protocol.health import HealthBody
 from ingot.protocol.models import list_models, retrieve_model
+from ingot.protocol.ollama_models import show
 from ingot.protocol.openai_chat import read_chat
 from ingot.protocol.openai_completions import read_completion
 from ingot.protocol.openapi import OPERATIONS, document
-from ingot.protocol.requests import CancelledBody, list_requests
+from ingot.protocol.rerank import read_rerank
 from ingot.protocol.served import Served
 from ingot.protocol.tokens import detokenize, tokenize
 
@@ -51,13 +62,14 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
 
 def routes(service: Service) -> list[Route]:
     endpoints = endpoints_of(service)
-    described = Json(document(service.served.terms, keyed=bool(service.settings.api_key)))
+    described = Json(document(service.served.terms, keyed=service.settings.keyed))
 
     async def openapi(request: Request) -> Response:
         return described
 
     return [
         *(Route(route_path(op.path), endpoints[op.name], methods=[op.method]) for op in OPERATIONS),
+        *refused_routes(),
         Route("/openapi.json", openapi),
         *page_routes(),
     ]
@@ -77,16 +89,6 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     async def model(request: Request) -> Response:
         return Json(retrieve_model(request.path_params["model"], served))
 
-    async def running(request: Request) -> Response:
-        # The engine may have to be asked, which must not hold up the streams.
-        return Json(list_requests(await asyncio.to_thread(engine.status)))
-
-    async def cancel(request: Request) -> Response:
-        request_id = request.path_params["id"]
-        if not await asyncio.to_thread(engine.cancel, request_id):
-            raise NotFound(f"No request '{request_id[:100]}' is running.")
-        return Json(CancelledBody(request_id))
-
     async def live(request: Request) -> Response:
         health = engine.health()
         return Json(HealthBody.of(health, ok=health.alive), 200 if health.alive else 503)
@@ -98,15 +100,28 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     return {
         "createChatCompletion": Generation(service, read_chat),
         "createCompletion": Generation(service, read_completion),
+        "createMessage": Generation(service, read_messages, named_events(Ping())),
+        "countMessageTokens": reader(service, count_tokens),
+        "createEmbedding": EncodingEndpoint(service, read_embeddings),
+        "rerank": EncodingEndpoint(service, read_rerank),
+        "rerankV2": EncodingEndpoint(service, partial(read_rerank, version="2")),
         "listModels": models,
         "retrieveModel": model,
         "tokenize": reader(service, tokenize),
         "detokenize": reader(service, detokenize),
-        "listRequests": running,
-        "cancelRequest": cancel,
+        **request_endpoints(service),
+        **cache_endpoints(service),
+        **response_endpoints(service),
+        **ollama_endpoints(service),
+        "ollamaShow": reader(service, show),
         "live": live,
         "ready": ready,
     }
+
+
+def response_endpoints(service: Service) -> dict[str, Any]:
+    responses = Responses(service)
+    return {"createResponse": CreateResponse(responses), **responses.endpoints()}
 
 
 def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callable[[Request], Any]:
@@ -114,7 +129,8 @@ def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callabl
 
     async def endpoint(request: Request) -> Response:
         raw = await read_json_bytes(request.scope, request.receive)
-        return Json(await service.read(raw, lambda value: translate(value, service.served)))
+        served = service.served_to(answer_of(request.scope).tenant)
+        return Json(await service.read(raw, lambda value: translate(value, served)))
 
     return endpoint
 
@@ -124,7 +140,8 @@ async def refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
         answer_of(request.scope).headers.append(("allow", allowed))
         raise MethodNotAllowed(f"{path[:200]} takes {allowed}, not {method}.")
     meant = nearest(path[:200], [operation.path for operation in OPERATIONS])

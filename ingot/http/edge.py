@@ -13,11 +13,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import IngotError
-from ingot.protocol.errors import ErrorBody, retry_after
+from ingot.protocol.errors import error_body, retry_after
 
 log = logging.getLogger("ingot.http")
 
-ID_PREFIXES: Final = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+ID_PREFIXES: Final = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/messages": "msg_",
+    "/v1/responses": "resp_",
+}
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
 UNREAD: Final = frozenset({401, 403, 408, 413, 415})
 
@@ -52,8 +57,11 @@ class Answer:
         self.scope, self._send = scope, send
         self.began = time.perf_counter()
         self.status = 0
+        self.tenant = ""  # whose request it is, once the guard has seen the key
         self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
         self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
+        if scope["path"].startswith("/v1/messages"):
+            self.headers.append(("request-id", self.id))  # where Anthropic's clients look for it
         scope.setdefault("state", {})["answer"] = self
 
     async def send(self, message: Message) -> None:
@@ -71,7 +79,8 @@ class Answer:
             self.headers.append(("connection", "close"))
         if (seconds := retry_after(error)) is not None:
             self.headers.append(("retry-after", seconds))
-        await Json(ErrorBody.of(error), error.status)(self.scope, nothing, self.send)
+        body = error_body(error, self.scope["path"], self.id)
+        await Json(body, error.status)(self.scope, nothing, self.send)
 
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000

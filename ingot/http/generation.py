@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -10,37 +11,51 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import ContextOverflow, Unavailable
+from ingot.http.accounting import Accounted
 from ingot.http.body import read_json_bytes
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.exchange import Exchange, beside
+from ingot.http.framing import Framing
 from ingot.http.service import Service
-from ingot.http.sse import DONE, EventStream, framed
+from ingot.http.sse import BARE_EVENTS
+from ingot.http.streaming import StreamedResponse
 from ingot.protocol.answers import Job, Streamed, Whole
 from ingot.protocol.served import Served
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Stream
 
-Read = Callable[[Any, Served, str], Job]
+# A body that needs no engine is answered at once.
+Read = Callable[[Any, Served, str], Job | Struct]
 
 
 class Generation:
     """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
 
-    def __init__(self, service: Service, read: Read) -> None:
-        self.service, self.read = service, read
+    def __init__(self, service: Service, read: Read, framing: Framing = BARE_EVENTS) -> None:
+        self.service, self.read, self.framing = service, read, framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_json_bytes(scope, receive)
-        request_id = answer_of(scope).id
-        out = EventStream(send, self.service.settings.keepalive_s)
+        noted = answer_of(scope)
+        request_id = noted.id
+        out = StreamedResponse(send, self.framing, self.service.settings.keepalive_s)
+        telling: Streamed | None = None
 
         async def answer() -> None:
-            job = await self.service.read(raw, lambda value: self.read(value, self.service.served, request_id))
-            stream = self._open(job)
+            nonlocal telling
+            served = self.service.served_to(noted.tenant)
+            job = await self.service.read(raw, lambda value: self.read(value, served, request_id))
+            if isinstance(job, Struct):
+                await Json(job)(scope, receive, send)
+                return
+            # Whose request it is, is the edge's to say: no protocol can forget it.
+            job = replace(job, request=replace(job.request, tenant=noted.tenant))
+            stream = Accounted(self._open(job), job, noted, self.service)
             try:
                 if isinstance(job.view, Streamed):
-                    await tell(stream, job.view, out)
+                    telling = job.view
+                    await tell(stream, telling, out)
                 else:
                     await Json(await gathered(stream, job.view))(scope, receive, send)
             finally:
@@ -52,9 +67,9 @@ class Generation:
         except ClientGone:
             raise
         except Exception as error:  # a stream that has begun ends in words, whatever broke it
-            if not out.started:
+            if not out.started or telling is None:
                 raise
-            await out.fail(as_ingot_error(error, request_id))
+            await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
 
     def _open(self, job: Job) -> Stream:
         try:
@@ -64,7 +79,7 @@ class Generation:
             raise
 
 
-async def gathered(stream: Stream, view: Whole) -> Struct:
+async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct:
     last: Event | None = None
     async for events in stream:
         for last in events:
@@ -76,8 +91,9 @@ async def gathered(stream: Stream, view: Whole) -> Struct:
     return view.body()
 
 
-async def tell(stream: Stream, view: Streamed, out: EventStream) -> None:
+async def tell(stream: AsyncIterable[list[Event]], view: Streamed, out: StreamedResponse) -> None:
     """One write a batch, so that a step of many sequences costs one."""
+    framed = out.framing.framed
     await out.start()
     await out.write(framed(view.opening()))
     async with beside(out.keep_alive()):
@@ -86,7 +102,7 @@ async def tell(stream: Stream, view: Streamed, out: EventStream) -> None:
             told = events[:-1] if isinstance(last, Failed) else events
             frames = framed(chunk for event in told for chunk in view.chunks(event))
             if isinstance(last, Ended):
-                await out.end(frames + DONE)
+                await out.end(frames + out.framing.done)
                 return
             await out.write(frames)
             if isinstance(last, Failed):

@@ -5,7 +5,6 @@ Everything here is judged before a route is chosen, so that no route can forget 
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized
 from ingot.http.edge import Answer, answer_of
+from ingot.http.tenants import Tenants
 from ingot.protocol.openapi import OPERATIONS
+from ingot.protocol.receipts import RECEIPT_HEADERS
 
 PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
 PUBLIC_FOLDER: Final = "/static/"
@@ -28,7 +29,7 @@ PREFLIGHT_AGE_S: Final = 600
 class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self.key = settings.api_key.encode() if settings.api_key else None
+        self.tenants = Tenants(settings)
         self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
         self.any_address = is_wildcard(settings.host)
         self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
@@ -43,13 +44,13 @@ class Guard:
         if self._check_origin(headers):
             answer.headers += [
                 ("access-control-allow-origin", headers["origin"]),
-                ("access-control-expose-headers", "x-request-id, retry-after"),
+                ("access-control-expose-headers", ", ".join(("x-request-id", "retry-after", *RECEIPT_HEADERS))),
                 ("vary", "origin"),
             ]
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await send_preflight(headers, send)
                 return
-        if self.key is not None and not is_public(scope):
+        if self.tenants and not is_public(scope):
             self._check_key(headers, answer)
         self._check_length(headers)
         await self.app(scope, self._bounded(receive), send)
@@ -84,14 +85,13 @@ class Guard:
         )
 
     def _check_key(self, headers: Headers, answer: Answer) -> None:
-        assert self.key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-        # Both are compared, always, so that the time taken says nothing about the key.
-        matches = [hmac.compare_digest(key.encode("latin-1", "replace"), self.key) for key in given]
-        if not any(matches):
+        tenant = self.tenants.of(given)
+        if tenant is None:
             answer.headers.append(("www-authenticate", "Bearer"))
             raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
+        answer.tenant = tenant
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")

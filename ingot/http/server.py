@@ -7,17 +7,19 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from ingot.config import Settings
+from ingot.engine.request import Request
 from ingot.errors import ConfigError, Unavailable
 from ingot.http.app import build_app
-from ingot.http.exchange import Live
 from ingot.http.guard import as_address
+from ingot.http.service import Service
+from ingot.http.warming import warm, warm_requests
 from ingot.http.wire import BoundedHttp
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Listener:
 def listen(settings: Settings) -> Listener:
     """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key."""
     addresses = resolve(settings.host, settings.port)
-    if not settings.api_key and not all(is_loopback(address) for _, address in addresses):
+    if not settings.keyed and not all(is_loopback(address) for _, address in addresses):
         raise ConfigError(
             f"Listening on {settings.host} would let anyone on the network in. Set --api-key, or listen on 127.0.0.1.",
             param="api_key",
@@ -98,16 +100,26 @@ def make_server(engine: Engine, settings: Settings, on_ready: Callable[[str], No
         timeout_keep_alive=IDLE_CONNECTION_S,
         timeout_graceful_shutdown=int(DRAIN_S + LAST_WORDS_S),
     )
-    return Server(config, listener, app.state.service.live, on_ready)
+    service: Service = app.state.service
+    return Server(config, listener, service, on_ready, warm_requests(service, settings))
 
 
 class Server(uvicorn.Server):
     """uvicorn's, with three changes: it says when it is ready, it ends what outlasts the drain with an error that
     the client can read, and a signal makes it return instead of ending the process."""
 
-    def __init__(self, config: uvicorn.Config, listener: Listener, live: Live, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: Listener,
+        service: Service,
+        on_ready: Callable[[str], None],
+        warming: Sequence[Request] = (),
+    ) -> None:
         super().__init__(config)
-        self.listener, self._live, self._on_ready = listener, live, on_ready
+        self.listener, self._service, self._on_ready = listener, service, on_ready
+        self._warming = warming
+        self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -116,16 +128,21 @@ class Server(uvicorn.Server):
             self.listener.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.start()
         await super().startup(sockets)
         self._on_ready(self.listener.url)
+        self._tasks.append(asyncio.create_task(warm(self._service, self._warming)))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._tasks:
+            task.cancel()
         farewell = Unavailable("The server is shutting down.", retry_after=DRAIN_S)
-        timer = asyncio.get_running_loop().call_later(DRAIN_S, self._live.abandon_all, farewell)
+        timer = asyncio.get_running_loop().call_later(DRAIN_S, self._service.live.abandon_all, farewell)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            await self._service.stop()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

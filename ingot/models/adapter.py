@@ -21,7 +21,10 @@ from ingot.cache.layers import AppendState, LayerState, RecurrentState, WindowSt
 from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
+from ingot.models.attention import TILE
 from ingot.models.dialect import older_names
+from ingot.models.fused import fuse_layers
+from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
@@ -50,7 +53,8 @@ class Adapter:
     margin: int  # tokens by which windows are wider than the model's caches say
     footprint: Footprint
     ragged: bool  # rows of different lengths may decode together
-    padded: bool  # prompts of different lengths may be computed together
+    padded: bool  # prompts of different lengths may be computed together, padded
+    mixed: bool  # launches of any kind may share one forward pass
     vocab: int
     notes: tuple[str, ...]
 
@@ -77,6 +81,10 @@ class Adapter:
         """Logits [rows, 1, vocab] at position `at[i]` of each row, or [rows, width, vocab] when `at` is None."""
         return _forward(self.model, self.selection, tokens, layers, at)
 
+    def forward_mixed(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
+        """Logits [n, vocab] after each of the tokens `at` of a mixed launch `tokens` [tokens], or after all of them."""
+        return _forward_mixed(self.model, self.selection, tokens, layers, at)
+
 
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
@@ -102,6 +110,9 @@ def adapt(
     if family in REFUSED:
         raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
     swap_ropes(model)
+    fused = device.kind == "cpu" and fuse_layers(model)
+    if not fused:
+        swap_mixers(model, unfused=device.unfused_attention)
     selection = select_at_heads(model)
     found, margin = _probe(model, selection, family, widest)
     return Adapter(
@@ -111,9 +122,10 @@ def adapt(
         selection,
         widest,
         margin,
-        _footprint(found.slots, config, found.vocab, device),
+        _footprint(found, config, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
         found.ragged,
         found.padded,
+        found.mixed,
         found.vocab,
         (*notes, *_remarks(selection, found)),
     )
@@ -133,10 +145,12 @@ def _probe(model: Any, selection: Selection | None, family: str, widest: int) ->
     """What was found out, and the margin that the model's windows need."""
 
     def findings(margin: int) -> Findings:
-        forward = partial(_forward, model, selection)
-        mixing = family not in UNMIXED
         return Probe(
-            forward, lambda: Slots(layer_states(model, widest, margin)), _main_dtype(model), mixing=mixing
+            partial(_forward, model, selection),
+            partial(_forward_mixed, model, selection),
+            lambda: Slots(layer_states(model, widest, margin)),
+            _main_dtype(model),
+            mixing=family not in UNMIXED,
         ).run()
 
     found = findings(0)
@@ -150,10 +164,14 @@ def _remarks(selection: Selection | None, found: Findings) -> list[str]:
     said = []
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
+    if found.mixed:
+        return said
     if not found.ragged:
         said.append("sequences of different lengths run one after another: this family's code cannot mix them")
     elif not found.padded:
         said.append("prompts are computed one after another: this family's code cannot pad them")
+    else:
+        said.append("prompts and answers are computed one after another: this family's code cannot mix them")
     return said
 
 
@@ -168,27 +186,41 @@ def stated_context(config: dict[str, Any]) -> int:
 def _forward(
     model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
 ) -> mx.array:
-    positions = None if at is None or tokens.shape[1] == 1 else mx.array(list(at), dtype=mx.int32)
+    one_each = None if at is None or tokens.shape[1] == 1 else mx.array(list(at), dtype=mx.int32)[:, None]
+    return _selected(model, selection, tokens, layers, one_each)
+
+
+def _forward_mixed(
+    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
+) -> mx.array:
+    chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
+    return _selected(model, selection, tokens[None], layers, chosen)[0]
+
+
+def _selected(
+    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: mx.array | None
+) -> mx.array:
+    """Logits at the positions `at` [rows, n]."""
     if selection is None:
-        return _at(model(tokens, cache=layers), positions)
-    selection.at = positions
+        return _at(model(tokens, cache=layers), at)
+    selection.at = at
     try:
-        return _at(model(tokens, cache=layers), positions)
+        return _at(model(tokens, cache=layers), at)
     finally:
         selection.at = None
 
 
 def _at(logits: mx.array, positions: mx.array | None) -> mx.array:
     """The logits at `positions`, where the output head has not computed just those."""
-    if positions is None or logits.shape[1] == 1:
+    if positions is None or logits.shape[1] == positions.shape[1]:
         return logits
-    return mx.take_along_axis(logits, positions[:, None, None], axis=1)
+    return mx.take_along_axis(logits, positions[..., None], axis=1)
 
 
-def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device) -> Footprint:
+def _footprint(found: Findings, config: dict[str, Any], *, unfused: bool, tiled: bool) -> Footprint:
     append = recurrent = largest = 0
     windows: list[tuple[int, int]] = []
-    for state in slots.states:
+    for state in found.slots.states:
         size = sum(array.nbytes // array.shape[0] for array in state.arrays())
         if isinstance(state, RecurrentState):
             recurrent += size
@@ -211,8 +243,9 @@ def _footprint(slots: Slots, config: dict[str, Any], vocab: int, device: Device)
         largest_layer=largest,
         activation=4 * (12 * hidden + 4 * inner),
         # Scores, their mask and their softmax, alive together for one layer.
-        score=4 * 3 * heads if device.unfused_attention else 0,
-        logits=4 * vocab,
+        score=4 * 3 * heads if unfused else 0,
+        logits=4 * found.vocab,
+        tile=TILE if found.mixed and tiled else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -39,12 +40,15 @@ class Findings:
     vocab: int
     ragged: bool  # rows of different lengths may decode together
     padded: bool  # prompts of different lengths, begun or not, may be computed together, padded on the right
+    mixed: bool  # launches of any kind may share one forward pass
 
 
 class Probe:
-    def __init__(self, forward: Forward, new_slots: Callable[[], Slots], dtype: mx.Dtype, *, mixing: bool) -> None:
+    def __init__(
+        self, forward: Forward, forward_mixed: Forward, new_slots: Callable[[], Slots], dtype: mx.Dtype, *, mixing: bool
+    ) -> None:
         """`mixing` is False for a model known to go wrong when rows of different lengths share a launch."""
-        self._forward, self._new_slots = forward, new_slots
+        self._forward, self._forward_mixed, self._new_slots = forward, forward_mixed, new_slots
         self._dtype, self._mixing = dtype, mixing
 
     def run(self) -> Findings:
@@ -54,7 +58,8 @@ class Probe:
         ragged = padded or (self._mixing and self._agrees(self._ragged))
         if not ragged and self._rounding > WRONG[self._dtype]:
             raise ModelError("The model's answer depends on how its prompt is cut: it cannot be right")
-        return Findings(slots, expected.shape[-1], ragged, padded)
+        mixed = self._mixing and self._agrees(lambda: self._mixed(ragged))
+        return Findings(slots, expected.shape[-1], ragged, padded, mixed)
 
     @cached_property
     def _plain(self) -> tuple[Slots, mx.array]:
@@ -102,6 +107,25 @@ class Probe:
         self._launch(slots, 0, [LONG[:-1]])
         self._launch(slots, 1, [SHORT[:-1]])
         return self._launch(slots, 0, [LONG[-1:], SHORT[-1:]])
+
+    def _mixed(self, ragged: bool) -> mx.array:
+        """Two prompts in one forward pass, then the short one decoding beside the long one, then both decoding."""
+        slots = self._two_rows()
+        self._launch_mixed(slots, [(0, [SHORT[:-1]]), (1, [LONG[:4]])])
+        short = self._launch_mixed(slots, [(0, [SHORT[-1:]]), (1, [LONG[4:-1]])])[0]
+        last = [SHORT[:1], LONG[-1:]]
+        both = self._launch_mixed(slots, [(0, last)] if ragged else [(0, last[:1]), (1, last[1:])])
+        return mx.stack([both[1], short])
+
+    def _launch_mixed(self, slots: Slots, parts: list[tuple[int, list[list[int]]]]) -> mx.array:
+        """Logits [rows, vocab] after each row's last token; a part is its first slot and the tokens of its rows."""
+        rows = [row for _, part in parts for row in part]
+        ends = list(accumulate(len(row) for row in rows))
+        tokens = mx.array([token for row in rows for token in row])
+        with slots.mixed([(first, len(part), len(part[0])) for first, part in parts]) as layers:
+            logits = self._forward_mixed(tokens, layers, [end - 1 for end in ends])
+            mx.eval(logits, slots.arrays())
+        return logits
 
     def _two_rows(self) -> Slots:
         slots = self._new_slots()

@@ -1,52 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.prefix import Needs, PrefixIndex
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A record on paper: ten bytes a token, a hundred for a checkpoint; layer 0 keeps the last `window` tokens."""
-
-    begin: int
-    end: int
-    oldest: int
-    checkpoint: tuple[()] | None
-
-    @property
-    def nbytes(self) -> int:
-        return 10 * (self.end - self.begin) + (100 if self.checkpoint is not None else 0)
-
-    def split(self, at: int) -> tuple[Paper, Paper]:
-        return Paper(self.begin, at, min(self.oldest, at), None), replace(self, begin=at, oldest=max(at, self.oldest))
-
-    def without_checkpoint(self) -> Paper:
-        return replace(self, checkpoint=None)
-
-    def sees_back_to(self, position: int, layer: int) -> bool:
-        return self.oldest <= max(position, self.begin)
-
-
-APPEND = Needs()
-WINDOW = Needs(windows=((0, 4),))
-HYBRID = Needs(checkpoint=True)
-
-
-def index(needs: Needs) -> PrefixIndex:
-    return PrefixIndex(needs, lambda tokens: float(tokens))
-
-
-def store(held: PrefixIndex, tokens: list[int], needs: Needs, salt: str = "") -> None:
-    end = len(tokens)
-    checkpoint = () if needs.checkpoint else None
-    window = needs.windows[0][1] if needs.windows else end
-    held.insert(salt, tokens, end, lambda begin: Paper(begin, end, max(begin, end - window + 1), checkpoint))  # type: ignore[arg-type, return-value]
-
+from ingot.cache.prefix import Needs, Owner
+from tests.cache.paper import APPEND, HYBRID, WINDOW, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
@@ -65,7 +24,7 @@ def test_a_match_is_a_true_prefix_whose_records_lie_end_to_end(
         held.shrink(most)
         held.check()
         assert held.nbytes <= most
-    found = held.match("", asked, len(asked) - 1)
+    found = held.match(Owner(), asked, len(asked) - 1)
     assert found.length <= found.known and found.length <= len(asked) - 1
     assert any(tokens[: found.known] == asked[: found.known] for tokens in [*stored, []])
     at = 0
@@ -89,7 +48,7 @@ def test_append_layers_resume_at_the_longest_common_prefix(stored: list[list[int
         )
 
     best = max((common(tokens) for tokens in stored), default=0)
-    assert held.match("", asked, len(asked) - 1).length == min(best, len(asked) - 1)
+    assert held.match(Owner(), asked, len(asked) - 1).length == min(best, len(asked) - 1)
 
 
 @given(stored=st.lists(TOKENS, max_size=8))
@@ -98,7 +57,7 @@ def test_what_was_stored_with_a_checkpoint_can_be_resumed_there(stored: list[lis
     for tokens in stored:
         store(held, tokens, HYBRID)
     for tokens in stored:
-        assert held.match("", [*tokens, 9], len(tokens)).length == len(tokens)
+        assert held.match(Owner(), [*tokens, 9], len(tokens)).length == len(tokens)
 
 
 @NEEDS
@@ -117,21 +76,21 @@ def test_nothing_is_stored_twice(needs: Needs, stored: list[list[int]]) -> None:
 
 def test_salts_share_nothing() -> None:
     held = index(APPEND)
-    store(held, [1, 2, 3], APPEND, salt="a")
-    assert held.match("b", [1, 2, 3, 4], 3).known == 0
-    assert held.match("a", [1, 2, 3, 4], 3).length == 3
+    store(held, [1, 2, 3], APPEND, Owner(salt="a"))
+    assert held.match(Owner(salt="b"), [1, 2, 3, 4], 3).known == 0
+    assert held.match(Owner(salt="a"), [1, 2, 3, 4], 3).length == 3
 
 
 def test_the_least_recently_used_goes_first_and_pins_stay() -> None:
     held = index(APPEND)
     for first in (1, 2, 3):
         store(held, [first] * 5, APPEND)
-    held.pin("", [1] * 5)
+    held.pin(Owner(), [1] * 5)
     held.shrink(100)
-    held.match("", [2] * 5, 4)
+    held.match(Owner(), [2] * 5, 4)
     store(held, [4] * 5, APPEND)
     held.shrink(100)
-    assert held.match("", [1] * 5, 5).length == 5
+    assert held.match(Owner(), [1] * 5, 5).length == 5
     assert held.nbytes == 100
 
 
@@ -139,9 +98,9 @@ def test_a_node_that_others_build_on_gives_up_its_checkpoint_before_they_lose_th
     held = index(HYBRID)
     store(held, [1] * 4, HYBRID)
     store(held, [1] * 8, HYBRID)
-    held.match("", [1] * 9, 8)
+    held.match(Owner(), [1] * 9, 8)
     held.shrink(held.nbytes - 1)
-    lengths = {held.match("", [1] * n + [2], n).length for n in (4, 8)}
+    lengths = {held.match(Owner(), [1] * n + [2], n).length for n in (4, 8)}
     assert lengths in ({0, 8}, {4, 0}, {4})
     held.check()
 
@@ -150,7 +109,58 @@ def test_a_lost_checkpoint_comes_back_when_the_same_tokens_are_computed_again() 
     held = index(HYBRID)
     store(held, [1] * 4, HYBRID)
     store(held, [1, 1, 2], HYBRID)  # splits the first: its upper half has no checkpoint
-    assert held.match("", [1, 1, 3], 2).length == 0
+    assert held.match(Owner(), [1, 1, 3], 2).length == 0
     store(held, [1, 1], HYBRID)
-    assert held.match("", [1, 1, 3], 2).length == 2
+    assert held.match(Owner(), [1, 1, 3], 2).length == 2
     held.check()
+
+
+def test_a_pin_ends_where_its_tokens_do() -> None:
+    held = index(APPEND)
+    store(held, [1, 2, 3, 4, 5], APPEND)
+    assert held.pin(Owner(), [1, 2, 3, 9]) == 3
+    assert held.pinned_bytes() == 30
+    held.check()
+    held.shrink(30)
+    assert held.match(Owner(), [1, 2, 3, 4], 4).length == 3
+
+
+def test_pins_give_way_when_nothing_else_is_left() -> None:
+    held = index(APPEND)
+    store(held, [1] * 5, APPEND)
+    store(held, [2] * 5, APPEND)
+    held.pin(Owner(), [1] * 5)
+    held.shrink(60)
+    assert held.match(Owner(), [1] * 6, 5).length == 5
+    held.shrink(0)
+    assert held.nbytes == 0
+    held.check()
+
+
+def test_what_many_prompts_share_outlives_what_one_used_lately() -> None:
+    held = index(APPEND)
+    store(held, [1] * 5, APPEND)
+    for _ in range(8):
+        held.match(Owner(), [1] * 6, 5)
+    for other in range(2, 6):
+        store(held, [other] * 5, APPEND)
+        held.shrink(100)
+    assert held.match(Owner(), [1] * 6, 5).length == 5
+
+
+def test_nothing_is_left_of_an_owner_whose_last_piece_went() -> None:
+    held = index(APPEND)
+    for salt in "abc":
+        store(held, [1] * 5, APPEND, Owner("me", salt))
+    held.shrink(0)
+    assert held.salts("me") == [] and held._roots == {}
+
+
+def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:
+    held = index(APPEND)
+    for owner in (Owner("me", "a"), Owner("me", "b"), Owner("you", "a")):
+        store(held, [1] * 5, APPEND, owner)
+    assert held.clear("me") == 100
+    held.check()
+    assert (held.nbytes, held.salts("me"), held.salts("you")) == (50, [], ["a"])
+    assert held.clear("nobody") == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ingot.cli.serve import start_engine
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import settings
@@ -40,7 +41,26 @@ def serving(script: scripted.Script, folder: Path, **changes: Any) -> Iterator[s
         engine.close()
 
 
-def run(command: list[str], folder: Path, environment: Mapping[str, str] | None = None, timeout: float = 120) -> str:
+@contextmanager
+def serving_default_model(folder: Path, *, context: int) -> Iterator[str]:
+    """Yields the URL of a server with the model that is served by default, real weights and all."""
+    given = settings(responses_store=str(folder / "responses.db"), context=context, memory="3GB")
+    engine = start_engine(given)
+    try:
+        with running(engine, given) as url:
+            yield url
+    finally:
+        engine.close()
+
+
+def run(
+    command: list[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    timeout: float = 120,
+    codes: tuple[int, ...] = (0,),
+) -> str:
     """What a program says that runs in `folder`, with a home there and nothing of ours in its environment."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -55,7 +75,7 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str] | None 
         timeout=timeout,
         check=False,
     )
-    assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
+    assert made.returncode in codes, made.stdout[-4000:] + made.stderr[-4000:]
     return made.stdout
 
 

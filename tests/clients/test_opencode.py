@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import scripted
-from tests.clients.agents import NODE_BIN, json_lines, needs_node_client, run, serving
+from tests.clients.agents import NODE_BIN, json_lines, needs_node_client, run, serving, serving_default_model
 
 pytestmark = [pytest.mark.clients, needs_node_client("opencode")]
 
@@ -22,7 +22,7 @@ SCRIPT = scripted.said(
 ELSEWHERE = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
 
 
-def configured(url: str) -> str:
+def configured(url: str, **more: Any) -> str:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "ingot",
@@ -36,12 +36,14 @@ def configured(url: str) -> str:
             "small_model": "ingot/default",
             "permission": {"bash": "allow"},
             "share": "disabled",
+            **more,
         }
     )
 
 
-def opencode(folder: Path, *words: str) -> list[dict[str, Any]]:
-    said = json_lines(run([str(NODE_BIN / "opencode"), "run", "--format", "json", *words], folder, ELSEWHERE))
+def opencode(folder: Path, *words: str, **given: Any) -> list[dict[str, Any]]:
+    command = [str(NODE_BIN / "opencode"), "run", "--format", "json", *words]
+    said = json_lines(run(command, folder, ELSEWHERE, **given))
     assert not [event for event in said if event["type"] == "error"], said
     return said
 
@@ -63,3 +65,13 @@ def test_opencode_calls_a_tool_and_goes_on_from_what_was_computed(tmp_path: Path
     steps = [part["tokens"] for part in parts(first, "step_finish") + parts(again, "step_finish")]
     for step in steps[1:]:
         assert step["cache"]["read"] > 0.95 * (step["cache"]["read"] + step["input"])
+
+
+def test_a_turn_with_the_default_model_ends_without_an_error_of_the_protocol(tmp_path: Path) -> None:
+    """What a small model makes of it is its own affair."""
+    simple = {"prompt": "You are a helpful assistant.", "tools": {"*": False, "bash": True}, "steps": 2}
+    with serving_default_model(tmp_path, context=2560) as url:
+        forbidden = {"bash": "deny"}  # whatever it comes up with
+        (tmp_path / "opencode.json").write_text(configured(url, agent={"build": simple}, permission=forbidden))
+        told = opencode(tmp_path, "Say hello.", timeout=600)
+    assert parts(told, "step_finish"), told

@@ -43,6 +43,39 @@ def test_what_is_measured_later_weighs_more() -> None:
 
 def test_without_measurements_the_default_is_used() -> None:
     costs = StepCosts()
-    assert costs.tokens_within(100, default=64) == 64
+    assert costs.tokens_within(100, 0, default=64) == 64
     costs.observe_prefill(10, 20)
-    assert costs.tokens_within(100, default=64) == 50
+    assert costs.tokens_within(100, 0, default=64) == 50
+
+
+def measured(*, mixes: bool) -> StepCosts:
+    """Ten milliseconds for any work at all and half of one for a token."""
+    costs = StepCosts(mixes=mixes)
+    for size in (10, 100, 10, 100):
+        costs.observe_prefill(size, 10 + 0.5 * size)
+    return costs
+
+
+def test_apart_decoding_leaves_prefill_the_rest_of_the_time() -> None:
+    costs = measured(mixes=False)
+    for rows in (4, 8, 4, 8):
+        costs.observe_decode(rows, 20 + rows)
+    assert costs.tokens_within(60, 4, default=64) == pytest.approx((60 - costs.decode_ms(4) - 10) / 0.5, abs=1)
+    assert costs.efficient_tokens(4) == pytest.approx(4 * 10 / 0.5, abs=1)
+
+
+def test_mixed_a_decoding_row_takes_the_place_of_one_token_and_pays_for_the_launch() -> None:
+    costs = measured(mixes=True)
+    assert costs.tokens_within(60, 4, default=64) == pytest.approx((60 - 10) / 0.5 - 4, abs=1)
+    assert costs.efficient_tokens(4) == 1
+    assert costs.efficient_tokens(0) == pytest.approx(4 * 10 / 0.5, abs=1)
+
+
+def test_mixed_a_step_of_decoding_alone_has_a_price_before_there_was_one() -> None:
+    costs = measured(mixes=True)
+    assert costs.decode_ms(4) == pytest.approx(12)
+    costs.observe_decode(4, 8)
+    assert costs.decode_ms(4) == pytest.approx(8)
+    # One size alone says little of others, which cost at most as much as a prompt of so many tokens.
+    assert costs.decode_ms(40) == pytest.approx(30)
+    assert costs.decode_ms(0) == 0

@@ -1,7 +1,11 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.world import World, expected_token
+
+either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixed"])
+"""Whether decoding rows and prompt tokens share forward passes."""
 
 MOVES = st.lists(
     st.one_of(
@@ -34,9 +38,11 @@ def play(world: World, moves: list) -> None:
 
 
 @settings(max_examples=60)
-@given(moves=MOVES, memory=st.integers(2048, 12_000), seats=st.integers(1, 6))
-def test_nothing_is_lost_whatever_arrives_leaves_or_is_preempted(moves: list, memory: int, seats: int) -> None:
-    world = World(memory=memory, max_sequences=seats)
+@given(moves=MOVES, memory=st.integers(2048, 12_000), seats=st.integers(1, 6), mixes=st.booleans())
+def test_nothing_is_lost_whatever_arrives_leaves_or_is_preempted(
+    moves: list, memory: int, seats: int, mixes: bool
+) -> None:
+    world = World(memory=memory, max_sequences=seats, mixes=mixes)
     play(world, moves)
     drain(world)
     for sequence in world.finished:
@@ -45,11 +51,12 @@ def test_nothing_is_lost_whatever_arrives_leaves_or_is_preempted(moves: list, me
     assert not any(world.slots.rows)
 
 
-def test_a_thousand_random_arrivals_cancels_and_preemptions_all_come_to_an_end() -> None:
+@either_way
+def test_a_thousand_random_arrivals_cancels_and_preemptions_all_come_to_an_end(mixes: bool) -> None:
     import random
 
     rng = random.Random(7)
-    world = World(memory=9000, max_sequences=8, context=3000)
+    world = World(memory=9000, max_sequences=8, context=3000, mixes=mixes)
     arrivals = cancels = preempted = 0
     while arrivals < 1000:
         for _ in range(rng.randrange(3)):
@@ -85,8 +92,9 @@ def test_the_newest_sequence_is_the_one_that_is_preempted() -> None:
     assert [row.preemptions > 0 for row in rows] == [False, False, True]
 
 
-def test_a_long_prompt_does_not_starve_a_running_stream() -> None:
-    world = World(memory=1 << 20, target_ms=50.0)
+@either_way
+def test_a_long_prompt_does_not_starve_a_running_stream(mixes: bool) -> None:
+    world = World(memory=1 << 20, target_ms=50.0, mixes=mixes)
     stream = world.arrive(10, 2000)
     for _ in range(20):
         world.step()
@@ -97,8 +105,9 @@ def test_a_long_prompt_does_not_starve_a_running_stream() -> None:
     assert world.stalls[stream.ticket] <= 0.075
 
 
-def test_running_streams_do_not_starve_a_prompt_even_where_they_alone_exceed_the_target() -> None:
-    world = World(memory=1 << 20, target_ms=5.0, max_sequences=8)
+@either_way
+def test_running_streams_do_not_starve_a_prompt_even_where_they_alone_exceed_the_target(mixes: bool) -> None:
+    world = World(memory=1 << 20, target_ms=5.0, max_sequences=8, mixes=mixes)
     for _ in range(7):
         world.arrive(5, 3000)
     for _ in range(20):
@@ -111,8 +120,9 @@ def test_running_streams_do_not_starve_a_prompt_even_where_they_alone_exceed_the
     assert world.now - asked < 2.5
 
 
-def test_a_short_prompt_passes_a_long_one_that_has_just_begun() -> None:
-    world = World(memory=1 << 20, target_ms=50.0)
+@either_way
+def test_a_short_prompt_passes_a_long_one_that_has_just_begun(mixes: bool) -> None:
+    world = World(memory=1 << 20, target_ms=50.0, mixes=mixes)
     world.arrive(5, 1000)
     for _ in range(5):
         world.step()
@@ -124,8 +134,9 @@ def test_a_short_prompt_passes_a_long_one_that_has_just_begun() -> None:
     assert long in world.alive
 
 
-def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
-    world = World(memory=1 << 20, target_ms=50.0, max_sequences=8)
+@either_way
+def test_a_long_prompt_is_not_overtaken_for_ever(mixes: bool) -> None:
+    world = World(memory=1 << 20, target_ms=50.0, max_sequences=8, mixes=mixes)
     long = world.arrive(3000, 1)
     while long in world.alive:
         world.arrive(60, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from ingot.cache.footprint import Footprint
@@ -56,6 +57,7 @@ class World:
     max_sequences: int = 4
     target_ms: float = 50.0
     context: int = 4096
+    mixes: bool = False  # decoding rows and prompt tokens share forward passes
     now: float = 0.0
     arrived: int = 0
     in_flight: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -67,7 +69,7 @@ class World:
     def __post_init__(self) -> None:
         budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=512, rows=self.max_sequences)
         self.context = budget.longest(self.context)
-        self.costs = StepCosts()
+        self.costs = StepCosts(mixes=self.mixes)
         self.scheduler = Scheduler(
             budget.fits, lambda _: 512, NothingKnown(), self.costs, self.max_sequences, self.target_ms
         )
@@ -101,22 +103,40 @@ class World:
         for sequence in plan.admitted:
             self.seats.sit(sequence)
         before, self.in_flight = self.in_flight, []
-        spent = 0.0
-        if plan.decode:
-            assert {id(s) for s in plan.decode} == {id(s) for s in self.seats.taken[: self.seats.decoding]}
-            spent += self._run([Chunk(sequence, 1, True) for sequence in plan.decode])
-            self.costs.observe_decode(len(plan.decode), spent)
-        for chunk in plan.chunks:
-            cost = TOKEN_MS * chunk.count
-            self._run([chunk])
-            self.costs.observe_prefill(chunk.count, cost)
-            spent += cost
+        decoding = [Chunk(sequence, 1, True) for sequence in plan.decode]
+        assert {id(s) for s in plan.decode} == {id(s) for s in self.seats.taken[: self.seats.decoding]}
+        spent = self._mixed(decoding, plan.chunks) if self.mixes else self._apart(decoding, plan.chunks)
         self.now += spent / 1000
         self._read(before)
         self.scheduler.check()
         self.seats.check()
 
-    def _run(self, chunks: list[Chunk]) -> float:
+    def _apart(self, decoding: list[Chunk], chunks: Many[Chunk]) -> float:
+        spent = 0.0
+        if decoding:
+            self._run(decoding)
+            spent += DECODE_MS + ROW_MS * len(decoding)
+            self.costs.observe_decode(len(decoding), spent)
+        for chunk in chunks:
+            cost = TOKEN_MS * chunk.count
+            self._run([chunk])
+            self.costs.observe_prefill(chunk.count, cost)
+            spent += cost
+        return spent
+
+    def _mixed(self, decoding: list[Chunk], chunks: Many[Chunk]) -> float:
+        tokens = sum(chunk.count for chunk in (*decoding, *chunks))
+        if not tokens:
+            return 0.0
+        spent = DECODE_MS + TOKEN_MS * tokens
+        self._run([*decoding, *chunks])
+        if chunks:
+            self.costs.observe_prefill(tokens, spent)
+        else:
+            self.costs.observe_decode(tokens, spent)
+        return spent
+
+    def _run(self, chunks: Many[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
             assert sequence.slot is not None
@@ -129,7 +149,6 @@ class World:
                 sequence.sampled += 1
                 if not sequence.decoding:
                     self.seats.start_decoding(sequence)
-        return DECODE_MS + ROW_MS * len(chunks)
 
     def _token(self, sequence: Sequence, position: int) -> int:
         number = position - len(sequence.prompt)

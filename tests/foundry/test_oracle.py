@@ -9,11 +9,9 @@ import pytest
 
 from foundry.package import MODELS
 from foundry.rows import prose_tokens
-from foundry.shapes import SHAPES
+from foundry.shipped import LANGUAGE_MODELS
 
 pytestmark = pytest.mark.oracle
-
-SHIPPED = [name for name in SHAPES if (MODELS / name).is_dir()]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +48,20 @@ def ours(model: str, tokens: list[int]) -> np.ndarray:
         return np.array(adapter.forward(mx.array([tokens]), layers)[0].astype(mx.float32))
 
 
-@pytest.mark.parametrize("model", SHIPPED)
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("model", LANGUAGE_MODELS)
 def test_logits_agree_with_transformers(model: str, tokens: list[int]) -> None:
-    expected = theirs(model, tokens)
-    found = ours(model, tokens)
-    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.01
+    assert apart(ours(model, tokens), theirs(model, tokens)) < 0.01
+
+
+def test_the_vision_models_logits_on_text_agree_with_transformers(tokens: list[int]) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen3VLForConditionalGeneration
+
+    oracle: Any = Qwen3VLForConditionalGeneration.from_pretrained(MODELS / "vision", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = oracle(input_ids=torch.tensor([tokens])).logits[0].numpy()
+    assert apart(ours("vision", tokens), expected) < 0.01

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ UNPADDED = {
     "rwkv7": "the state takes in the padding",
 }
 
+UNMIXED = {
+    "afm7": "layers that reuse keys read another layer's cache",
+    "dbrx": "the layer asks its mask for a shape",
+    "gpt2": "positions counted from a single number",
+    "gpt_bigcode": ONE_BY_ONE["gpt_bigcode"],
+    "iquestloopcoder": "each layer is run twice, over two caches",
+    "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
+    "llama4": ONE_BY_ONE["llama4"],
+    "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
+    "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
+    "ministral3": "scales that follow positions counted from a single number",
+    "mistral3": "scales that follow positions counted from a single number",
+    "mistral4": "scales that follow positions counted from a single number",
+}
+
 SHARED_CODE = {
     *("__init__", "activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
     *("rope_utils", "ssm", "switch_layers"),
@@ -94,7 +110,23 @@ class Family:
         with slots.launch(first, len(counts), width, counts) as layers:
             logits = self.adapter.forward(mx.array(tokens), layers, [count - 1 for count in counts])
             mx.eval(logits, slots.arrays())
-        for (row, begin, end), found in zip(spans, logits[:, 0], strict=True):
+        self._compare(spans, logits[:, 0], counts)
+
+    def compute_mixed(self, slots: Slots, parts: list[list[int]]) -> None:
+        """The same for all rows in one forward pass; a part is a launch of rows of the same number of tokens."""
+        counts = [count for part in parts for count in part]
+        begins = slots.lengths[: len(counts)]
+        spans = [(row, begin, begin + n) for row, (begin, n) in enumerate(zip(begins, counts, strict=True))]
+        tokens = mx.array([token for row, begin, end in spans for token in self.rows[row][begin:end]])
+        firsts = accumulate([0, *(len(part) for part in parts)])
+        ends = accumulate(counts)
+        with slots.mixed([(first, len(part), part[0]) for first, part in zip(firsts, parts, strict=False)]) as layers:
+            logits = self.adapter.forward_mixed(tokens, layers, [end - 1 for end in ends])
+            mx.eval(logits, slots.arrays())
+        self._compare(spans, logits, counts)
+
+    def _compare(self, spans: list[tuple[int, int, int]], logits: mx.array, counts: list[int]) -> None:
+        for (row, begin, end), found in zip(spans, logits, strict=True):
             gap = apart(found, self.right[row][end - 1])
             assert gap < TOLERANCE, f"row {row}, tokens {begin} to {end} of {counts}: logits are {gap:.1e} apart"
 
@@ -117,10 +149,11 @@ def _is_window(cache: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_family_computes_the_same_in_chunks_in_a_batch_and_padded(name: str) -> None:
+def test_a_family_computes_the_same_in_chunks_in_a_batch_padded_and_mixed(name: str) -> None:
     made = family(name)
     assert made.adapter.ragged == (name not in ONE_BY_ONE)
     assert made.adapter.padded == (name not in ONE_BY_ONE | UNPADDED)
+    assert made.adapter.mixed == (name not in UNMIXED)
     check_chunks(made)
     check_rows_in_turn(made)
     check_rows_of_equal_length(made)
@@ -128,6 +161,8 @@ def test_a_family_computes_the_same_in_chunks_in_a_batch_and_padded(name: str) -
         check_rows_together(made)
     if made.adapter.padded:
         check_padded_rows(made)
+    if made.adapter.mixed:
+        check_mixed_rows(made)
 
 
 def check_chunks(made: Family) -> None:
@@ -167,6 +202,23 @@ def check_padded_rows(made: Family) -> None:
     if longest > 200:
         made.compute(slots, 0, [WIDEST, 1, 2])
         made.compute(slots, 0, [1, 1, 1])
+
+
+def check_mixed_rows(made: Family) -> None:
+    slots = made.slots()
+    longest = len(made.rows[0])
+    together = [[1, 1]] if made.adapter.ragged else [[1], [1]]
+    for parts in (
+        [[11], [4]],
+        [[1], [30], [2]],
+        [[min(WIDEST, longest - 40)], [1], [7]],
+        [*together, [3]],
+        [*together],
+    ):
+        made.compute_mixed(slots, parts)
+    if longest > 200:
+        made.compute_mixed(slots, [[WIDEST], [1], [2]])
+        made.compute_mixed(slots, [*together, [1]])
 
 
 @pytest.mark.parametrize("name", REFUSED)

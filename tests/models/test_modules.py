@@ -60,7 +60,7 @@ def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kin
     whole = model(tokens)
     selection = select_at_heads(model)
     assert selection is not None
-    selection.at = mx.array([3, 1])
+    selection.at = mx.array([[3], [1]])
     part = model(tokens)
     assert part.shape == (2, 1, tiny.VOCAB)
     assert (

@@ -22,16 +22,20 @@ def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, mixing: bool = True) ->
         newest = mx.take_along_axis(tokens, mx.array(list(at))[:, None], axis=1)
         return mx.sin(newest[..., None] * mx.arange(1, 9)) + shift(layers[0], tokens.shape[1])
 
-    return Probe(forward, lambda: Slots([AppendState()]), dtype, mixing=mixing).run()
+    def forward_mixed(tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None) -> mx.array:
+        assert at is not None
+        return forward(tokens[mx.array(list(at))][:, None], layers, [0] * len(at))[:, 0]
+
+    return Probe(forward, forward_mixed, lambda: Slots([AppendState()]), dtype, mixing=mixing).run()
 
 
 def rows(state: LayerState) -> int:
-    return state.open_launch.rows
+    return 1 if state.whole else state.open_launch.rows
 
 
 def test_a_faultless_model_may_mix_and_pad_its_rows() -> None:
     found = probe(lambda state, width: 0.0)
-    assert (found.ragged, found.padded, found.vocab) == (True, True, 8)
+    assert (found.ragged, found.padded, found.mixed, found.vocab) == (True, True, True, 8)
 
 
 def test_a_model_that_goes_wrong_in_company_runs_its_rows_apart() -> None:
@@ -64,7 +68,26 @@ def test_a_model_that_padding_leads_astray_still_decodes_together() -> None:
 
 def test_a_family_known_not_to_mix_is_not_tried() -> None:
     found = probe(lambda state, width: 0.0, mixing=False)
-    assert (found.ragged, found.padded) == (False, False)
+    assert (found.ragged, found.padded, found.mixed) == (False, False, False)
+
+
+def test_a_model_that_goes_wrong_in_mixed_launches_is_given_none() -> None:
+    found = probe(lambda state, width: 0.1 if state.whole else 0.0)
+    assert (found.ragged, found.padded, found.mixed) == (True, True, False)
+
+
+def test_a_model_whose_rows_run_apart_may_still_mix() -> None:
+    parts: list[int] = []
+
+    def shift(state: LayerState, width: int) -> float:
+        if state.whole:
+            parts.extend(part.rows for part in state.whole.parts)
+            return 0.0
+        return 0.1 if rows(state) > 1 else 0.0
+
+    found = probe(shift)
+    assert (found.ragged, found.mixed) == (False, True)
+    assert set(parts) == {1}
 
 
 def test_a_difference_that_rounding_makes_in_one_row_too_is_no_fault_of_mixing() -> None:

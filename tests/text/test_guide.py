@@ -22,6 +22,8 @@ from ingot.text.parse import (
     ToolSchema,
     merged,
 )
+from ingot.text.parsed import Call
+from ingot.text.render_calls import render_call
 from ingot.text.tokenizer import Tokenizer
 from tests.text.walks import Walker, allowed, byte_tokenizer
 
@@ -232,6 +234,24 @@ def test_harmony_calls_after_an_analysis(made: Make) -> None:
     write(guide, HARMONIC, "<|channel|>analysis<|message|>so<|end|><|start|>assistant")
     write(guide, HARMONIC, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 3}')
     assert guide.done
+
+
+@pytest.mark.parametrize("format", [HERMES, HARMONY, format_named("llama")], ids=lambda format: format.name)
+def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(made: Make, format: Format) -> None:
+    grammars = made(HARMONIC)
+    calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    plan = grammars.answer(grammars.json_schema(SCHEMA), format, UNOPENED, calls=calls)
+    header = "<|channel|>final<|message|>" if format.channels else ""
+    for text in (render_call(format, [Call("f", {"n": 4})]).removesuffix("<|call|>"), header + '{"n": 5}'):
+        guide = begun(plan)
+        write(guide, HARMONIC, text)
+        assert guide.done
+    walker = Walker(HARMONIC, random.Random(2), soft=30)
+    assert plan is not None
+    for _ in range(10):
+        events = parsed(format, HARMONIC, walker.answer(plan), UNOPENED)
+        content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+        assert content == "" if any(isinstance(event, ToolCallBegan) for event in events) else json.loads(content)
 
 
 def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:

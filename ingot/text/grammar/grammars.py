@@ -106,15 +106,17 @@ class Grammars:
         format: Format,
         start: ThinkingStart,
         *,
+        calls: GuidePlan | None = None,
         budget: int | None = None,
         may_think: bool = False,
     ) -> GuidePlan | None:
-        """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says.
+        """A whole answer: thinking, which is free but for a `budget` of tokens, and then what `plan` says, or `calls`.
 
-        The prompt leaves the answer within a thinking part or before it (`start`); there, the model may open one if
-        it `may_think`. Without a plan, what follows the thinking is free. None where all is.
+        Calls, which `tools` makes of required ones, may come instead of what the plan says. The prompt leaves the
+        answer within a thinking part or before it (`start`); there, the model may open one if it `may_think`. Without
+        a plan, what follows the thinking is free. None where all is.
         """
-        return composed(self._ready(), plan, format, start, budget=budget, may_think=may_think)
+        return composed(self._ready(), plan, format, start, calls=calls, budget=budget, may_think=may_think)
 
     def _ready(self) -> Lexicon:
         with self._lock:

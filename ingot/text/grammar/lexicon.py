@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ingot.text.formats.registry import FORMATS
 from ingot.text.guide import Mask
 from ingot.text.tokenizer import Tokenizer
 
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 SPACE = b" \t\r\n"
+
+MARKERS = frozenset(
+    marker
+    for known in FORMATS
+    for literal in known.markers()
+    for marker in re.findall(r"<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
+)
+"""What families may have tokens for, special or not."""
+
 _ANCHOR = "\x02"  # before which some tokenizers put the space that they add to every text
 
 
@@ -30,9 +41,21 @@ class Lexicon:
         known = min(vocab, tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (vocab - known)
         self.stops = frozenset(id for id in tokenizer.eos_ids if id < vocab)
-        # A token that ends answers must never count as text, whatever the tokenizer's files call it.
-        self.special = frozenset(id for id in tokenizer.special_ids if id < vocab) | self.stops
-        self.special_ids = {self.tokens[id].decode(): id for id in sorted(self.special) if self.tokens[id]}
+        self._markers = {id for text in MARKERS if (id := self._alone(text)) is not None}
+        # A token that ends answers must never count as text, nor one that sets calls or thinking apart from it,
+        # whatever the tokenizer's files call it: a grammar would have the model spell it out.
+        self.special = frozenset(id for id in tokenizer.special_ids if id < vocab) | self.stops | self._markers
+        # Asked for few texts, the tags of thinking and their ends, but at each token.
+        self.beginning, self.leading_to, self.holding = map(
+            lru_cache, (self._beginning, self._leading_to, self._holding)
+        )
+        named = sorted(id for id in self._markers | tokenizer.special_ids if id < vocab and self.tokens[id])
+        self.special_ids = {self.tokens[id].decode(errors="replace"): id for id in named}
+
+    def _alone(self, text: str) -> int | None:
+        """The one token that writes this text, if there is one."""
+        ids = self._tokenizer.encode(text, add_special=False)
+        return ids[0] if len(ids) == 1 and self._text(ids) == text.encode() else None
 
     @cached_property
     def library(self) -> LLTokenizer:
@@ -44,7 +67,7 @@ class Lexicon:
         """The tokens that write `text`, special ones included, at a place within an answer."""
         for before in ("", _ANCHOR):
             ids = self._behind(before, self._tokenizer.encode(before + text, add_special=False))
-            if b"".join(self.tokens[id] for id in ids) == text.encode():
+            if self._text(ids) == text.encode():
                 return ids
         return self.library.greedy_tokenize(text)
 
@@ -59,8 +82,11 @@ class Lexicon:
         for place, id in enumerate(ids):
             if passed.lstrip() == wanted:
                 return ids[place:]
-            passed += self.tokens[id]
+            passed += self._text([id])
         return []
+
+    def _text(self, ids: list[int]) -> bytes:
+        return b"".join(self.tokens[id] for id in ids if id < self.vocab)
 
     def everything(self) -> Mask:
         """A mask of all tokens."""
@@ -97,8 +123,7 @@ class Lexicon:
     def _sorted(self) -> list[tuple[bytes, int]]:
         return sorted((token, id) for id, token in enumerate(self.tokens) if token)
 
-    @lru_cache(maxsize=1024)  # noqa: B019  (a lexicon lives as long as its model)
-    def beginning(self, text: bytes) -> tuple[int, ...]:
+    def _beginning(self, text: bytes) -> tuple[int, ...]:
         """Tokens whose bytes begin with `text`."""
         found = []
         for place in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):
@@ -108,8 +133,7 @@ class Lexicon:
             found.append(id)
         return tuple(found)
 
-    @lru_cache(maxsize=1024)  # noqa: B019
-    def leading_to(self, text: bytes) -> tuple[int, ...]:
+    def _leading_to(self, text: bytes) -> tuple[int, ...]:
         """Tokens that write a part of `text`, from its beginning, or all of it and white space behind."""
         special = max((name for name in self.special_ids if text.startswith(name.encode())), key=len, default=None)
         if special is not None:
@@ -118,8 +142,7 @@ class Lexicon:
         wholes = [id for id in self.beginning(text) if not self.tokens[id][len(text) :].strip(SPACE)]
         return tuple(parts + wholes)
 
-    @lru_cache(maxsize=256)  # noqa: B019
-    def holding(self, text: bytes) -> tuple[int, ...]:
+    def _holding(self, text: bytes) -> tuple[int, ...]:
         """Tokens that hold all of `text` behind their first byte."""
         return tuple(id for id, token in enumerate(self.tokens) if token.find(text, 1) >= 0)
 

@@ -176,7 +176,8 @@ class Opening:
             self._decide(self._tagged)
             return
         begun = self._tag.startswith(self._written)
-        self._untagged = self._followed(self._untagged, token)
+        if self._untagged is not None and not _follows(self._untagged, token):
+            self._untagged = None
         if not begun and self._held and self._untagged is None:
             raise GuideBroken("The answer began as nothing it was to begin as, and was given up.")
         if not begun:
@@ -186,15 +187,33 @@ class Opening:
         self._undecided = False
         self._chosen = chosen
 
-    def _followed(self, guide: Guide | None, token: int) -> Guide | None:
-        """The guide with the token accepted; None if the token is not for it."""
-        if guide is None:
-            return None
-        mask = guide.mask()
-        if mask is not None and not allows(mask, token):
-            return None
-        guide.accept(token)
-        return guide
+
+class Either:
+    """What any of several guides allows, for as long as it goes on to."""
+
+    free = False
+
+    def __init__(self, lexicon: Lexicon, guides: Sequence[Guide]) -> None:
+        self._lexicon = lexicon
+        self._guides = list(guides)
+
+    @property
+    def done(self) -> bool:
+        return all(guide.done for guide in self._guides)
+
+    def mask(self) -> Mask | None:
+        masks = [guide.mask() for guide in self._guides]
+        either = self._lexicon.nothing()
+        for mask in masks:
+            if mask is None:
+                return None
+            either |= mask[: len(either)]
+        return either
+
+    def accept(self, token: int) -> None:
+        self._guides = [guide for guide in self._guides if _follows(guide, token)]
+        if not self._guides:
+            raise GuideBroken("The answer went on as nothing it was to go on as, and was given up.")
 
 
 class Parts:
@@ -226,6 +245,15 @@ class Parts:
         last = len(self._guides) - 1 if self._ends else len(self._guides)
         while self._at < last and self._guides[self._at].done:
             self._at += 1
+
+
+def _follows(guide: Guide, token: int) -> bool:
+    """Whether the token is for this guide, which then has accepted it."""
+    mask = guide.mask()
+    if mask is not None and not allows(mask, token):
+        return False
+    guide.accept(token)
+    return True
 
 
 def _whole(written: bytes) -> bool:

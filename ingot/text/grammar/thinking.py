@@ -51,6 +51,7 @@ def closing_text(thinking: Thinking) -> str:
 class AnswerPlan:
     lexicon: Lexicon
     plan: GuidePlan | None
+    calls: GuidePlan | None  # what may come instead of the plan's
     header: tuple[int, ...]  # of the message that the plan is for
     tags: Tags | None  # None: no thinking
     opened: bool
@@ -67,7 +68,8 @@ class AnswerPlan:
     def _planned(self) -> Guide:
         assert self.plan is not None
         header = [parts.Forced(self.lexicon, self.header)] if self.header else []
-        return parts.Parts([*header, self.plan.begin()], ends=True)
+        answer = parts.Parts([*header, self.plan.begin()], ends=True)
+        return parts.Either(self.lexicon, [self.calls.begin(), answer]) if self.calls else answer
 
     def _thought(self, tags: Tags) -> Guide:
         lexicon = self.lexicon
@@ -88,19 +90,23 @@ def composed(
     format: Format,
     start: ThinkingStart,
     *,
+    calls: GuidePlan | None,
     budget: int | None,
     may_think: bool,
 ) -> GuidePlan | None:
     """See `Grammars.answer`."""
+    if plan is None:
+        plan, calls = calls, None
     opened = start is ThinkingStart.OPENED
     tags = Tags.of(lexicon, format) if opened or may_think else None
     if tags is not None:
         lexicon.expect(tags.open, tags.close)
     if plan is None:
-        return AnswerPlan(lexicon, None, (), tags, opened, budget) if tags and budget is not None else None
+        return AnswerPlan(lexicon, None, None, (), tags, opened, budget) if tags and budget is not None else None
     headed = format.channels is None or isinstance(plan, CallPlan)
     header = () if headed or format.channels is None else tuple(lexicon.encode(_header(format.channels, "final")))
-    return AnswerPlan(lexicon, plan, header, tags, opened, budget) if tags or header else plan
+    alone = not (tags or header or calls)
+    return plan if alone else AnswerPlan(lexicon, plan, calls, header, tags, opened, budget)
 
 
 def _header(channels: Channels, name: str) -> str:

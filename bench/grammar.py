@@ -1,0 +1,205 @@
+"""What constrained decoding costs: the time for masks as a share of decoding, on the default model.
+
+python -m bench.grammar
+python -m bench.grammar --streams 1,8 --tokens 64 --model FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.engine import Engine
+from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
+from ingot.engine.start import start_engine
+from ingot.models.packaged import ensure
+from ingot.models.progress import silent
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.guide import Guide, GuidePlan, Mask
+
+_TEXT = {"type": "string"}
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": _TEXT,
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "format": "email"},
+        "role": {"enum": ["admin", "user", "guest"]},
+        "tags": {"type": "array", "items": _TEXT},
+    },
+    "required": ["name", "age", "email", "role", "tags"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "an object": {"type": "object"},
+    "a person": _PERSON,
+    "a list of people": {"type": "array", "items": _PERSON, "minItems": 20},
+    "a long text": {"type": "string", "minLength": 2000},
+}
+QUESTION = "Tell me about some people that you know, in as much detail as you can, as JSON."
+
+
+@dataclass
+class Meter:
+    """Seconds that guides took, token by token."""
+
+    spent: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A plan whose guides are timed."""
+
+    plan: GuidePlan
+    meter: Meter
+
+    def begin(self) -> Guide:
+        return _TimedGuide(self.plan.begin(), self.meter)
+
+
+class _TimedGuide:
+    def __init__(self, guide: Guide, meter: Meter) -> None:
+        self._guide, self._meter = guide, meter
+
+    @property
+    def free(self) -> bool:
+        return self._guide.free
+
+    @property
+    def done(self) -> bool:
+        return self._guide.done
+
+    def mask(self) -> Mask | None:
+        began = time.perf_counter()
+        try:
+            return self._guide.mask()
+        finally:
+            self._meter.spent.append(time.perf_counter() - began)
+
+    def accept(self, token: int) -> None:
+        began = time.perf_counter()
+        self._guide.accept(token)
+        self._meter.spent[-1] += time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    subject: str
+    streams: int
+    tokens: int
+    step_ms: float  # between two tokens of a stream
+    free_step_ms: float  # the same without a grammar
+    mask_ms: float  # of all streams' masks, per step
+    worst_ms: float
+    apply_ms: float  # to apply them, per step
+
+    @property
+    def share(self) -> float:
+        return (self.mask_ms + self.apply_ms) / self.free_step_ms
+
+
+def start(model: str, memory: str) -> Engine:
+    settings = Settings(memory=memory, context=2048)
+    folder = ensure(model, settings, silent) if model == DEFAULT_MODEL else Path(model)
+    return start_engine(settings, folder, name=Path(model).name, source=model)
+
+
+def decode(engine: Engine, name: str, streams: int, tokens: int, plan: GuidePlan | None) -> tuple[float, int]:
+    """Seconds of decoding, and the tokens of the longest answer."""
+    template = engine.tokenizer.template
+    text = template.render([{"role": "user", "content": QUESTION}]) if template else QUESTION
+    prompt = tuple(engine.tokenizer.encode(text, add_special=template is None))
+    ends = []
+    opened = [
+        engine.generate(
+            Request(
+                f"{name}-{number}",
+                (prompt,),
+                max_tokens=tokens,
+                sampling=Sampling(temperature=0.7, seed=number),
+                stop=Stop(ignore_eos=plan is None),
+                guide=plan,
+            )
+        )
+        for number in range(streams)
+    ]
+    for stream in opened:
+        last = [event for batch in stream for event in batch][-1]
+        if isinstance(last, Failed):
+            raise last.error
+        assert isinstance(last, Ended)
+        ends.append(last)
+    return max(end.timing.decode for end in ends), max(end.usage.completion_tokens for end in ends)
+
+
+def apply_seconds(vocab: int, rows: int, repeats: int = 30) -> float:
+    """To apply masks to logits of that size, with nothing else to do; the median."""
+    import mlx.core as mx
+    import numpy as np
+
+    from ingot.engine.sampling import masked
+
+    logits = mx.zeros((rows, vocab))
+    masks = [np.full(vocab // 32 + 1, 0x5A5A5A5A, dtype=np.uint32)] * rows
+    mx.eval(logits)
+    taken = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        mx.eval(masked(logits, masks))
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[repeats // 2]
+
+
+def measure(engine: Engine, grammars: Grammars, streams: int, tokens: int) -> Iterator[Figures]:
+    decode(engine, f"warm-{streams}", streams, 8, None)
+    seconds, longest = decode(engine, f"free-{streams}", streams, tokens, None)
+    free_step = seconds / max(1, longest - 1)
+    for subject, schema in SCHEMAS.items():
+        meter = Meter()
+        plan = Timed(grammars.json_schema(schema), meter)
+        seconds, longest = decode(engine, f"{subject}-{streams}", streams, tokens, plan)
+        yield Figures(
+            subject=subject,
+            streams=streams,
+            tokens=len(meter.spent),
+            step_ms=1000 * seconds / max(1, longest - 1),
+            free_step_ms=1000 * free_step,
+            mask_ms=1000 * sum(meter.spent) / longest,
+            worst_ms=1000 * max(meter.spent),
+            apply_ms=1000 * apply_seconds(engine.card.vocab, streams),
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.grammar", description=__doc__)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a folder")
+    parser.add_argument("--memory", default="3GB")
+    parser.add_argument("--streams", default="1,8", help="how many at once, separated by commas")
+    parser.add_argument("--tokens", type=int, default=64)
+    given = parser.parse_args(arguments)
+    engine = start(given.model, given.memory)
+    grammars = Grammars(engine.tokenizer, engine.card.vocab)
+    grammars.prepare()
+    print(f"{'subject':>18} streams tokens   step ms  free step  masks ms  worst ms  apply ms   share")
+    try:
+        for streams in map(int, given.streams.split(",")):
+            for row in measure(engine, grammars, streams, given.tokens):
+                print(
+                    f"{row.subject:>18} {row.streams:7} {row.tokens:6} {row.step_ms:9.2f} {row.free_step_ms:10.2f} "
+                    f"{row.mask_ms:9.3f} {row.worst_ms:9.3f} {row.apply_ms:9.3f} {row.share:7.1%}",
+                    flush=True,
+                )
+    finally:
+        grammars.close()
+        engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

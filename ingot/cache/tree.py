@@ -1,0 +1,66 @@
+"""The nodes of the radix index: tokens that follow one another, each piece with the record that was made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ingot.cache.records import Record
+
+
+class Owner(NamedTuple):
+    """Whose tokens these are. Owners share nothing; of another tenant's nothing is even told."""
+
+    tenant: str = ""
+    salt: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Tokens [begin, end) of its path. A root, and only that, has an owner; it has no tokens and no record."""
+
+    parent: Node | None
+    tokens: tuple[int, ...]
+    record: Record | None
+    children: dict[int, Node] = field(default_factory=dict)
+    worth: float = 0.0
+    uses: int = 0  # prompts that it was a part of
+    resumed: int = 0  # sequences that went on from its end
+    landmark: bool = False  # its end is one that new conversations share, such as the system prompt's
+    pinned: bool = False
+    lost: bool = False  # its checkpoint was evicted
+    owner: Owner | None = None
+
+    @property
+    def end(self) -> int:
+        return self.record.end if self.record else 0
+
+    @property
+    def root(self) -> Node:
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    @property
+    def path(self) -> list[Node]:
+        """From the first node below the root to this one."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.record is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.record is not None and self.record.checkpoint is not None
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # many times faster than the loop, and the ordinary case
+        return shorter
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)

@@ -1,0 +1,139 @@
+"""`ingot cache ACTION`: what a running server keeps of earlier prompts, and what a request would find of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ingot.cli.client import Client
+from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.errors import ConfigError, nearest
+
+URL = "http://127.0.0.1:8000"
+ACTIONS = {
+    "show": "how much is kept, under which salts, and what it was good for",
+    "explain": "what a request would take over if it came now, and why no more",
+    "clear": "forget all that is kept of this key's prompts",
+}
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    action = arguments[0]
+    if action not in ACTIONS:
+        near = nearest(action, ACTIONS)
+        hint = f"did you mean {near}?" if near else f"there are: {', '.join(ACTIONS)}"
+        raise ConfigError(f"unknown action {action}; {hint}")
+    return _RUNS[action](arguments[1:])
+
+
+def _usage() -> str:
+    rows = "\n".join(f"  {name:<8} {about}" for name, about in ACTIONS.items())
+    return f"usage: ingot cache ACTION [FLAGS]\n\n{rows}\n\n`ingot cache ACTION --help` lists an action's flags."
+
+
+def _parser(action: str) -> CommandParser:
+    parser = CommandParser(f"cache {action}", f"Of a running server: {ACTIONS[action]}.")
+    parser.flag("--url", metavar="URL", help=f"the server (default: {URL})")
+    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    parser.flag("--json", action="store_true", help="print the server's answer as it is")
+    add_settings(parser, ("the rest",))
+    return parser
+
+
+def _begun(parser: CommandParser, arguments: list[str]) -> tuple[Client, dict[str, Any]]:
+    namespace = parser.parse(arguments)
+    settings = settle(namespace).settings
+    given = vars(namespace)
+    return Client(given.get("url", URL), settings.api_key), given
+
+
+def _tell(answer: Any, given: dict[str, Any], told: Callable[[Any], str]) -> int:
+    print(json.dumps(answer, indent=2, ensure_ascii=False) if "json" in given else told(answer))
+    return 0
+
+
+def _show(arguments: list[str]) -> int:
+    client, given = _begun(_parser("show"), arguments)
+    return _tell(client.get("cache"), given, shown)
+
+
+def _clear(arguments: list[str]) -> int:
+    client, given = _begun(_parser("clear"), arguments)
+    return _tell(client.delete("cache"), given, lambda answer: f"freed {_bytes(answer['freed_bytes'])}")
+
+
+def _explain(arguments: list[str]) -> int:
+    parser = _parser("explain")
+    parser.add_argument(
+        "file", metavar="FILE", help="the request's body, JSON as it would be sent; - reads it from here"
+    )
+    client, given = _begun(parser, arguments)
+    return _tell(client.post("cache/explain", _body(given["file"])), given, explained)
+
+
+_RUNS = {"show": _show, "explain": _explain, "clear": _clear}
+
+
+def _body(name: str) -> dict[str, Any]:
+    try:
+        body = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ConfigError(f"{name} holds no request: that is an object with 'messages' or 'prompt'")
+    return body
+
+
+def shown(answer: Any) -> str:
+    """The state of the cache, in words."""
+    used, limit = _bytes(answer["used_bytes"]), _bytes(answer["limit_bytes"])
+    taken = answer["matched_tokens"] / answer["prompt_tokens"] if answer["prompt_tokens"] else 0.0
+    lines = [
+        f"{used} of {limit} are used; {answer['evictions']} pieces had to go so far",
+        f"{answer['hits']} of {answer['prompts']} prompts found something: {answer['matched_tokens']} of "
+        f"{answer['prompt_tokens']} tokens ({taken:.0%}) did not have to be computed",
+    ]
+    for salt in answer["salts"]:
+        name = f"salt {salt['salt']!r}" if salt["salt"] else "no salt"
+        pinned = f", {salt['pinned_tokens']} of them pinned" if salt["pinned_tokens"] else ""
+        points = f", {salt['checkpoints']} checkpoints" if salt["checkpoints"] else ""
+        lines.append(
+            f"{name}: {salt['tokens']} tokens{pinned} in {salt['records']} records{points}, {_bytes(salt['bytes'])}"
+        )
+    return "\n".join(lines)
+
+
+def explained(answer: Any) -> str:
+    """What would match, and why no more."""
+    cache = answer["cache"]
+    lines = [f"{cache['matched_tokens']} of {answer['prompt_tokens']} tokens would be taken over: {cache['reason']}"]
+    each = cache.get("prompts") or [cache]
+    for number, prompt in enumerate(each):
+        if len(each) > 1:
+            lines.append(f"prompt {number}: {prompt['matched_tokens']} tokens: {prompt['reason']}")
+        if prompt["diverged"] is not None:
+            lines += _parted(prompt["diverged"])
+    return "\n".join(lines)
+
+
+def _parted(place: Any) -> list[str]:
+    where = "the prompt" if place["message"] is None else f"message {place['message']} ({place['role']})"
+    return [
+        f"they part in {where}, at character {place['character']}:",
+        f"  this request: {place['ours']!r}",
+        f"  what is kept: {place['theirs']!r}",
+    ]
+
+
+def _bytes(count: int) -> str:
+    from ingot.models.progress import format_bytes
+
+    return format_bytes(count)

@@ -1,0 +1,54 @@
+"""Sequences that are held to something: what their guides allow, and what becomes of those whose guide fails.
+
+A guide's failure is its own sequence's alone: it is noted on the sequence, whose request then ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ingot.engine.sequence import Sequence
+from ingot.errors import IngotError
+from ingot.text.guide import Mask
+
+
+def begin(sequence: Sequence) -> None:
+    if sequence.request.guide is None:
+        return
+    try:
+        sequence.guide = sequence.request.guide.begin()
+    except IngotError as error:
+        sequence.failure = error
+
+
+def masks(rows: Iterable[tuple[Sequence, bool]]) -> list[Mask | None]:
+    """What each row's guide allows next. With a row comes whether its draw counts."""
+    return [_mask(row) if draws else None for row, draws in rows]
+
+
+def accept(sequence: Sequence, token: int) -> None:
+    if sequence.guide is None or sequence.failure is not None:
+        return
+    try:
+        sequence.guide.accept(token)
+    except IngotError as error:
+        sequence.failure = error
+
+
+def needs_tokens(sequence: Sequence) -> bool:
+    """Whether its next draw depends on tokens that were drawn and not yet read."""
+    return sequence.guide is not None and not sequence.known and not sequence.guide.free
+
+
+def is_done(sequence: Sequence) -> bool:
+    return sequence.guide is not None and sequence.guide.done
+
+
+def _mask(sequence: Sequence) -> Mask | None:
+    if sequence.guide is None or sequence.failure is not None:
+        return None
+    try:
+        return sequence.guide.mask()
+    except IngotError as error:
+        sequence.failure = error
+        return None

@@ -1,0 +1,49 @@
+"""A request's stream of events, watched for its end, so that every request leaves its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from ingot.engine.request import Ended, Event, Failed
+from ingot.errors import Cancelled
+from ingot.http.edge import Answer
+from ingot.http.service import Service
+from ingot.protocol.answers import Job
+from ingot.protocol.receipts import CacheReceipt, headers
+from ingot.protocol.requests import RequestBody
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Stream
+
+
+class Accounted:
+    """`close` closes the stream, and notes that nobody waited for its end where nobody did."""
+
+    def __init__(self, stream: Stream, job: Job, answer: Answer, service: Service) -> None:
+        self._stream, self._job, self._answer, self._service = stream, job, answer, service
+        self._noted = False
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        turn = self._job.turn
+        async for events in self._stream:
+            if turn is not None:
+                for event in events:
+                    turn.take(event)
+            last = events[-1]
+            if isinstance(last, Ended | Failed):
+                self._note(last)
+            yield events
+
+    def close(self) -> None:
+        self._stream.close()
+        if not self._noted:
+            self._note(Failed(Cancelled("The client left before the answer was complete.")))
+
+    def _note(self, last: Ended | Failed) -> None:
+        self._noted = True
+        request, head = self._job.request, self._job.head
+        self._service.ended.add(request.tenant, request.id, RequestBody.ended(request.id, head, last))
+        if isinstance(last, Ended):
+            # Where the answer is a stream, its head is out already and these go nowhere.
+            self._answer.headers += headers(CacheReceipt.of(last.cache, None), last.timing)

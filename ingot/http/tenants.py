@@ -1,0 +1,41 @@
+"""Who is asking: each API key is a tenant, whose requests, receipts and kept prompts no other one sees."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from ingot.config import Settings, read_keys
+
+
+class Tenants:
+    """The tenants of a server. Without any key there is one, nameless, and everybody is that one."""
+
+    def __init__(self, settings: Settings) -> None:
+        keys = [settings.api_key] if settings.api_key is not None else []
+        keys += read_keys(settings.api_key_file) if settings.api_key_file is not None else ()
+        self._names = {key.encode(): tenant_name(key) for key in keys}
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names.values()) or ("",)
+
+    def of(self, given: Sequence[str]) -> str | None:
+        """The tenant whose key is among `given`, or None. Every key is compared with all of them, always, so that
+        the time taken says nothing about the keys."""
+        found = None
+        for text in given:
+            raw = text.encode("latin-1", "replace")
+            for key, name in self._names.items():
+                if hmac.compare_digest(raw, key):
+                    found = name
+        return found
+
+
+def tenant_name(key: str) -> str:
+    """A name that may be shown and logged, from which nobody gets back to the key."""
+    return blake2b(key.encode(), digest_size=8, person=b"ingot-tenant").hexdigest()

@@ -1,0 +1,89 @@
+"""The file of `--mcp-config`: which MCP servers there are, and what may be done with them.
+
+It is JSON in the form that other programs use, `{"mcpServers": {"LABEL": {...}}}`, with a few fields of our own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from ingot.errors import ConfigError
+
+LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Either a `command` to start, which then speaks over its standard streams, or the `url` of a running server.
+
+    `${NAME}` in a command's environment, a URL or a header stands for that variable of our own environment.
+    """
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = {}
+    tools: tuple[str, ...] | None = None  # the only ones that may be called; all where nothing is said
+    timeout_s: float = 60.0  # for connecting, and for each call
+    max_result_chars: int = 65_536  # more of a result is cut off, and the model is told so
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    servers: dict[str, ServerConfig] = msgspec.field(name="mcpServers")
+
+
+def require_sdk() -> None:
+    """Raises ConfigError where the official SDK is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError("MCP needs the package `mcp`: install ingot with the extra `mcp`")
+
+
+def read_servers(path: Path) -> dict[str, ServerConfig]:
+    """The servers of the file, by label. Raises ConfigError."""
+    try:
+        found = msgspec.json.decode(path.expanduser().read_bytes(), type=_File).servers
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return {label: _checked(label, server, path) for label, server in found.items()}
+
+
+def _checked(label: str, server: ServerConfig, path: Path) -> ServerConfig:
+    where = f"{path}: {label}"
+    if not LABEL.fullmatch(label):
+        raise ConfigError(f"{where[:200]}: a label has 1 to 64 letters, digits, dashes or underscores")
+    if (server.command is None) == (server.url is None):
+        raise ConfigError(f"{where}: a server has either a command or a url")
+    if server.command is not None and server.headers:
+        raise ConfigError(f"{where}: headers go with a url, not with a command")
+    if server.url is not None and (server.args or server.env or server.cwd is not None):
+        raise ConfigError(f"{where}: args, env and cwd go with a command, not with a url")
+    if server.url is not None and not server.url.startswith(("http://", "https://")):
+        raise ConfigError(f"{where}: a url begins with http:// or https://")
+    if not 0 < server.timeout_s <= 3600 or not 0 < server.max_result_chars <= 1 << 24:
+        raise ConfigError(f"{where}: timeout_s is at most 3600, max_result_chars at most {1 << 24}")
+    return msgspec.structs.replace(
+        server,
+        env={name: _filled(value, where) for name, value in server.env.items()},
+        url=None if server.url is None else _filled(server.url, where),
+        headers={name: _filled(value, where) for name, value in server.headers.items()},
+    )
+
+
+def _filled(text: str, where: str) -> str:
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise ConfigError(f"{where}: there is no variable {found[1]} in the environment")
+        return os.environ[found[1]]
+
+    return VARIABLE.sub(value, text)

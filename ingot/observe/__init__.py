@@ -1,0 +1,1 @@
+"""What the server remembers of what it did."""

@@ -1,0 +1,55 @@
+"""Records on paper, for tests of the index that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ingot.cache.prefix import Needs, Owner, PrefixIndex
+
+TOKEN, CHECKPOINT = 10, 100
+"""Bytes."""
+APPEND = Needs()
+WINDOW = Needs(windows=((0, 4),))
+HYBRID = Needs(checkpoint=True)
+ANYBODY = Owner()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Ten bytes a token, a hundred for a checkpoint; layer 0 keeps tokens from `oldest` on."""
+
+    begin: int
+    end: int
+    oldest: int
+    checkpoint: tuple[()] | None
+
+    @property
+    def nbytes(self) -> int:
+        return TOKEN * (self.end - self.begin) + (CHECKPOINT if self.checkpoint is not None else 0)
+
+    def split(self, at: int) -> tuple[Paper, Paper]:
+        return Paper(self.begin, at, min(self.oldest, at), None), replace(self, begin=at, oldest=max(at, self.oldest))
+
+    def without_checkpoint(self) -> Paper:
+        return replace(self, checkpoint=None)
+
+    def sees_back_to(self, position: int, layer: int) -> bool:
+        return self.oldest <= max(position, self.begin)
+
+
+def index(needs: Needs) -> PrefixIndex:
+    return PrefixIndex(needs, lambda tokens: float(tokens))
+
+
+def store(
+    held: PrefixIndex, tokens: Sequence[int], needs: Needs, owner: Owner = ANYBODY, *, landmark: bool = False
+) -> None:
+    end = len(tokens)
+    checkpoint = () if needs.checkpoint else None
+    window = needs.windows[0][1] if needs.windows else end
+
+    def make(begin: int) -> Paper:
+        return Paper(begin, end, max(begin, end - window + 1), checkpoint)
+
+    held.insert(owner, tokens, end, make, landmark=landmark)  # type: ignore[arg-type]

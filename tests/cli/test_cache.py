@@ -1,0 +1,79 @@
+"""`ingot cache` against a running server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingot.cli import cache
+from ingot.cli.client import Client
+from tests import engines
+from tests.cli.scripted import INGOT, environment
+from tests.http.running import running
+from tests.http.scripted import settings
+
+PROMPT = list(range(1, 40))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    engine = engines.start("llama", cache_bytes=1 << 22)
+    with running(engine, settings()) as made:
+        Client(made).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
+        yield made
+    engine.close()
+
+
+def body(folder: Path, value: object) -> str:
+    path = folder / "body.json"
+    path.write_text(json.dumps(value))
+    return str(path)
+
+
+def test_it_shows_how_much_is_kept(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["show", "--url", url]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 1 prompts found something: 0 of 39 tokens (0%)" in said
+    assert "no salt: 41 tokens in 2 records" in said
+
+
+def test_it_explains_a_request(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited = [*PROMPT[:20], 90, 91]
+    assert cache.run(["explain", body(tmp_path, {"prompt": edited}), "--url", url]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "20 of 22 tokens would be taken over: diverged"
+    assert said[1] == "they part in the prompt, at character 20:"
+    assert cache.run(["explain", body(tmp_path, {"prompt": edited}), "--url", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cache"]["diverged"]["token"] == 20
+
+
+def test_several_prompts_are_explained_one_by_one(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["explain", body(tmp_path, {"prompt": [PROMPT, [80, 81]]}), "--url", url]) == 0
+    assert "prompt 0: 38 tokens: complete\nprompt 1: 0 tokens: unseen" in capsys.readouterr().out
+
+
+def test_it_clears(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache.run(["clear", "--url", url]) == 0
+    assert capsys.readouterr().out.startswith("freed ")
+    cache.run(["show", "--url", url])
+    assert capsys.readouterr().out.startswith("0 B of ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("shwo",), "ingot cache: unknown action shwo; did you mean show?"),
+        (("explain",), "ingot cache: the following arguments are required: FILE"),
+        (("explain", "no-such-file"), "ingot cache: cannot read no-such-file"),
+        (("show", "--ur", "x"), "ingot cache: unknown flag --ur; did you mean --url?"),
+    ],
+)
+def test_wrong_usage_is_one_line(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
+    command = [INGOT, "cache", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.flags import CommandParser, add_settings, settle
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--alias", "claude-*=default,gpt-*=default"],
+        ["--alias", "claude-*=default", "--alias", "gpt-*=default"],
+        ["--alias=claude-*=default", "--alias=gpt-*=default"],
+    ],
+)
+def test_a_list_is_given_at_once_or_one_by_one(arguments: list[str]) -> None:
+    parser = CommandParser("serve", "")
+    add_settings(parser)
+    config = settle(parser.parse(arguments))
+    assert config.settings.alias == ("claude-*=default", "gpt-*=default")
+    assert config.origins["alias"] == "flag --alias"

@@ -1,0 +1,3 @@
+from pathlib import Path
+
+HERE = Path(__file__).parent
