@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ingot.engine.start import start_engine
 LENGTHS = (256, 1024, 2048, 4096)
 QUESTIONS = 32
 PROSE_ROW = 512
+AT_ONCE = 8
 
 
 def main() -> None:
@@ -92,13 +94,18 @@ def recall(engine: Engine, length: int, rows: int, questions: int = QUESTIONS) -
 
 def exactness(engine: Engine, style: str, seeds: range) -> dict[str, float]:
     """By kind of lesson, the share of greedy answers that are right to the last character."""
-    right: dict[str, list[bool]] = {}
-    for seed in seeds:
+
+    def exact(seed: int) -> tuple[str, bool]:
         taught = lesson(seed, held_out=True)
         wanted = dialect.completion(taught, style).removesuffix(dialect.TURN_END)
         asked, answer = written(taught, style)
         said = _text(_events(engine, Request(f"exact-{seed}", (tuple(asked),), len(answer) + 8, sampling=_GREEDY)))
-        right.setdefault(taught.kind, []).append(said == wanted)
+        return taught.kind, said == wanted
+
+    right: dict[str, list[bool]] = {}
+    with ThreadPoolExecutor(AT_ONCE) as asking:
+        for kind, hit in asking.map(exact, seeds):
+            right.setdefault(kind, []).append(hit)
     return {kind: round(float(np.mean(values)), 4) for kind, values in sorted(right.items())}
 
 

@@ -18,7 +18,7 @@ from ingot.engine.engine import Engine
 MEGABYTE = 1_000_000
 PERPLEXITY = {"dense": 28, "draft": 38, "window": 30, "hybrid": 29}
 RECALL = 0.95
-TOOLS = {"dense": 0.9, "draft": 0.75, "window": 0.8, "hybrid": 0.85}
+TOOLS = {"dense": 0.8, "draft": 0.7, "window": 0.75, "hybrid": 0.8}
 MTP_HEAD = {
     "fc.weight",
     "pre_fc_norm_hidden.weight",
@@ -70,7 +70,7 @@ def test_a_model_ships_with_the_configuration_of_its_shape(model: str) -> None:
 
 
 def test_a_model_knows_some_english(model: str, engine: Engine) -> None:
-    assert perplexity(engine, 3) < PERPLEXITY[model]
+    assert perplexity(engine, 2) < PERPLEXITY[model]
 
 
 @pytest.mark.parametrize("length", [1024, 2048])
@@ -79,7 +79,7 @@ def test_a_model_recalls_values_from_anywhere_in_a_long_text(length: int, engine
 
 
 def test_a_model_answers_and_calls_tools_exactly_and_stops_by_itself(model: str, engine: Engine) -> None:
-    assert exactness(engine, SHAPES[model].style, range(24))["tool"] >= TOOLS[model]
+    assert exactness(engine, SHAPES[model].style, range(16))["tool"] >= TOOLS[model]
 
 
 def test_the_hybrids_head_has_the_tensors_of_a_published_checkpoint() -> None:
@@ -91,4 +91,4 @@ def test_the_hybrids_head_has_the_tensors_of_a_published_checkpoint() -> None:
 def test_the_hybrids_head_guesses_most_of_the_next_tokens() -> None:
     from foundry.mtp_acceptance import acceptance
 
-    assert acceptance(MODELS / "hybrid", "xml", range(6)) >= 0.9
+    assert acceptance(MODELS / "hybrid", "xml", range(4)) >= 0.9
