@@ -53,7 +53,8 @@ setup: $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.re
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache tests/clients/node_modules
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache tests/clients/node_modules \
+		tests/clients/.venv
 	rm -f ingot/kernels/*.so
 	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -72,8 +73,9 @@ $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle: pyproject.toml 
 	@tools/setup $(patsubst .ready-%,%,$(notdir $@))
 	@touch $@
 
-$(VENV)/.ready-clients: $(wildcard tests/clients/package.json) $(VENV)/.ready-serve
+$(VENV)/.ready-clients: $(wildcard tests/clients/package.json tests/clients/requirements.txt) $(VENV)/.ready-serve
 	@tools/install-node-clients
+	@tools/install-python-clients
 	@touch $@
 
 # Slower without a compiler, but never in the way.

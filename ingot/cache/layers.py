@@ -283,7 +283,7 @@ class RecurrentState(LayerState, ArraysCache):
 
     def move(self, source: int, target: int, length: int) -> None:
         for part in self.arrays():
-            part[target] = part[source]
+            part[target : target + 1] = _own_rows(part, source)
 
     def swap(self, one: int, other: int) -> None:
         for part in self.arrays():
@@ -421,13 +421,16 @@ def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
 
 
 def _move_tokens(array: mx.array, source: int, begin: int, target: int, to: int, count: int) -> None:
-    array[target, :, to : to + count] = array[source, :, begin : begin + count]
+    array[target : target + 1, :, to : to + count] = _own_rows(array[:, :, begin : begin + count], source)
 
 
 def _swap_rows(array: mx.array, one: int, other: int) -> None:
-    kept = array[one]
-    array[one] = array[other]
-    array[other] = kept
+    array[mx.array([one, other])] = _own_rows(array, other, one)
+
+
+def _own_rows(array: mx.array, *rows: int) -> mx.array:
+    """Some rows, in memory of their own: while views of an array exist, all of it is copied when any is written."""
+    return mx.take(array, mx.array(rows), axis=0)
 
 
 def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.errors import BadRequest, NotFound, Unavailable
+from ingot.http.body import read_json_bytes
 from ingot.http.edge import Json, answer_of
 from ingot.http.response_runs import Run, Runs
 from ingot.http.response_store import TenantsResponses
 from ingot.http.service import Service
-from ingot.protocol.responses import Kept, Surroundings
+from ingot.protocol.responses import Kept, Surroundings, count_tokens
 from ingot.protocol.responses_answers import DeletedResponse
 from ingot.protocol.responses_queries import ITEMS_QUERY, RESPONSE_QUERY, ItemsQuery, listed, query_of
 from ingot.protocol.responses_tools import RemoteTools
@@ -34,6 +35,7 @@ class Responses:
 
     def endpoints(self) -> dict[str, Any]:
         return {
+            "countResponseTokens": self.count,
             "retrieveResponse": self.retrieve,
             "deleteResponse": self.delete,
             "cancelResponse": self.cancel,
@@ -79,6 +81,12 @@ class Responses:
             fault = {"code": "server_error", "message": "The server stopped before the response was complete."}
             return Kept({**kept.response, "status": "failed", "error": fault}, kept.input)
         return kept
+
+    async def count(self, request: Request) -> Response:
+        raw = await read_json_bytes(request.scope, request.receive)
+        tenant = answer_of(request.scope).tenant
+        served = self.service.served_to(tenant)
+        return Json(await self.service.read(raw, lambda value: count_tokens(value, served, self.around(tenant))))
 
     async def retrieve(self, request: Request) -> Response:
         query_of(request.query_params.multi_items(), RESPONSE_QUERY, self.service.served.reading())

@@ -17,7 +17,7 @@ from ingot.errors import IngotError
 from ingot.protocol.bounds import LEAST_LOGPROB
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.fields import Reading
-from ingot.protocol.receipts import CacheReceipt, Source
+from ingot.protocol.receipts import CacheReceipt, PromptNote, Source
 from ingot.protocol.served import Served
 from ingot.protocol.turns import Turn
 from ingot.text.prompt import Prompt
@@ -120,6 +120,7 @@ class Receipt(Struct):
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
+    prompt: PromptNote | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -127,7 +128,8 @@ class Receipt(Struct):
         timing = TimingBody(
             *(round(seconds, 6) for seconds in (ended.timing.queue, ended.timing.prefill, ended.timing.decode))
         )
-        return cls(timing, CacheReceipt.of(ended.cache, head.source), head.ignored or UNSET)
+        cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
+        return cls(timing, cache, prompt, head.ignored or UNSET)
 
 
 class Note(Struct):

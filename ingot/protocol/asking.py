@@ -310,7 +310,7 @@ def _guide(
     names: FieldNames,
 ) -> GuidePlan | None:
     output = _output_guide(served, ask.output, names)
-    calls = _calls_guide(served, format, tools, ask, output, names)
+    calls = _calls_guide(served, format, tools, ask, names)
     if start is ThinkingStart.OPENED:
         may_think = True
     else:
@@ -319,7 +319,9 @@ def _guide(
     budget = _budget(served, thinking) if thinks(served, format) else None
     if calls is None and output is None and budget is None:
         return None
-    return served.grammars.answer(calls or output, format, start, budget=budget, may_think=may_think)
+    if output is None or ask.choice != "auto":  # a forced call leaves no room for anything else
+        output, calls = calls or output, None
+    return served.grammars.answer(output, format, start, calls=calls, budget=budget, may_think=may_think)
 
 
 def _output_guide(served: Served, output: Output | None, names: FieldNames) -> GuidePlan | None:
@@ -340,22 +342,13 @@ def _output_guide(served: Served, output: Output | None, names: FieldNames) -> G
 
 
 def _calls_guide(
-    served: Served,
-    format: Format,
-    tools: tuple[Tool, ...],
-    ask: Ask,
-    output: GuidePlan | None,
-    names: FieldNames,
+    served: Served, format: Format, tools: tuple[Tool, ...], ask: Ask, names: FieldNames
 ) -> GuidePlan | None:
     if not tools:
         return None
-    if output is not None:
-        raise Unsupported(
-            f"{names.output} cannot be combined with {names.tools} that may be called: send one of them, or "
-            f"{names.choice} 'none'.",
-            param=names.output,
-        )
     guided = [GuidedTool(tool.name, tool.parameters, tool.strict) for tool in tools]
     choice = NamedTool(ask.choice.name) if isinstance(ask.choice, Named) else ask.choice
     assert choice != "none"
+    if ask.output is not None and choice == "auto":
+        choice = "required"  # where the answer is held to something, so is the call that may come instead
     return served.grammars.tools(format, guided, choice, parallel=ask.parallel, param=names.tools)

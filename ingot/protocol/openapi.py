@@ -31,7 +31,7 @@ from ingot.protocol.openai_completions import COMPLETION_BODY
 from ingot.protocol.records import Record, specs_of
 from ingot.protocol.requests import CancelledBody, RequestBody, RunningList
 from ingot.protocol.rerank import RERANK_BODY, Reranked
-from ingot.protocol.responses_answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent
+from ingot.protocol.responses_answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
 from ingot.protocol.responses_body import RESPONSES_BODY
 from ingot.protocol.responses_queries import ITEMS_QUERY, RESPONSE_QUERY
 from ingot.protocol.tokens import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
@@ -137,6 +137,15 @@ OPERATIONS = (
         RESPONSES_BODY,
         READS_BODY + RUNS,
         events=(ResponseEvent,),
+    ),
+    Operation(
+        "countResponseTokens",
+        "POST",
+        "/v1/responses/input_tokens",
+        "The tokens that a response would take as a prompt.",
+        ResponseTokens,
+        RESPONSES_BODY,
+        (*READS_BODY, 503),
     ),
     Operation(
         "retrieveResponse",

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import CacheReason, CacheReport, Timing
 from ingot.text.prompt import Prompt
+from ingot.text.witness import History
 
 if TYPE_CHECKING:
     from ingot.protocol.served import Served
@@ -66,6 +67,22 @@ class PromptReceipt(Struct):
         parted = divergence(report, number, source)
         rewritten = report.reason == "diverged" and parted is not None and is_rewrite(parted, source)
         return cls(report.matched, "template_rewrite" if rewritten else report.reason, parted)
+
+
+class PromptNote(Struct):
+    """How a conversation became a prompt: which rendering of past turns, how many past answers stand in it in the tokens
+    they were generated in, and what was done to messages that the chat template does not take as they were."""
+
+    history: History
+    recalled: int
+    adapted: list[str]
+
+    @classmethod
+    def of(cls, source: Source | None) -> PromptNote | UnsetType:
+        if source is None or not source.prompts or not source.prompts[0].spans:
+            return UNSET
+        prompt = source.prompts[0]
+        return cls(prompt.history, prompt.recalled, list(prompt.adapted))
 
 
 class CacheReceipt(Struct):

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from ingot.engine.request import Request
 from ingot.errors import BadRequest, Unsupported
-from ingot.protocol.answers import Head, Job
+from ingot.protocol.answers import Head, Job, Note
 from ingot.protocol.asking import Ask, Asked, FieldNames, asked
 from ingot.protocol.fields import Reading
 from ingot.protocol.receipts import Source
-from ingot.protocol.responses_answers import ReasoningEcho, ResponseBody, TextEcho
+from ingot.protocol.responses_answers import ReasoningEcho, ResponseBody, ResponseTokens, TextEcho
 from ingot.protocol.responses_body import RESPONSES_BODY, SEALED, ResponsesBody
 from ingot.protocol.responses_composing import Composer, Telling
 from ingot.protocol.responses_growing import item_id, response_of
@@ -24,6 +25,7 @@ from ingot.protocol.responses_tools import RemoteTools, Toolbox
 from ingot.protocol.served import Served
 
 NAMES: Final = FieldNames(messages="input", output="text.format", thinking="reasoning")
+UNNAMED: Final = "resp_" + "0" * 24  # of a response that is not made
 ID_PREFIXES: Final = {
     "message": "msg",
     "reasoning": "rs",
@@ -131,6 +133,13 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
     return Plan(body, served, composer, Job(request, composer, "input", head, wanted.turn), items, store)
 
 
+def count_tokens(value: Any, served: Served, around: Surroundings) -> ResponseTokens:
+    """How long the prompt would be, exactly."""
+    plan = read_response(value, served, UNNAMED, around)
+    ignored = plan.composer.head.ignored
+    return ResponseTokens(len(plan.first.request.prompts[0]), ingot=Note(ignored) if ignored else UNSET)
+
+
 def is_kept(body: ResponsesBody, around: Surroundings) -> bool:
     """Whether the response is to be stored."""
     if around.past is not None:
@@ -145,7 +154,7 @@ def is_kept(body: ResponsesBody, around: Surroundings) -> bool:
 
 def note_left_out(toolbox: Toolbox, reading: Reading) -> None:
     if toolbox.left_out and reading.terms.strict:
-        raise Unsupported("tools: this server never searches the web, and it is strict.", param="tools")
+        raise Unsupported(f"{toolbox.left_out[0]} has no effect here, and this server is strict.", param="tools")
     reading.ignored.extend(dict.fromkeys(toolbox.left_out))
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import TokenInfo, Usage
 from ingot.errors import IngotError
-from ingot.protocol.answers import Receipt
+from ingot.protocol.answers import Note, Receipt
 from ingot.protocol.chat_answers import TokenEntry, entry
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -237,6 +237,14 @@ class ResponseEvent(Struct, kw_only=True):
     logprobs: list[TokenEntry] | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
+
+
+class ResponseTokens(Struct):
+    """What a response would take as a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    ingot: Note | UnsetType = UNSET
 
 
 class DeletedResponse(Struct):

@@ -16,6 +16,7 @@ from ingot.protocol.responses_items import ITEMS, Item
 from ingot.protocol.responses_tools import TOOL_CHOICE, TOOLS, WireChoice, WireTool
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.template_variables import TemplateVariables
+from ingot.protocol.unheeded import UnheededWord
 
 SEALED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -63,7 +64,10 @@ class TextOptions:
         ),
         "The form that the answer is held to.",
     )
-    verbosity: None = refuses("is not supported: no served model takes it. Ask for it in the prompt.", "medium")
+    verbosity: None = accepts(
+        UnheededWord(("low", "medium", "high"), harmless=("medium",)),
+        "A hint for the model, which is not told. Named in the receipt.",
+    )
 
 
 SUMMARY = OneOf(

@@ -32,13 +32,13 @@ HOSTED: Final = dict.fromkeys(
         "local_shell",
         "shell",
         "apply_patch",
-        "tool_search",
         "programmatic_tool_calling",
     ),
     NO_SUCH_TOOL,
 )
 # What agents offer with every request, whether or not it is needed: left out, and named in the receipt.
-LEFT_OUT: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
+WEB_SEARCH: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
+LEFT_OUT: Final = (*WEB_SEARCH, "tool_search")
 CUSTOM_PARAMETER: Final = "input"
 Direct = ListOf(OneOf(("direct",), {"programmatic": "calling is not supported."}), most=1)
 
@@ -64,13 +64,11 @@ class TextInput:
 class GrammarInput:
     type: str = requires(OneOf(("grammar",)), "Text by a grammar.")
     syntax: str = requires(
-        OneOf(
-            ("regex",),
-            {"lark": "grammars are not supported for tools: describe the form in the description, or send a regex."},
-        ),
-        "How the grammar is written.",
+        OneOf(("regex", "lark")),
+        "How the grammar is written. The text is held to a regular expression; of a Lark grammar the model is told, "
+        "and the receipt says that its text is not held to it.",
     )
-    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "A regular expression for the whole text.")
+    definition: str = requires(Text(bounds.GRAMMAR_CHARS, least=1), "The grammar of the whole text.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +84,24 @@ class CustomTool:
 
     def shown(self, name: str) -> Tool:
         text: dict[str, Any] = {"type": "string", "description": "The whole input, as plain text."}
-        held = isinstance(self.format, GrammarInput)
-        if isinstance(self.format, GrammarInput):
+        description = self.description
+        held = isinstance(self.format, GrammarInput) and self.format.syntax == "regex"
+        if isinstance(self.format, GrammarInput) and held:
             text["pattern"] = f"^(?:{self.format.definition})$"
+        elif isinstance(self.format, GrammarInput):
+            description = together(description, f"The input follows this Lark grammar:\n{self.format.definition}")
         parameters = {
             "type": "object",
             "properties": {CUSTOM_PARAMETER: text},
             "required": [CUSTOM_PARAMETER],
             "additionalProperties": False,
         }
-        return Tool(name, self.description, parameters, strict=held)
+        return Tool(name, description, parameters, strict=held)
+
+    @property
+    def told_only(self) -> bool:
+        """Whether the model is told of a grammar that it is not held to."""
+        return isinstance(self.format, GrammarInput) and self.format.syntax == "lark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ class McpTool:
 class SearchTool:
     """Left out: nothing here searches the web."""
 
-    type: str = requires(OneOf(LEFT_OUT), "Left out and named in the receipt: this server never searches the web.")
+    type: str = requires(OneOf(WEB_SEARCH), "Left out and named in the receipt: this server never searches the web.")
     external_web_access: bool | None = accepts(Bool(), "Has no effect.")
     filters: dict[str, Any] | None = accepts(Anything(dict), "Has no effect.")
     search_context_size: str | None = accepts(Text(bounds.NAME_CHARS), "Has no effect.")
@@ -154,7 +160,17 @@ class SearchTool:
     search_content_types: tuple[str, ...] | None = accepts(ListOf(Text(bounds.NAME_CHARS), 16), "Has no effect.")
 
 
-WireTool = FunctionTool | CustomTool | NamespaceTool | McpTool | SearchTool
+@dataclass(frozen=True, slots=True)
+class ToolSearch:
+    """Left out: every tool is shown from the start."""
+
+    type: str = requires(OneOf(("tool_search",)), "Left out and named in the receipt: every tool is shown.")
+    description: str | None = accepts(DESCRIPTION, "Has no effect.")
+    execution: str | None = accepts(OneOf(("server", "client")), "Has no effect.")
+    parameters: dict[str, Any] | None = accepts(Anything(dict), "Has no effect.")
+
+
+WireTool = FunctionTool | CustomTool | NamespaceTool | McpTool | SearchTool | ToolSearch
 TOOLS = ListOf(
     Tagged(
         "type",
@@ -163,7 +179,8 @@ TOOLS = ListOf(
             "custom": Record(CustomTool),
             "namespace": Record(NamespaceTool),
             "mcp": Record(McpTool),
-            **{name: Record(SearchTool) for name in LEFT_OUT},
+            "tool_search": Record(ToolSearch),
+            **{name: Record(SearchTool) for name in WEB_SEARCH},
         },
         refused=HOSTED,
     ),
@@ -243,13 +260,13 @@ class Toolbox:
         for at, tool in enumerate(tools):
             match tool:
                 case FunctionTool() | CustomTool():
-                    self._add(offer_of(tool), at)
+                    self._add_own(tool, at)
                 case NamespaceTool():
                     for each in tool.tools:
-                        self._add(offer_of(each, tool.name, tool.description), at)
+                        self._add_own(each, at, tool.name, tool.description)
                 case McpTool():
                     self._add_server(tool, remote, at)
-                case SearchTool():
+                case SearchTool() | ToolSearch():
                     self.left_out.append(f"tools.{tool.type}")
 
     def of(self, name: str) -> Offer | None:
@@ -271,6 +288,14 @@ class Toolbox:
             case "none" | "required":
                 return shown, choice
         return shown, "auto"
+
+    def _add_own(
+        self, tool: FunctionTool | CustomTool, at: int, space: str | None = None, about: str | None = None
+    ) -> None:
+        """A tool of the client's."""
+        self._add(offer_of(tool, space, about), at)
+        if isinstance(tool, CustomTool) and tool.told_only:
+            self.left_out.append(f"tools.{joined_name(space, tool.name)}.format")
 
     def _add(self, offer: Offer, at: int) -> None:
         if offer.shown.name in self.offers:

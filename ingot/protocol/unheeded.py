@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.errors import Unsupported
-from ingot.protocol.fields import Kind, Reading, Schema, Terms
+from ingot.protocol.fields import Kind, OneOf, Reading, Schema, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +28,29 @@ class Unheeded(Kind):
 
     def wanted(self, terms: Terms) -> str:
         return "an object"
+
+
+@dataclass(frozen=True, slots=True)
+class UnheededWord(Kind):
+    """One of a few words. Those that are not `harmless` ask for something that has no effect here."""
+
+    values: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+
+    def parse(self, value: object, path: str, reading: Reading) -> None:
+        word = OneOf(self.values).parse(value, path, reading)
+        if word in self.harmless:
+            return
+        if reading.terms.strict:
+            raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
+        if not reading.knows_ignored(path):
+            reading.ignore(path)
+
+    def schema(self, terms: Terms) -> Schema:
+        return OneOf(self.harmless if terms.strict else self.values).schema(terms)
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, str)
+
+    def wanted(self, terms: Terms) -> str:
+        return OneOf(self.values).wanted(terms)

@@ -61,6 +61,24 @@ def test_codex_calls_a_tool_and_goes_on_from_what_was_computed(tmp_path: Path) -
     assert later_cached - cached > 0.95 * (later - given), "the second turn begins like the first"
 
 
+PATCH = "*** Begin Patch\n*** Add File: hello.txt\n+Hello, wörld\n*** End Patch\n"
+PATCHING = scripted.said(
+    ("Success", "It is written."),
+    ("write", scripted.call("apply_patch", input=PATCH)),
+)
+
+
+def test_codex_calls_a_custom_tool_of_a_model_that_it_knows_by_name(tmp_path: Path) -> None:
+    """A name of OpenAI's, served as an alias: Codex then offers what it offers to those models."""
+    (tmp_path / "codex").mkdir()
+    with serving(PATCHING, tmp_path, alias=("gpt-*=default",)) as url:
+        config = CONFIG.format(url=url).replace('model = "default"', 'model = "gpt-5.5"')
+        (tmp_path / "codex" / "config.toml").write_text(config)
+        told = codex(tmp_path, UNASKED, "Please write it.")
+    assert (tmp_path / "hello.txt").read_text() == "Hello, wörld\n"
+    assert items(told, "agent_message")[-1]["text"] == "It is written."
+
+
 SHORT = """
 model_instructions_file = "{file}"
 web_search = "disabled"

@@ -155,6 +155,13 @@ def test_a_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> No
         client.responses.retrieve(made.id)
 
 
+def test_tokens_are_counted_as_they_are_then_taken(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "input": "What is the weather?", "instructions": "Be brief.", "tools": [LOOK]}
+    counted = client.responses.input_tokens.count(**asked)
+    made = client.responses.create(**asked)
+    assert made.usage is not None and counted.input_tokens == made.usage.input_tokens
+
+
 def test_a_background_response_is_waited_for_or_cancelled(client: openai.OpenAI) -> None:
     made = create(client, background=True)
     assert made.status == "queued"

@@ -155,6 +155,14 @@ async def test_a_stored_response_is_given_whole_or_not_at_all(app: Starlette) ->
     assert (refused.status, refused.json()["error"]["param"]) == (400, "stream")
 
 
+async def test_tokens_are_counted_without_an_engine(app: Starlette, engine: ScriptedEngine) -> None:
+    made = await call(app, path=f"{PATH}/input_tokens", body=ASK | {"colour": "red"})
+    counted = made.json()
+    assert engine.requests == []
+    assert (counted["object"], counted["ingot"]) == ("response.input_tokens", {"ignored": ["colour"]})
+    assert counted["input_tokens"] == (await ask(app))["usage"]["input_tokens"]
+
+
 async def test_a_refusal_of_the_engine_is_an_error_of_its_own_status(app: Starlette, engine: ScriptedEngine) -> None:
     engine.refusal = Overloaded("Full.", retry_after=2)
     for body in (ASK, STREAM, ASK | {"background": True}):

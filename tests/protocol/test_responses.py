@@ -133,7 +133,6 @@ def test_a_text_is_a_users_message() -> None:
         ("context_management", [{"type": "compaction"}]),
         ("service_tier", "flex"),
         ("moderation", {"model": "m"}),
-        ("text", {"verbosity": "low"}),
         ("reasoning", {"summary": "concise"}),
         ("reasoning", {"mode": "pro"}),
         ("stream_options", {"include_obfuscation": True}),
@@ -179,8 +178,15 @@ def test_web_search_is_named_in_the_receipt_and_refused_where_the_server_is_stri
     plan = read(tools=[{"type": "web_search", "external_web_access": False}])
     receipt = told(plan, [TextDelta(0, "x"), *ended()])[-1]["response"]["ingot"]
     assert receipt["ignored"] == ["tools.web_search"]
-    with pytest.raises(Unsupported, match="web"):
+    with pytest.raises(Unsupported, match="web_search"):
         read(strict=True, tools=[{"type": "web_search"}])
+
+
+def test_a_hint_that_no_model_takes_is_named_in_the_receipt_and_refused_where_the_server_is_strict() -> None:
+    head = read(text={"verbosity": "low"}).composer.head
+    assert head.ignored == ["text.verbosity"]
+    with pytest.raises(Unsupported, match="verbosity"):
+        read(strict=True, text={"verbosity": "low"})
 
 
 def test_logprobs_are_asked_for_in_either_way() -> None:

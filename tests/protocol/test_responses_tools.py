@@ -56,9 +56,12 @@ def test_a_regular_expression_holds_a_custom_tools_text() -> None:
     assert offer.shown.parameters["properties"]["input"]["pattern"] == "^(?:[0-9]+|x)$"
 
 
-def test_a_lark_grammar_for_a_tool_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match="lark"):
-        toolbox(CUSTOM | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}})
+def test_of_a_lark_grammar_the_model_is_told_and_the_receipt_says_so() -> None:
+    box = toolbox(CUSTOM | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}})
+    offer = box.of("patch")
+    assert offer is not None and not offer.shown.strict
+    assert 'start: "x"' in (offer.shown.description or "")
+    assert box.left_out == ["tools.patch.format"]
 
 
 def test_tools_of_a_namespace_go_by_both_names_and_share_its_description() -> None:
@@ -106,8 +109,8 @@ def test_hosted_tools_are_refused_by_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_web_search_is_left_out_and_said_to_be(kind: str) -> None:
-    box = toolbox({"type": kind, "external_web_access": False}, FUNCTION)
+def test_what_agents_always_offer_is_left_out_and_said_to_be(kind: str) -> None:
+    box = toolbox({"type": kind}, FUNCTION)
     assert list(box.offers) == ["look"]
     assert box.left_out == [f"tools.{kind}"]
 

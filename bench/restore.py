@@ -1,0 +1,205 @@
+"""What it costs to take a prefix over instead of computing it, and what keeping it costs those who wait meanwhile.
+
+python -m bench.restore                        the packaged model, 8,000 tokens
+python -m bench.restore --tokens 4000 --rounds 5 --json figures.json
+
+Three things, in one process: a prefix computed, kept and restored by themselves; a whole request, cold and warm; and
+the longest wait between two tokens of a stream while another prompt is computed, with and without keeping it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.serve import surroundings
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.request import Ended, Failed, Request, Sampling, Stop, TextDelta
+from ingot.engine.reuse import STRIDE
+from ingot.engine.start import load
+from ingot.models.locate import locate
+from ingot.models.progress import TerminalProgress
+from ingot.text.tokenizer import Tokenizer
+
+WANTED = 50.0
+"""How many times cheaper restoring must be than computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds for all tokens together; keeping was done in pieces as long as the engine's."""
+
+    compute: float
+    keep: float
+    restore: float
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Seconds to the first token of a request: nothing kept, kept as it is computed, and taken over."""
+
+    cold: float
+    kept: float
+    warm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The longest wait between two tokens of a stream, in seconds, while another prompt is computed."""
+
+    without: float
+    keeping: float
+
+
+def measure_parts(loaded: Loaded, tokens: Sequence[int]) -> Parts:
+    """On the engine thread, before the engine runs."""
+    import mlx.core as mx
+
+    from ingot.cache.footprint import rounded
+    from ingot.cache.records import Record, put, take
+
+    adapter = loaded.adapter
+    slots = adapter.new_slots()
+    slots.resize(1, rounded(len(tokens)))
+    compute = keep = 0.0
+    records: list[Record] = []
+    for begin in range(0, len(tokens), STRIDE):
+        chunk = list(tokens[begin : begin + STRIDE])
+        began = time.perf_counter()
+        with slots.launch(0, 1, len(chunk)) as layers:
+            logits = adapter.forward(mx.array([chunk]), layers, [len(chunk) - 1])
+        mx.eval(logits, slots.arrays())
+        compute += time.perf_counter() - began
+        began = time.perf_counter()
+        records.append(take(slots, 0, begin))
+        mx.eval(records[-1].arrays())
+        keep += time.perf_counter() - began
+    fresh = adapter.new_slots()
+    fresh.resize(1, rounded(len(tokens)))
+    mx.eval(fresh.arrays())
+    began = time.perf_counter()
+    put(fresh, 0, records, len(tokens))
+    mx.eval(fresh.arrays())
+    return Parts(compute, keep, time.perf_counter() - began)
+
+
+def request(name: str, tokens: Sequence[int], *, output: int = 1, cache: bool) -> Request:
+    greedy, endless = Sampling(temperature=0.0), Stop(ignore_eos=True)
+    return Request(name, (tuple(tokens),), max_tokens=output, sampling=greedy, stop=endless, cache=cache)
+
+
+def ended(engine: Engine, wanted: Request) -> Ended:
+    *_, last = (event for batch in engine.generate(wanted) for event in batch)
+    if isinstance(last, Failed):
+        raise last.error
+    assert isinstance(last, Ended)
+    return last
+
+
+def measure_whole(engine: Engine, name: str, tokens: list[int]) -> Whole:
+    cold = ended(engine, request(f"{name}-cold", tokens, cache=False))
+    kept = ended(engine, request(f"{name}-kept", tokens, cache=True))
+    warm = ended(engine, request(f"{name}-warm", [*tokens[:-1], (tokens[-1] + 1) % 1000], cache=True))
+    assert warm.usage.cached_tokens >= len(tokens) - 1 - STRIDE, "the prefix was not taken over"
+    return Whole(cold.timing.prefill, kept.timing.prefill, warm.timing.prefill)
+
+
+def measure_stall(engine: Engine, name: str, tokens: list[int], *, cache: bool) -> float:
+    """A stream runs; when it has its first tokens, a prompt comes and is computed beside it."""
+    stream = engine.generate(request(f"{name}-stream", tokens[:16], output=512, cache=False))
+    other = None
+    times: list[float] = []
+    for batch in stream:
+        if any(isinstance(event, TextDelta) for event in batch):
+            times.append(time.perf_counter())
+        if len(times) == 8 and other is None:
+            other = engine.generate(request(f"{name}-other", tokens, cache=cache))
+            began = len(times)
+    assert other is not None
+    list(other)
+    gaps = [later - earlier for earlier, later in zip(times[began:], times[began + 1 :], strict=False)]
+    return max(gaps)
+
+
+def run(chosen: argparse.Namespace) -> dict[str, Any]:
+    dice = random.Random(chosen.seed)
+    settings = Settings(model=chosen.model)
+    folder = locate(settings.model, settings, TerminalProgress())
+    tokenizer = Tokenizer.load(folder.path)
+    parts: list[Parts] = []
+
+    def prompt() -> list[int]:
+        return [dice.randrange(1000) for _ in range(chosen.tokens)]
+
+    def begin() -> Loaded:
+        loaded = load(settings, folder.path, tokenizer, {}, name=folder.name, source=folder.source)
+        parts.extend(measure_parts(loaded, prompt()) for _ in range(chosen.rounds))
+        return loaded
+
+    engine = Engine(begin, Limits())
+    try:
+        wholes = [measure_whole(engine, str(number), prompt()) for number in range(chosen.rounds)]
+        stalls = [
+            Stall(
+                measure_stall(engine, f"{number}-without", prompt(), cache=False),
+                measure_stall(engine, f"{number}-keeping", prompt(), cache=True),
+            )
+            for number in range(chosen.rounds)
+        ]
+    finally:
+        engine.close()
+    show(chosen, parts, wholes, stalls)
+    return {
+        "parts": [asdict(each) for each in parts],
+        "whole": [asdict(each) for each in wholes],
+        "stall": [asdict(each) for each in stalls],
+    }
+
+
+def middle(rounds: Sequence[Any], name: str) -> float:
+    return statistics.median(asdict(each)[name] for each in rounds)
+
+
+def show(chosen: argparse.Namespace, parts: Sequence[Parts], wholes: Sequence[Whole], stalls: Sequence[Stall]) -> None:
+    compute, keep, restore = (middle(parts, name) for name in ("compute", "keep", "restore"))
+    cold, kept, warm = (middle(wholes, name) for name in ("cold", "kept", "warm"))
+    without, keeping = (middle(stalls, name) for name in ("without", "keeping"))
+    print(f"{chosen.model}: {chosen.tokens} tokens, medians of {chosen.rounds} rounds, in ms")
+    print(f"computed in {_ms(compute)}, restored in {_ms(restore)}: {compute / restore:.0f}x, wanted {WANTED:.0f}x")
+    print(f"kept in {_ms(keep)}, {STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
+    print(f"first token after {_ms(cold)}, or {_ms(kept)} where it is kept; then after {_ms(warm)}: {cold / warm:.0f}x")
+    print(f"longest wait of a stream beside it {_ms(without)}, or {_ms(keeping)} where it is kept")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "bench.restore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="what `ingot serve` takes")
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write every round's figures here")
+    chosen = parser.parse_args(arguments)
+    around = surroundings()
+    found = run(chosen)
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"surroundings": around, **found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
