@@ -152,7 +152,7 @@ def cold(server: servers.Running, warm: Replay, session: Session) -> Replay:
 def started(folder: Path, chosen: argparse.Namespace) -> Iterator[list[servers.Running]]:
     with ExitStack() as stack:
         logs = folder.parent
-        running = [stack.enter_context(servers.ingot(folder, logs / "ingot.log", 1, own_kernels=chosen.own_kernels))]
+        running = [stack.enter_context(servers.ingot(folder, logs / "ingot.log", 1, own_kernels=True))]
         if "mlx_lm" in chosen.servers:
             running.append(stack.enter_context(servers.mlx_lm(folder, logs / "mlx_lm.log", 1)))
         if chosen.vllm_mlx is not None:
@@ -213,7 +213,6 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help=f"of the last prompt (default: 7000 or {LONG_TOKENS})")
     parser.add_argument("--servers", type=words(("mlx_lm", "none")), default=("mlx_lm",), help="to compare with")
     parser.add_argument("--vllm-mlx", type=Path, help="the program vllm-mlx, in an environment of its own")
-    parser.add_argument("--own-kernels", action="store_true", help="let ingot use kernels that the others have not")
     parser.add_argument("--cold", action=argparse.BooleanOptionalAction, default=True, help="replay with the cache off")
     parser.add_argument("--own-calls", action=argparse.BooleanOptionalAction, default=True, help="and with calls")
     parser.add_argument("--json", type=Path, help="write every turn's figures here")

@@ -422,15 +422,19 @@ def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
 
 def _move_tokens(array: mx.array, source: int, begin: int, target: int, to: int, count: int) -> None:
     array[target : target + 1, :, to : to + count] = _own_rows(array[:, :, begin : begin + count], source)
+    mx.async_eval(array)  # and the copy is gone before the next layer's is made
 
 
 def _swap_rows(array: mx.array, one: int, other: int) -> None:
     array[mx.array([one, other])] = _own_rows(array, other, one)
+    mx.async_eval(array)
 
 
 def _own_rows(array: mx.array, *rows: int) -> mx.array:
-    """Some rows, in memory of their own: while views of an array exist, all of it is copied when any is written."""
-    return mx.take(array, mx.array(rows), axis=0)
+    """Some rows, in memory of their own, and done: while an array is being read, writing to it copies all of it."""
+    own = mx.take(array, mx.array(rows), axis=0)
+    mx.eval(own)
+    return own
 
 
 def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:

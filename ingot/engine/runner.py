@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -57,7 +57,6 @@ class Launched:
     prefill: bool
     began: float  # when its graph was begun, on the clock of time.perf_counter()
     scored: tuple[Sequence, Drawn] | None = None
-    spent: list[float] = field(default_factory=list)  # seconds for which this thread was held up by it
 
     def arrays(self) -> list[mx.array]:
         drawn = self.drawn.arrays() if self.drawn else []
@@ -79,6 +78,9 @@ class Runner:
         self.seats = Seats(self.slots)
         self.reuse = Reuse(needs_of(self.slots), budget, costs, cache_bytes)
         self._passes = Passes(adapter, budget)
+        # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
+        # a record of them that is being made, are copied first.
+        self._in_step = adapter.device.kind == "cpu"
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._free_at = 0.0
 
@@ -91,10 +93,9 @@ class Runner:
     def collect(self, step: Step) -> Iterable[list[Result]]:
         """Wait for the step's launches, one after another, and yield each one's results."""
         for launched in step.launched:
-            asked = time.perf_counter()
             mx.eval(launched.arrays())
-            launched.spent.append(time.perf_counter() - asked)
-            self._measure(launched)
+            if not self._in_step:
+                self._measure(launched)
             yield _results(launched)
 
     def release(self, sequence: Sequence) -> None:
@@ -157,6 +158,8 @@ class Runner:
 
     def _run(self, parts: list[Part]) -> Launched:
         """Start a forward pass and account for it as done."""
+        if self._in_step:
+            mx.synchronize()
         began = time.perf_counter()
         logits = self._forward_mixed(parts) if self._adapter.mixed else self._forward(parts[0])
         rows = tuple(row for part in parts for row, draws in zip(part.rows, part.draws, strict=True) if draws)
@@ -167,13 +170,15 @@ class Runner:
         witness = self.slots.witness() if drawn is None and scored is None else None
         launched = Launched(rows, drawn, witness, tokens, prefill, began, scored)
         mx.async_eval(launched.arrays(), self.slots.arrays())
-        launched.spent.append(time.perf_counter() - began)
+        if self._in_step:
+            mx.synchronize()
+            self._measure(launched)
         self._account(launched, parts)
         return launched
 
     def _forward_mixed(self, parts: list[Part]) -> mx.array:
         """Logits of each row that draws, or of all tokens of a prompt that is scored."""
-        tokens = [self._next_tokens(part.rows) if part.decoding else mx.array(_tokens(part)[0]) for part in parts]
+        tokens = [self._next_tokens(part.rows) if part.decoding else _prompt(part) for part in parts]
         ends = accumulate(count for part in parts for count in part.counts)
         draws = (draws for part in parts for draws in part.draws)
         at = [end - 1 for end, draws in zip(ends, draws, strict=True) if draws]
@@ -235,11 +240,7 @@ class Runner:
 
     def _measure(self, launched: Launched) -> None:
         now = time.perf_counter()
-        if self._adapter.device.kind == "cpu":
-            # There a launch returns only when most of it is done, and what is read late was done long before.
-            spent = sum(launched.spent)
-        else:
-            spent = now - max(self._free_at, launched.began)
+        spent = now - max(self._free_at, launched.began)
         self._free_at = now
         if launched.prefill:
             self._costs.observe_prefill(launched.tokens, 1000 * spent)
@@ -251,6 +252,10 @@ def _tokens(part: Part) -> list[list[int]]:
     """The next tokens of its rows, padded on the right."""
     counted = zip(part.rows, part.counts, strict=True)
     return [row.tokens[row.computed : row.computed + n] + [0] * (part.width - n) for row, n in counted]
+
+
+def _prompt(part: Part) -> mx.array:
+    return mx.array(_tokens(part)[0], dtype=mx.uint32)
 
 
 def _places(chosen: tuple[bool, ...]) -> mx.array:

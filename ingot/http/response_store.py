@@ -92,6 +92,11 @@ class ResponseStore:
             )
             self._make_room(connection)
 
+    def check(self) -> None:
+        """Raises Unavailable where nothing can be stored."""
+        with self._using():
+            pass
+
     def delete(self, tenant: str, response_id: str) -> bool:
         with self._using() as connection:
             done = connection.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
@@ -141,6 +146,9 @@ class TenantsResponses:
 
     def find(self, response_id: str) -> Kept | None:
         return self._store.find(self._tenant, response_id)
+
+    def check(self) -> None:
+        self._store.check()
 
 
 def opened(path: Path) -> sqlite3.Connection:

@@ -124,9 +124,7 @@ class Stack:
         )
         self._size = 0
 
-    def add(
-        self, *, norms: Sequence[mx.array], matrices: Sequence[Any], head_norms: Sequence[mx.array | None]
-    ) -> None:
+    def add(self, *, norms: Sequence[mx.array], matrices: Sequence[Any], head_norms: Sequence[mx.array | None]) -> None:
         """Put a layer on top: its two norms; q, k, v, o, gate, up and down; the norms of queries and keys, if any."""
         q, k, v, o, gate, up, down = matrices
         self._stack.add(

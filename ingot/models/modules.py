@@ -60,9 +60,7 @@ def packed(module: Any) -> Any:
     """A packed layer that the native kernels compute, with its weights in their order."""
     taken = adopt(module, _PACKED[type(module)])
     bias = module.bias if "bias" in module else None
-    weights = native.packed_weights(
-        module.weight, module.scales, module.biases, bias, module.group_size, module.bits
-    )
+    weights = native.packed_weights(module.weight, module.scales, module.biases, bias, module.group_size, module.bits)
     taken.native = weights
     taken.weight, taken.scales, taken.biases = weights.arrays[:3]
     return taken

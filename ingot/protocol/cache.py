@@ -29,9 +29,7 @@ class SaltBody(Struct):
 
     @classmethod
     def of(cls, status: SaltStatus) -> SaltBody:
-        return cls(
-            status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes
-        )
+        return cls(status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes)
 
 
 class CacheBody(Struct):

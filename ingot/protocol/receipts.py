@@ -70,8 +70,8 @@ class PromptReceipt(Struct):
 
 
 class PromptNote(Struct):
-    """How a conversation became a prompt: which rendering of past turns, how many past answers stand in it in the tokens
-    they were generated in, and what was done to messages that the chat template does not take as they were."""
+    """How a conversation became a prompt: which rendering of past turns, how many past answers stand in it in the
+    tokens they were generated in, and what was done to messages that the template does not take as they were."""
 
     history: History
     recalled: int

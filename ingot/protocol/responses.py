@@ -25,6 +25,9 @@ from ingot.protocol.responses_tools import RemoteTools, Toolbox
 from ingot.protocol.served import Served
 
 NAMES: Final = FieldNames(messages="input", output="text.format", thinking="reasoning")
+STATED: Final = frozenset(
+    {"message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+)
 UNNAMED: Final = "resp_" + "0" * 24  # of a response that is not made
 ID_PREFIXES: Final = {
     "message": "msg",
@@ -58,6 +61,9 @@ class Past(Protocol):
     """The stored responses of one tenant."""
 
     def find(self, response_id: str) -> Kept | None: ...
+
+    def check(self) -> None:
+        """Raises Unavailable where nothing can be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,8 @@ def count_tokens(value: Any, served: Served, around: Surroundings) -> ResponseTo
 def is_kept(body: ResponsesBody, around: Surroundings) -> bool:
     """Whether the response is to be stored."""
     if around.past is not None:
+        if body.store is not False:
+            around.past.check()
         return body.store is not False
     for name, asks in (("store", body.store), ("background", body.background)):
         if asks:
@@ -193,6 +201,8 @@ def complete(item: dict[str, Any], request_id: str, at: int) -> dict[str, Any]:
     made = {"id": None, **item, "type": item.get("type") or "message"}
     if made["id"] is None:
         made["id"] = item_id(ID_PREFIXES.get(made["type"], "item"), request_id, f"in{at}")
+    if made["type"] in STATED and made.get("status") is None:
+        made["status"] = "completed"
     if made["type"] == "message" and isinstance(made["content"], str):
         kind = {"type": "output_text", "annotations": []} if made["role"] == "assistant" else {"type": "input_text"}
         made["content"] = [kind | {"text": made["content"]}]

@@ -170,6 +170,9 @@ class StackPrimitive : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
+    // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
+    for (mx::array& output : outputs)
+      if (&output.inputs() != &inputs) output.inputs().clear();
     for (const mx::array& input : inputs) encoder.set_input_array(input);
     for (size_t i = 0; i < outputs.size(); i++) take_over(encoder, inputs[i], outputs[i]);
     for (mx::array& output : outputs) encoder.set_output_array(output);

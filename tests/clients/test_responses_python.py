@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
 from tests import scripted
 from tests.clients.agents import KEY, serving
@@ -33,6 +33,7 @@ SCRIPT = scripted.said(
     ("person", '{"name": "Ada", "age": 36}'),
     otherwise="Hello, world",
 )
+ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
 STREAM_EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
@@ -103,6 +104,23 @@ def test_a_stored_conversation_goes_on_by_its_last_id(client: openai.OpenAI) -> 
     assert second.output_text == "It is 18 degrees in Paris."
     listed = [item.type for item in client.responses.input_items.list(second.id, order="asc")]
     assert listed == ["message", "reasoning", "message", "function_call", "function_call_output"]
+
+
+def test_items_of_every_kind_are_listed_as_the_client_knows_them(client: openai.OpenAI) -> None:
+    asked: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "Yes."},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "18 degrees"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "applied"},
+    ]
+    made = create(client, asked, tools=[LOOK, PATCH])
+    items = list(client.responses.input_items.list(made.id, order="asc"))
+    assert [item.type for item in items] == [one.get("type", "message") for one in asked]
+    for item in items:
+        ITEM.validate_python(item.model_dump(exclude_unset=True, by_alias=True))
 
 
 def test_a_custom_tool_takes_text(client: openai.OpenAI) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +57,7 @@ def told(events: list[AnswerEvent]) -> dict[str, str]:
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
     places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
     answer, events = read(pieces, Reading(QWEN, TOOLS))
     assert told(events) == {
         "thinking": "Is this the END?",
@@ -69,7 +71,7 @@ def test_however_the_text_is_cut_the_parts_are_the_same(cuts: set[int]) -> None:
 @given(st.sets(st.integers(1, len(TEXT) - 1)))
 def test_neither_thinking_nor_arguments_hold_a_stop_string(cuts: set[int]) -> None:
     places = [0, *sorted(cuts), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(places)]
     answer, events = read(pieces, Reading(QWEN, TOOLS), Stop(strings=("END",)))
     assert answer.stopped_by is None
     assert "END" in told(events)["thinking"] and "END" in told(events)["calls"]
@@ -85,7 +87,7 @@ def test_a_stop_string_in_the_content_ends_the_answer_and_does_not_leak(size: in
 
 
 def test_text_held_back_for_a_stop_string_comes_before_the_call_that_follows_it() -> None:
-    answer, events = read(["It is E", CALL], Reading(QWEN, TOOLS), Stop(strings=("END",)))
+    _answer, events = read(["It is E", CALL], Reading(QWEN, TOOLS), Stop(strings=("END",)))
     assert [type(event) for event in events[:3]] == [TextDelta, TextDelta, CallBegan]
     assert told(events)["text"] == "It is E"
 

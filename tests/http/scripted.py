@@ -63,9 +63,7 @@ class ByteTokenizer:
     def sets_apart(self, text: str) -> bool:
         return True
 
-    def encode_with_places(
-        self, text: str, places: Sequence[int], *, add_special: bool
-    ) -> tuple[list[int], list[int]]:
+    def encode_with_places(self, text: str, places: Sequence[int], *, add_special: bool) -> tuple[list[int], list[int]]:
         first = self.encode("", add_special=add_special)
         return first + list(text.encode()), [len(first) + len(text[:place].encode()) for place in places]
 

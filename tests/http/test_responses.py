@@ -312,6 +312,16 @@ async def test_each_key_has_its_own_responses(keyed: Starlette) -> None:
     assert (await call(keyed, path=PATH, body=going_on, headers=alpha)).status == 200
 
 
+async def test_a_store_that_cannot_be_used_is_said_before_any_work_is_done(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    engine = ScriptedEngine()
+    app = build_app(engine, settings(responses_store=str(tmp_path / "file" / "responses.db")))  # type: ignore[arg-type]
+    made = await call(app, path=PATH, body=ASK)
+    assert (made.status, engine.requests) == (503, [])
+    assert str(tmp_path) not in made.body.decode()
+    assert (await ask(app, store=False))["status"] == "completed"
+
+
 async def test_a_server_without_a_store_answers_and_keeps_nothing() -> None:
     app = build_app(ScriptedEngine(), settings())  # type: ignore[arg-type]
     made = await ask(app)

@@ -80,9 +80,9 @@ def streamed(client: OpenAI, lesson: Lesson) -> tuple[list[tuple[str, Any]], str
 def test_the_right_tools_are_called_streamed_and_not(client: OpenAI) -> None:
     right = 0
     for lesson in lessons():
-        answer = client.chat.completions.create(**asked(lesson))
-        calls = [(c.function.name, json.loads(c.function.arguments)) for c in answer.choices[0].message.tool_calls or ()]
-        assert streamed(client, lesson) == (calls, answer.choices[0].finish_reason)
+        answer = client.chat.completions.create(**asked(lesson)).choices[0]
+        calls = [(call.function.name, json.loads(call.function.arguments)) for call in answer.message.tool_calls or ()]
+        assert streamed(client, lesson) == (calls, answer.finish_reason)
         right += calls == [(call.name, call.arguments) for call in lesson.calls]
     assert right >= RIGHT
 

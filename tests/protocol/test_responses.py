@@ -57,6 +57,9 @@ class Shelf:
     def find(self, response_id: str) -> Kept | None:
         return self.kept.get(response_id)
 
+    def check(self) -> None:
+        pass
+
 
 @cache
 def tokenizer() -> Tokenizer:
