@@ -49,7 +49,7 @@ class Turn:
         """Of what was possible."""
         if self.cached_tokens is None:
             return None
-        return self.cached_tokens / self.possible if self.possible else 1.0
+        return min(self.cached_tokens, self.possible) / self.possible if self.possible else 1.0
 
 
 @dataclass
@@ -67,10 +67,12 @@ class Replay:
     @property
     def share(self) -> float | None:
         """Of all that was possible over the session."""
-        cached = [turn.cached_tokens for turn in self.turns]
-        if None in cached:
+        shares = [turn.share for turn in self.turns]
+        if None in shares:
             return None
-        return sum(c or 0 for c in cached) / max(1, sum(turn.possible for turn in self.turns))
+        possible = sum(turn.possible for turn in self.turns)
+        taken = sum((share or 0.0) * turn.possible for share, turn in zip(shares, self.turns, strict=True))
+        return taken / max(1, possible)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,19 @@ from typing import Any
 
 VERBS = ("read", "write", "list", "find", "move", "copy", "drop", "open")
 NOUNS = ("file", "folder", "branch")
-WORDS = ("anchor", "basket", "candle", "desert", "engine", "forest", "garden", "harbor", "island", "jacket", "kettle")
+WORDS: tuple[str, ...] = (
+    "anchor",
+    "basket",
+    "candle",
+    "desert",
+    "engine",
+    "forest",
+    "garden",
+    "harbor",
+    "island",
+    "jacket",
+    "kettle",
+)
 WORDS += ("ladder", "marble", "needle", "orchard", "pencil", "quarry", "ribbon", "saddle", "timber", "umbrella")
 WORDS += ("valley", "window", "yellow", "amber", "bridge", "copper", "dinner", "eleven", "famous", "gentle", "hollow")
 USER_SPEAKS_EVERY = 6

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -75,9 +76,18 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
+class ResponseId(StringConvertor):
+    """Only what can be a response's id, so that the addresses beside it are taken for themselves."""
+
+    regex = "resp_[^/]*"
+
+
+register_url_convertor("response", ResponseId())
+
+
 def route_path(path: str) -> str:
     """Model names may hold slashes."""
-    return path.replace("{model}", "{model:path}")
+    return path.replace("{model}", "{model:path}").replace("{response_id}", "{response_id:response}")
 
 
 def endpoints_of(service: Service) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import schemathesis
 
+from ingot.protocol.bounds import IDENTIFIER_CHARS
+
 SAID = (
     "must be at least n",  # best_of against n
     "cannot be streamed",  # best_of above n
@@ -47,7 +49,8 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """What no stored response can be, given by chance, would keep every other field from being looked at."""
-    if isinstance(body, dict) and isinstance(body.get("previous_response_id"), str):
+    given = body.get("previous_response_id") if isinstance(body, dict) else None
+    if isinstance(given, str) and len(given) <= IDENTIFIER_CHARS:
         return {name: value for name, value in body.items() if name != "previous_response_id"} | {
             "input": body.get("input") or "Hi"
         }
