@@ -201,6 +201,7 @@ class Settings:
     )
     strict: bool = setting(False, "refuse requests that hold an unknown field")
     max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
+    max_import_bytes: int = setting(4 * GIB, "largest file that `ingot cache import` may send", low=0, high=1 << 44)
     max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)
     max_json_depth: int = setting(64, "deepest nesting of a JSON body", low=1, high=512)
     keepalive_s: float = setting(

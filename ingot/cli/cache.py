@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ingot.cli.client import Client
 from ingot.cli.flags import CommandParser, add_settings, settle
@@ -17,6 +17,8 @@ ACTIONS = {
     "show": "how much is kept, under which salts, and what it was good for",
     "explain": "what a request would take over if it came now, and why no more",
     "clear": "forget all that is kept of this key's prompts",
+    "export": "write all that is kept of this key's prompts to a file",
+    "import": "keep what is in a file that a server of the same model wrote",
 }
 
 
@@ -77,7 +79,43 @@ def _explain(arguments: list[str]) -> int:
     return _tell(client.post("cache/explain", _body(given["file"])), given, explained)
 
 
-_RUNS = {"show": _show, "explain": _explain, "clear": _clear}
+def _export(arguments: list[str]) -> int:
+    parser = _parser("export")
+    parser.add_argument("file", metavar="FILE", help="where to; it must not be there yet")
+    client, given = _begun(parser, arguments)
+    path = Path(given["file"])
+    try:
+        with path.open("xb") as file:
+            _fetch(client, path, file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return _tell(
+        {"file": str(path), "bytes": path.stat().st_size}, given, lambda told: f"wrote {_bytes(told['bytes'])}"
+    )
+
+
+def _fetch(client: Client, path: Path, file: BinaryIO) -> None:
+    try:
+        client.download("cache/export", file)
+    except BaseException:
+        path.unlink()  # half a file is worse than none
+        raise
+
+
+def _import(arguments: list[str]) -> int:
+    parser = _parser("import")
+    parser.add_argument("file", metavar="FILE", help="a file that `ingot cache export` wrote")
+    client, given = _begun(parser, arguments)
+    try:
+        file = Path(given["file"]).open("rb")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise ConfigError(f"cannot read {given['file']}: {error.strerror}") from error
+    with file:
+        answer = client.upload("cache/import", file)
+    return _tell(answer, given, lambda told: f"{told['added_tokens']} tokens are kept that were not before")
+
+
+_RUNS = {"show": _show, "explain": _explain, "clear": _clear, "export": _export, "import": _import}
 
 
 def _body(name: str) -> dict[str, Any]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ingot.errors import ConfigError, IngotError
 from ingot.version import __version__
 
+Body = Mapping[str, Any] | BinaryIO | None
 _READ = 1 << 16
 _LONGEST_ERROR = 1 << 20
 
@@ -71,6 +73,22 @@ class Client:
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path, None)
 
+    def download(self, path: str, file: BinaryIO) -> None:
+        """What `path` gives, into a file. Raises ServerError, also when it breaks off."""
+        connection = self._connect()
+        try:
+            response = self._ask(connection, "GET", path, None)
+            while piece := self._read(response):
+                file.write(piece)
+            if response.length:
+                raise ServerError("the server closed the connection before the file's end")
+        finally:
+            connection.close()
+
+    def upload(self, path: str, file: BinaryIO) -> Any:
+        """What the server answers to a file."""
+        return self._json("POST", path, file)
+
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Chunk, None, None]:
         """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
         connection = self._connect()
@@ -87,7 +105,7 @@ class Client:
         finally:
             connection.close()
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _json(self, method: str, path: str, body: Body) -> Any:
         connection = self._connect()
         try:
             response = self._ask(connection, method, path, body)
@@ -106,12 +124,18 @@ class Client:
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Body
     ) -> http.client.HTTPResponse:
         target = path if path.startswith("/") else f"{self.base}/{path}"
-        payload = None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, target, body=payload, headers=self._headers)
+            if body is None or isinstance(body, Mapping):
+                payload = None if body is None else json.dumps(body).encode()
+                connection.request(method, target, body=payload, headers=self._headers)
+            else:
+                length = str(body.seek(0, os.SEEK_END))
+                body.seek(0)
+                about = {"Content-Type": "application/octet-stream", "Content-Length": length}
+                connection.request(method, target, body=body, headers=self._headers | about)
             response = connection.getresponse()
             if response.status == 200:
                 return response

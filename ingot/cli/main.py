@@ -20,7 +20,7 @@ COMMANDS = {
     "pull": "fetch a model, and convert it if need be",
     "models": "list the models that are here, and those that can be fetched by name",
     "bench": "measure a running server",
-    "cache": "show, explain and clear what a running server keeps of earlier prompts",
+    "cache": "show, explain, clear and move what a running server keeps of earlier prompts",
     "mcp": "offer a running server's models to MCP clients",
     "doctor": "say what this machine offers, what is missing and how to get it",
 }

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from ingot.engine import guided
@@ -68,6 +69,7 @@ class Loaded:
     budget: Budget
     cache_bytes: int = 0  # most that computed prefixes may take
     encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # further models, for vectors and scores
+    folder: Path | None = None  # the model's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,10 @@ class Engine:
     @property
     def kept(self) -> Keeping:
         """The prefixes that are kept."""
-        return Keeping(lambda work: self._on_thread(lambda: work(self._runner.reuse)))
+        loaded = self._loaded
+        return Keeping(
+            lambda work: self._on_thread(lambda: work(self._runner.reuse)), loaded.adapter, loaded.folder
+        )
 
     def _on_thread(self, work: Callable[[], T]) -> T:
         self._refuse_if_stopped()

@@ -6,11 +6,16 @@ A caller names the tenant it speaks for, and is told about that one alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ingot.cache.tree import Node, Owner
+from ingot.engine.archiving import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, Request, SaltStatus
 from ingot.engine.reuse import Reuse
+from ingot.errors import Unsupported
+from ingot.models.adapter import Adapter
+from ingot.models.digest import model_digest, tokenizer_digest
 
 T = TypeVar("T")
 
@@ -22,8 +27,9 @@ class OnThread(Protocol):
 
 
 class Keeping:
-    def __init__(self, run: OnThread) -> None:
-        self._run = run
+    def __init__(self, run: OnThread, adapter: Adapter, folder: Path | None) -> None:
+        """`folder` has the model's files; without any, what is kept cannot be moved."""
+        self._run, self._adapter, self._folder = run, adapter, folder
 
     def status(self, tenant: str) -> CacheStatus:
         return self._run(lambda reuse: _status(reuse, tenant))
@@ -35,6 +41,25 @@ class Keeping:
     def clear(self, tenant: str) -> int:
         """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees."""
         return self._run(lambda reuse: reuse.index.clear(tenant))
+
+    def export(self, tenant: str, path: Path) -> int:
+        """Write all that is kept for a tenant to a file; returns the number of tokens."""
+        return export(self._run, tenant, self._key(), path)
+
+    def adopt(self, tenant: str, path: Path) -> int:
+        """Keep for a tenant what is in a file; returns the tokens that were new. Raises ArchiveError."""
+        return adopt(self._run, tenant, self._key(), path, self._adapter)
+
+    def _key(self) -> dict[str, str]:
+        """Everything that kept states depend on."""
+        if self._folder is None:
+            raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
+        return {
+            "model": model_digest(self._folder),
+            "tokenizer": tokenizer_digest(self._folder),
+            "number format": self._adapter.dtype,
+            "codec": "raw",
+        }
 
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:

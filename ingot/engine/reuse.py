@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ingot.cache.layers import WindowState
 from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
-from ingot.cache.records import put, take
+from ingot.cache.records import Record, put, take
 from ingot.cache.slots import Slots
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
@@ -65,6 +65,7 @@ class Reuse:
         self._needs, self._budget = needs, budget
         self._stride = STRIDE if needs.anywhere else CHECKPOINT_STRIDE
         self._found: dict[Sequence, Match] = {}
+        self._room = (0, 0)  # slots that sequences were last given, and their capacity
 
     # Planning
 
@@ -168,13 +169,27 @@ class Reuse:
         if self.index.pinned_bytes() + wanted <= PINNED_SHARE * self.limit:
             self.index.pin(owner, sequence.prompt)
 
+    def adopt(self, owner: Owner, tokens: Many[int], record: Record, *, landmark: bool) -> int:
+        """Keep a record that was made elsewhere, of the last of `tokens`; returns the tokens that were new."""
+        known = self.index.explain(owner, tokens, len(tokens)).known
+        if self.limit == 0 or not record.begin <= known < record.end:
+            return 0  # it is here already, or what it builds on had to go
+        self.index.insert(owner, tokens, record.end, lambda begin: _from(record, begin), landmark=landmark)
+        self.make_way(*self._room)
+        return record.end - known
+
     def make_way(self, slots: int, capacity: int) -> None:
         """Hold no more than running sequences leave."""
+        self._room = (slots, capacity)
         self.index.shrink(min(self.limit, self._budget.states - self._budget.state_bytes(slots, capacity)))
 
     def check(self) -> None:
         self.index.check()
         assert not self._found, "a prefix was found for a sequence that never ran"
+
+
+def _from(record: Record, begin: int) -> Record:
+    return record if begin == record.begin else record.split(begin)[1]
 
 
 def _owner(request: Request) -> Owner:

@@ -88,7 +88,7 @@ def load(
         created=int(time.time()),
         notes=tuple(notes),
     )
-    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders)
+    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders, folder)
 
 
 def _advice() -> list[str]:

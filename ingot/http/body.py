@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import anyio
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope
 from ingot.errors import BadRequest, TooSlow, UnsupportedMedia
 from ingot.http.edge import ClientGone
 
+JSON: Final = "application/json"
 SILENCE_S: Final = 30.0  # between two pieces of a body
 CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
@@ -21,7 +23,11 @@ NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 async def read_json_bytes(scope: Scope, receive: Receive) -> bytes:
     """The whole body, of a request that says it is JSON."""
     check_media_type(Headers(scope=scope))
-    pieces = []
+    return b"".join([piece async for piece in pieces_of(receive)])
+
+
+async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
+    """A body as it comes."""
     more = True
     while more:
         with anyio.move_on_after(SILENCE_S) as patience:
@@ -30,17 +36,17 @@ async def read_json_bytes(scope: Scope, receive: Receive) -> bytes:
             raise TooSlow(f"Nothing of the body came for {SILENCE_S:g} seconds.")
         if message["type"] == "http.disconnect":
             raise ClientGone
-        pieces.append(message.get("body", b""))
+        yield message.get("body", b"")
         more = message.get("more_body", False)
-    return b"".join(pieces)
 
 
-def check_media_type(headers: Headers) -> None:
+def check_media_type(headers: Headers, wanted: str = JSON) -> None:
     media, _, parameters = headers.get("content-type", "").partition(";")
-    if media.strip().lower() != "application/json":
-        raise UnsupportedMedia(f"Send JSON, with the header 'content-type: application/json' (got '{media[:100]}').")
+    if media.strip().lower() != wanted:
+        what = "JSON" if wanted == JSON else "the file"
+        raise UnsupportedMedia(f"Send {what}, with the header 'content-type: {wanted}' (got '{media[:100]}').")
     charset = parameters.replace('"', "").strip().lower()
-    if charset not in ("", "charset=utf-8"):
+    if wanted == JSON and charset not in ("", "charset=utf-8"):
         raise UnsupportedMedia("JSON is sent in UTF-8.")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("Compressed bodies are not taken: send it without content-encoding.")

@@ -16,6 +16,7 @@ from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized
 from ingot.http.edge import Answer, answer_of
 from ingot.http.tenants import Tenants
+from ingot.protocol.cache import IMPORT_PATH
 from ingot.protocol.openapi import OPERATIONS
 from ingot.protocol.receipts import RECEIPT_HEADERS
 
@@ -34,6 +35,7 @@ class Guard:
         self.any_address = is_wildcard(settings.host)
         self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
         self.max_body_bytes = settings.max_body_bytes
+        self.max_import_bytes = settings.max_import_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,8 +54,9 @@ class Guard:
                 return
         if self.tenants and not is_public(scope):
             self._check_key(headers, answer)
-        self._check_length(headers)
-        await self.app(scope, self._bounded(receive), send)
+        most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
+        check_length(headers, most)
+        await self.app(scope, bounded(receive, most), send)
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
@@ -93,29 +96,32 @@ class Guard:
             raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
         answer.tenant = tenant
 
-    def _check_length(self, headers: Headers) -> None:
-        length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()):
-            raise BadRequest("Content-Length is not a number.")
-        # Digits are counted first: a number may be too long to be worth reading.
-        if len(length) > 20 or int(length) > self.max_body_bytes:
-            raise self._too_large()
 
-    def _bounded(self, receive: Receive) -> Receive:
-        received = 0
+def check_length(headers: Headers, most: int) -> None:
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdigit()):
+        raise BadRequest("Content-Length is not a number.")
+    # Digits are counted first: a number may be too long to be worth reading.
+    if len(length) > 20 or int(length) > most:
+        raise too_large(most)
 
-        async def bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body_bytes:
-                raise self._too_large()
-            return message
 
-        return bounded
+def bounded(receive: Receive, most: int) -> Receive:
+    received = 0
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"The body is larger than {self.max_body_bytes} bytes, the most this server takes.")
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > most:
+            raise too_large(most)
+        return message
+
+    return bounded
+
+
+def too_large(most: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {most} bytes, the most this server takes.")
 
 
 def is_public(scope: Scope) -> bool:

@@ -146,7 +146,7 @@ class Stack:
         """x [..., hidden] through all layers, and each one's keys and values [slots, heads, capacity, size] after it.
 
         A piece is (first token of x, tokens, slot, position of the first) of one sequence. The states are written in
-        place where nobody else holds them.
+        place: what is given must not be used any more.
         """
         y, *states = self._stack(x, keys, values, pieces)
         return y, states[: self._size], states[self._size :]

@@ -88,7 +88,8 @@ def _name(module: nn.Module) -> str:
 def _stack(layers: list[Any]) -> native.Stack | None:
     attention = layers[0].self_attn
     rope = attention.rope
-    if not isinstance(rope, PositionedRope) or any(layer.get("use_sliding") for layer in layers):
+    # Some families leave the positions out of some layers, or let some see only a window.
+    if not all(_alike(layer.self_attn.rope, rope) and not vars(layer).get("use_sliding") for layer in layers):
         return None
     rotation = rope._rotation
     size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
@@ -115,6 +116,14 @@ def _stack(layers: list[Any]) -> native.Stack | None:
             ),
         )
     return stack
+
+
+def _alike(rope: nn.Module, other: nn.Module) -> bool:
+    if not isinstance(rope, PositionedRope) or not isinstance(other, PositionedRope):
+        return False
+    one, two = rope._rotation, other._rotation
+    same = (one.dims, one.traditional, one.scale, one.gain) == (two.dims, two.traditional, two.scale, two.gain)
+    return same and bool(mx.array_equal(one.periods, two.periods).item())
 
 
 def _matrices(layer: Any) -> tuple[Any, ...]:

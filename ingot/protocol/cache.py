@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -15,6 +15,9 @@ from ingot.protocol.openai_chat import CHAT_BODY, read_chat
 from ingot.protocol.openai_completions import COMPLETION_BODY, read_completion
 from ingot.protocol.receipts import CacheReceipt
 from ingot.protocol.served import Served
+
+FILE: Final = "application/octet-stream"
+IMPORT_PATH: Final = "/v1/cache/import"
 
 
 class SaltBody(Struct):
@@ -60,6 +63,12 @@ class CacheBody(Struct):
 
 class ClearedBody(Struct):
     freed_bytes: int
+
+
+class AdoptedBody(Struct):
+    """Tokens of prompts that are kept now and were not before."""
+
+    added_tokens: int
 
 
 class ExplainedBody(Struct):

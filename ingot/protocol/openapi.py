@@ -12,7 +12,15 @@ from msgspec import Struct
 from ingot.protocol.anthropic import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.anthropic_answers import MESSAGE_EVENTS, MessageBody
 from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.cache import EXPLAIN_BODY, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.cache import (
+    EXPLAIN_BODY,
+    FILE,
+    IMPORT_PATH,
+    AdoptedBody,
+    CacheBody,
+    ClearedBody,
+    ExplainedBody,
+)
 from ingot.protocol.chat_answers import ChatChunk, ChatCompletion
 from ingot.protocol.completion_answers import Completion
 from ingot.protocol.embeddings import EMBEDDING_BODY, EmbeddingList
@@ -44,6 +52,7 @@ RUNS = (429, 499, 503, 504)
 # What the document calls the statuses that the standard library does not.
 PHRASES = {499: "Cancelled"}
 REQUEST_ID = "^(?:chatcmpl-|cmpl-|msg_|resp_|req-)[0-9a-f]{24}$"
+FILE_CONTENT = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 RESPONSE_ID = "^resp_[0-9a-f]{24}$"
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -59,7 +68,7 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[Struct]
+    answer: type[Struct] | None  # None: a file
     body: Kind | None = None
     errors: tuple[int, ...] = ()
     other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
@@ -68,6 +77,7 @@ class Operation:
     line: type[Struct] | None = None  # of the answer where it is streamed line by line
     failure: type[Struct] = ErrorBody  # what errors look like
     query: Record | None = None  # what may follow the path
+    takes_file: bool = False  # as its body
     public: bool = False
 
 
@@ -267,6 +277,23 @@ OPERATIONS = (
         READS_BODY,
     ),
     Operation(
+        "exportCache",
+        "GET",
+        "/v1/cache/export",
+        "What is kept of the asking key's prompts, as a file.",
+        None,
+        errors=(400,),
+    ),
+    Operation(
+        "importCache",
+        "POST",
+        IMPORT_PATH,
+        "Keep what another server of the same model kept.",
+        AdoptedBody,
+        errors=(400, 408, 413, 415),
+        takes_file=True,
+    ),
+    Operation(
         "live", "GET", "/health/live", "Whether the engine is alive.", HealthBody, other_answers=(503,), public=True
     ),
     Operation(
@@ -283,7 +310,7 @@ OPERATIONS = (
 
 def document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with these terms; `keyed` where it asks for an API key."""
-    answers = [operation.answer for operation in OPERATIONS]
+    answers = [operation.answer for operation in OPERATIONS if operation.answer is not None]
     chunks = [operation.chunk for operation in OPERATIONS if operation.chunk is not None]
     events = [event for operation in OPERATIONS for event in operation.events]
     failures = [operation.failure for operation in OPERATIONS]
@@ -308,6 +335,8 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
     if operation.body is not None:
         content = {"application/json": {"schema": operation.body.schema(terms)}}
         entry["requestBody"] = {"required": True, "content": content}
+    if operation.takes_file:
+        entry["requestBody"] = {"required": True, "content": FILE_CONTENT}
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     parameters = [path_parameter(name, terms) for name in names]
     if operation.query is not None:
@@ -320,7 +349,9 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
 
 
 def responses(operation: Operation, keyed: bool) -> dict[str, Any]:
-    content = {"application/json": {"schema": reference(operation.answer)}}
+    content: dict[str, Any] = FILE_CONTENT
+    if operation.answer is not None:
+        content = {"application/json": {"schema": reference(operation.answer)}}
     if operation.chunk is not None:
         content["text/event-stream"] = {"schema": event_schema(operation.chunk)}
     if operation.line is not None:

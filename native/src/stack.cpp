@@ -173,8 +173,12 @@ class StackPrimitive : public mx::Primitive {
     // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
     for (mx::array& output : outputs)
       if (&output.inputs() != &inputs) output.inputs().clear();
-    for (const mx::array& input : inputs) encoder.set_input_array(input);
-    for (size_t i = 0; i < outputs.size(); i++) take_over(encoder, inputs[i], outputs[i]);
+    for (const mx::array& input : inputs) {
+      if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Stack: an input is not contiguous");
+      encoder.set_input_array(input);
+    }
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    for (size_t i = 1; i < outputs.size(); i++) outputs[i].copy_shared_buffer(inputs[i]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const size_t layers = stack_->size();
     std::vector<float*> keys, values;
@@ -183,8 +187,9 @@ class StackPrimitive : public mx::Primitive {
       values.push_back(outputs[1 + layers + i].data<float>());
     }
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1)), capacity = outputs[1].shape(2);
-    encoder.dispatch([stack = stack_, pieces = pieces_, x = outputs[0].data<float>(), tokens, keys = std::move(keys),
-                      values = std::move(values), capacity] {
+    encoder.dispatch([stack = stack_, pieces = pieces_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
+                      bytes = outputs[0].nbytes(), tokens, keys = std::move(keys), values = std::move(values), capacity] {
+      std::memcpy(x, from, bytes);
       stack->run(x, tokens, pieces, keys, values, capacity);
     });
   }
@@ -196,19 +201,6 @@ class StackPrimitive : public mx::Primitive {
   const char* name() const override { return "IngotStack"; }
 
  private:
-  // The output begins as what the input holds: in the same memory where nobody else needs that.
-  static void take_over(mx::cpu::CommandEncoder& encoder, const mx::array& input, mx::array& output) {
-    if (input.is_donatable() && input.flags().row_contiguous) {
-      output.copy_shared_buffer(input);
-      return;
-    }
-    if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Stack: an input is not contiguous");
-    output.set_data(mx::allocator::malloc(output.nbytes()));
-    encoder.dispatch([from = input.data<float>(), to = output.data<float>(), bytes = output.nbytes()] {
-      std::memcpy(to, from, bytes);
-    });
-  }
-
   std::shared_ptr<const Stack> stack_;
   std::vector<Piece> pieces_;
 };

@@ -60,8 +60,9 @@ class Stack {
   std::vector<StackLayer> layers_;
 };
 
-// The operation: x [..., hidden] through the layers. Gives the result and the states, which are written in place
-// where nobody else holds them. Tokens that belong to no piece are padding; what comes out for them means nothing.
+// The operation: x [..., hidden] through the layers. Gives the result and the states, which are the ones given, in the
+// same memory: who else holds them sees them change. Tokens that belong to no piece are padding; what comes out for them
+// means nothing.
 // Raises std::invalid_argument for shapes that do not fit.
 std::vector<mlx::core::array> run_stack(
     std::shared_ptr<const Stack> stack, const mlx::core::array& x, const std::vector<mlx::core::array>& keys,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.cli import cache
-from ingot.cli.client import Client
+from ingot.cli.client import Client, ServerError
+from ingot.errors import ConfigError
 from tests import engines
 from tests.cli.scripted import INGOT, environment
 from tests.http.running import running
@@ -77,3 +78,29 @@ def test_wrong_usage_is_one_line(tmp_path: Path, arguments: tuple[str, ...], lin
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
+
+
+def test_what_one_server_kept_is_written_and_kept_by_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.engine.test_archiving import start
+
+    path = str(tmp_path / "kept.safetensors")
+    both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")
+    with running(both[0], settings()) as here, running(both[1], settings()) as there:
+        Client(here).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
+        assert cache.run(["export", path, "--url", here]) == 0
+        assert capsys.readouterr().out.startswith("wrote ")
+        assert cache.run(["import", path, "--url", there]) == 0
+        assert capsys.readouterr().out == "41 tokens are kept that were not before\n"
+        with pytest.raises(ConfigError, match="cannot write"):
+            cache.run(["export", path, "--url", here])
+    for engine in both:
+        engine.close()
+
+
+def test_a_file_that_cannot_be_had_whole_is_not_left_behind(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "kept.safetensors"
+    with pytest.raises(ServerError, match="no files to know it by"):
+        cache.run(["export", str(path), "--url", url])
+    assert not path.exists()

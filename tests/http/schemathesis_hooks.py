@@ -32,6 +32,7 @@ SAID = (
     "input is empty",  # items that say nothing
     "no MCP server of that name",
     "no tools of the MCP server",
+    "no archive of kept prefixes",  # a file of any bytes
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
 

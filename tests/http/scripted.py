@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ingot.config import Settings
@@ -29,7 +30,7 @@ from ingot.engine.request import (
     TokenLogprob,
     Usage,
 )
-from ingot.errors import Cancelled, ContextOverflow, IngotError
+from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
 from ingot.text.template import ChatTemplate
 
 CHATML = (
@@ -161,6 +162,15 @@ class ScriptedKeeping:
     def clear(self, tenant: str) -> int:
         self.cleared.append(tenant)
         return 200
+
+    def export(self, tenant: str, path: Path) -> int:
+        path.write_bytes(b"kept")
+        return 20
+
+    def adopt(self, tenant: str, path: Path) -> int:
+        if path.read_bytes() != b"kept":
+            raise BadRequest("The file is no archive of kept prefixes.")
+        return 20
 
     def explain(self, request: Request, number: int) -> CacheReport:
         prompt = request.prompts[number]

@@ -11,7 +11,7 @@ import pytest
 
 from tests import engines
 from tests.http.running import running
-from tests.http.scripted import settings
+from tests.http.scripted import ScriptedEngine, settings
 
 PROMPT = list(range(1, 60))
 ANN, BOB = {"x-api-key": "ann-key"}, {"x-api-key": "bob-key"}
@@ -115,3 +115,33 @@ def test_several_prompts_are_explained_one_by_one(client: httpx.Client) -> None:
     told = explained(client, {"prompt": [PROMPT, [90, 91]]})["cache"]
     assert [one["reason"] for one in told["prompts"]] == ["complete", "unseen"]
     assert told["reason"] == "several"
+
+
+def test_what_is_kept_goes_out_as_a_file_and_comes_in_again(tmp_path: Path) -> None:
+    from tests.engine.test_archiving import start
+
+    engine = start("llama", tmp_path / "model")
+    with running(engine, settings()) as url, httpx.Client(base_url=url, timeout=60) as own:
+        complete(own, PROMPT)
+        made = own.get("/v1/cache/export")
+        assert made.headers["content-type"] == "application/octet-stream"
+        own.delete("/v1/cache")
+        headers = {"content-type": "application/octet-stream"}
+        assert own.post("/v1/cache/import", content=made.content, headers=headers).json()["added_tokens"] >= len(PROMPT)
+        assert explained(own, {"prompt": PROMPT})["cache"]["reason"] == "complete"
+        damaged = own.post("/v1/cache/import", content=made.content[:-1] + b"x", headers=headers)
+        assert (damaged.status_code, damaged.json()["error"]["code"]) == (400, "invalid_archive")
+        assert own.post("/v1/cache/import", json={}).status_code == 415
+    engine.close()
+
+
+def test_a_file_may_be_larger_than_other_bodies_but_not_larger_than_is_allowed(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    limits = settings(max_body_bytes=10, max_import_bytes=100)
+    headers = {"content-type": "application/octet-stream"}
+    with running(engine, limits) as url, httpx.Client(base_url=url, timeout=60) as own:
+        statuses = [
+            own.post("/v1/cache/import", content=b"x" * size, headers=headers).status_code for size in (50, 101)
+        ]
+        assert statuses == [400, 413]
+        assert own.post("/v1/cache/import", content=b"kept", headers=headers).json() == {"added_tokens": 20}

@@ -1,0 +1,114 @@
+"""Files of kept prefixes: whole and fitting, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ingot.cache.archive import Archive, ArchiveError, Piece, Tensor, write
+
+KEY = {"model": "abc", "tokenizer": "def"}
+FIRST = Piece(
+    "", -1, (1, 2, 3), 0, True, ((0, 3, 1), None), ((), (True, False)), (Tensor("F32", (1, 3)), Tensor("U8", (2,)))
+)
+SECOND = Piece("", 0, (4, 5), 3, False, ((3, 5, 1), None), None, (Tensor("BF16", (1, 2)),))
+DATA = [[b"a" * 12, b"bc"], [b"defg"]]
+
+
+def written(folder: Path, *pieces: Piece, key: dict[str, str] = KEY, data: Any = None) -> Path:
+    path = folder / "kept.safetensors"
+    write(path, key, pieces or (FIRST, SECOND), lambda number: (data or DATA)[number])
+    return path
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    opened = Archive.open(written(tmp_path), KEY)
+    assert opened.pieces == (FIRST, SECOND)
+    assert list(opened.data()) == DATA
+
+
+def test_it_is_a_safetensors_file(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(written(tmp_path), framework="numpy") as held:
+        assert sorted(held.keys()) == ["0.0", "0.1", "1.0"]
+        assert held.get_tensor("0.1").tobytes() == b"bc"
+
+
+def test_an_empty_archive_is_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    write(path, KEY, (), lambda number: ())
+    assert Archive.open(path, KEY).pieces == ()
+
+
+def test_another_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="another model than this server's"):
+        Archive.open(written(tmp_path), {**KEY, "model": "xyz"})
+    with pytest.raises(ArchiveError, match="another model and another tokenizer"):
+        Archive.open(written(tmp_path), {"model": "xyz", "tokenizer": "xyz"})
+
+
+def test_a_key_that_the_file_lacks_is_another_one(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="another codec"):
+        Archive.open(written(tmp_path), {**KEY, "codec": "raw"})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+def test_no_byte_can_change_unnoticed(tmp_path: Path, place: float, change: int) -> None:
+    path = written(tmp_path)
+    raw = bytearray(path.read_bytes())
+    raw[int(place * len(raw))] ^= change
+    path.write_bytes(raw)
+    with pytest.raises(ArchiveError):
+        Archive.open(path, KEY)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(length=st.floats(0, 1, exclude_max=True))
+def test_half_a_file_is_none(tmp_path: Path, length: float) -> None:
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes()[: int(length * path.stat().st_size)])
+    with pytest.raises(ArchiveError):
+        Archive.open(path, KEY)
+
+
+def test_more_than_a_file_is_none_either(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(ArchiveError, match="checksum"):
+        Archive.open(path, KEY)
+
+
+def test_some_other_safetensors_file_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(ArchiveError, match="some other safetensors file"):
+        Archive.open(path, KEY)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (replace(FIRST, parent=0),),
+        (replace(FIRST, parent=5),),
+        (replace(FIRST, begin=2),),
+        (FIRST, replace(SECOND, begin=4)),
+        (FIRST, replace(SECOND, salt="other")),
+        (FIRST, replace(SECOND, tokens=())),
+        (FIRST, replace(SECOND, deltas=((3, 5, 2), None))),
+        (FIRST, replace(SECOND, checkpoint=((), (True, True)))),
+    ],
+)
+def test_pieces_that_do_not_fit_together_are_refused_though_the_checksum_is_right(
+    tmp_path: Path, pieces: tuple[Piece, ...]
+) -> None:
+    with pytest.raises(ArchiveError, match="does not fit the others"):
+        Archive.open(written(tmp_path, *pieces), KEY)

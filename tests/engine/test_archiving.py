@@ -1,0 +1,142 @@
+"""What one engine keeps goes on in another: taken out to a file, and in from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ingot.cache.archive import ArchiveError
+from ingot.engine.engine import Engine
+from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.errors import Unsupported
+from tests import engines, tiny
+
+KINDS = ["llama", "window", "hybrid"]
+EOS = tiny.VOCAB - 1
+
+
+def start(kind: str, folder: Path, cache_bytes: int = 1 << 24) -> Engine:
+    """An engine that knows its model by the files in a folder."""
+    made = engines.start(kind, cache_bytes=cache_bytes)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(kind)
+    (folder / "model.safetensors").write_bytes(b"weights of " + kind.encode())
+    (folder / "tokenizer.json").write_text("{}")
+    made._loaded = replace(made._loaded, folder=folder)
+    return made
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Engine]]:
+    both = start(request.param, tmp_path / "a"), start(request.param, tmp_path / "b")
+    yield both
+    for engine in both:
+        engine.check()
+        engine.close()
+
+
+def ask(engine: Engine, name: str, prompt: list[int], **more: object) -> tuple[str, int]:
+    greedy, endless = Sampling(temperature=0.0), Stop(ignore_eos=True)
+    events = engines.answer(
+        engine,
+        Request(name, (tuple(prompt),), max_tokens=6, sampling=greedy, stop=endless, **more),  # type: ignore[arg-type]
+    )
+    assert isinstance(events[-1], Ended)
+    return engines.text_of(events), events[-1].usage.cached_tokens
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    head = [*(rng.randrange(95) for _ in range(80)), EOS]
+    tails = [[*(rng.randrange(95) for _ in range(40)), EOS] for _ in range(3)]
+    return [[*head, *tail, number] for number, tail in enumerate(tails)]
+
+
+def test_another_engine_goes_on_where_this_one_was(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+        ask(here, f"salted{number}", prompt, salt="s")
+    path = tmp_path / "kept.safetensors"
+    tokens = here.kept.export("", path)
+    assert there.kept.adopt("", path) == tokens > 0
+    there.check()
+    for number, prompt in enumerate(prompts()):
+        longer = [*prompt, 7, 8]
+        warm, cached = ask(there, f"warm{number}", longer)
+        assert (warm, cached) == ask(here, f"warm{number}", longer)
+        assert warm == ask(there, f"cold{number}", longer, cache=False)[0]
+        assert cached >= len(prompt) - 1
+        assert ask(there, f"salt{number}", longer, salt="s")[1] == cached
+
+
+def test_what_is_here_already_is_not_kept_twice(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+    ask(there, "own", prompts()[0])
+    path = tmp_path / "kept.safetensors"
+    tokens = here.kept.export("", path)
+    assert 0 < there.kept.adopt("", path) < tokens
+    assert there.kept.adopt("", path) == 0
+    there.check()
+
+
+def test_tenants_move_their_own_alone(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
+    here, there = pair
+    ask(here, "mine", prompts()[0], tenant="me")
+    path = tmp_path / "kept.safetensors"
+    assert here.kept.export("you", path) == 0
+    assert here.kept.export("me", path) > 0
+    there.kept.adopt("you", path)
+    assert ask(there, "me", [*prompts()[0], 9], tenant="me")[1] == 0
+    assert ask(there, "you", [*prompts()[0], 9], tenant="you")[1] > 0
+
+
+def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path) -> None:
+    here, there = start("llama", tmp_path / "a"), start("llama", tmp_path / "b", cache_bytes=40_000)
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"first{number}", prompt)
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path)
+    there.kept.adopt("", path)
+    there.check()
+    assert 0 < there.kept.status("").used_bytes <= 40_000
+    for engine in (here, there):
+        engine.close()
+
+
+def test_another_models_file_is_refused_by_name(tmp_path: Path) -> None:
+    here, there = start("llama", tmp_path / "a"), start("moe", tmp_path / "b")
+    ask(here, "first", prompts()[0])
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path)
+    with pytest.raises(ArchiveError, match="another model"):
+        there.kept.adopt("", path)
+    for engine in (here, there):
+        engine.close()
+
+
+def test_states_of_other_shapes_are_refused_whatever_the_key_says(tmp_path: Path) -> None:
+    here, there = start("window", tmp_path / "a"), start("llama", tmp_path / "b")
+    ask(here, "first", prompts()[0])
+    here._loaded = replace(here._loaded, folder=tmp_path / "b")
+    path = tmp_path / "kept.safetensors"
+    here.kept.export("", path)
+    with pytest.raises(ArchiveError, match="other states"):
+        there.kept.adopt("", path)
+    there.check()
+    assert there.kept.status("").used_bytes == 0
+    for engine in (here, there):
+        engine.close()
+
+
+def test_a_model_without_files_cannot_be_known_again(tmp_path: Path) -> None:
+    engine = engines.start("llama", cache_bytes=1 << 20)
+    with pytest.raises(Unsupported, match="no files"):
+        engine.kept.export("", tmp_path / "kept")
+    engine.close()
