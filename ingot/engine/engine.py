@@ -166,9 +166,7 @@ class Engine:
     def kept(self) -> Keeping:
         """The prefixes that are kept."""
         loaded = self._loaded
-        return Keeping(
-            lambda work: self._on_thread(lambda: work(self._runner.reuse)), loaded.adapter, loaded.folder
-        )
+        return Keeping(lambda work: self._on_thread(lambda: work(self._runner.reuse)), loaded.adapter, loaded.folder)
 
     def _on_thread(self, work: Callable[[], T]) -> T:
         self._refuse_if_stopped()

@@ -33,6 +33,7 @@ SAID = (
     "no MCP server of that name",
     "no tools of the MCP server",
     "no archive of kept prefixes",  # a file of any bytes
+    "the model's context is",  # what a tokenizer makes of messages and tools
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
 

@@ -39,10 +39,6 @@ def until(happened: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-def pinned(engine: Engine, tenant: str = "") -> int:
-    return sum(salt.pinned_tokens for salt in engine.kept.status(tenant).salts)
-
-
 def ask(url: str, messages: list[dict[str, Any]], **more: Any) -> Any:
     headers = more.pop("headers", {})
     body = {"messages": messages, "max_tokens": 2, "logit_bias": talking.LETTERS, **more}
@@ -51,11 +47,14 @@ def ask(url: str, messages: list[dict[str, Any]], **more: Any) -> Any:
     return made.json()
 
 
-def test_the_first_who_asks_finds_system_prompt_and_tools_computed(engine: Engine, tmp_path: Path) -> None:
+def test_the_first_who_asks_finds_system_prompt_and_tools_computed(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ingot.warm")
     path = tmp_path / "warm.jsonl"
     path.write_text(json.dumps({"messages": [system(SYSTEM)], "tools": TOOLS}) + "\n" + json.dumps(SYSTEM) + "\n")
     with running(engine, settings(warm_prompts=path)) as url:
-        until(lambda: not engine.status() and pinned(engine) > 1000)
+        until(lambda: "tokens are pinned" in caplog.text)
         both = [ask(url, [system(SYSTEM), user("Hello!")], tools=TOOLS), ask(url, [system(SYSTEM), user("Hello!")])]
     for answer in both:
         usage = answer["usage"]
