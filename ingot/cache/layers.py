@@ -74,10 +74,12 @@ class LayerState:
         """Make room for `slots` rows of `capacity` tokens; rows below `slots` keep what they hold."""
         raise NotImplementedError
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
+        """Copies of what rows of at most `length` tokens hold, in memory of their own."""
         raise NotImplementedError
 
-    def swap(self, one: int, other: int) -> None:
+    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
+        """Give rows what was lifted from others."""
         raise NotImplementedError
 
     def clear(self, slot: int) -> None:
@@ -109,15 +111,12 @@ class AppendState(LayerState):
             # One layer at a time: old and new of one layer are alive together, never of all.
             mx.eval(self.keys, self.values)
 
-    def move(self, source: int, target: int, length: int) -> None:
-        if self.keys is not None and self.values is not None:
-            _move_tokens(self.keys, source, 0, target, 0, length)
-            _move_tokens(self.values, source, 0, target, 0, length)
+    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
+        return [mx.take(array[:, :, :length], mx.array(rows), axis=0) for array in self.arrays()]
 
-    def swap(self, one: int, other: int) -> None:
-        if self.keys is not None and self.values is not None:
-            _swap_rows(self.keys, one, other)
-            _swap_rows(self.values, one, other)
+    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
+        for array, own in zip(self.arrays(), copies, strict=True):
+            array[mx.array(rows), :, : own.shape[2]] = own
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
@@ -213,13 +212,10 @@ class WindowState(AppendState):
     def clear(self, slot: int) -> None:
         self._first[slot] = 0
 
-    def move(self, source: int, target: int, length: int) -> None:
-        super().move(source, target, length - self._first[source])
-        self._first[target] = self._first[source]
-
-    def swap(self, one: int, other: int) -> None:
-        super().swap(one, other)
-        self._first[one], self._first[other] = self._first[other], self._first[one]
+    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
+        super().laid(rows, copies, sources)
+        for row, first in zip(rows, [self._first[source] for source in sources], strict=True):
+            self._first[row] = first
 
     def oldest(self, slot: int, length: int) -> int:
         return max(self._first[slot], length - self.window + 1)
@@ -241,8 +237,9 @@ class WindowState(AppendState):
     def _forget(self, slot: int, length: int) -> None:
         """Move the part of the row that a later token can still see to the front of its buffer."""
         keep = min(length, self.window - 1)
+        begin = length - keep - self._first[slot]
         for array in self.arrays():
-            _move_tokens(array, slot, length - keep - self._first[slot], slot, 0, keep)
+            array[slot, :, :keep] = array[slot, :, begin : begin + keep]
         self._first[slot] = length - keep
 
     def _firsts(self) -> list[int]:
@@ -281,13 +278,12 @@ class RecurrentState(LayerState, ArraysCache):
         self.cache = [None if part is None else _with_rows(part, slots) for part in self.cache]
         mx.eval(self.arrays())
 
-    def move(self, source: int, target: int, length: int) -> None:
-        for part in self.arrays():
-            part[target : target + 1] = _own_rows(part, source)
+    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
+        return [mx.take(part, mx.array(rows), axis=0) for part in self.arrays()]
 
-    def swap(self, one: int, other: int) -> None:
-        for part in self.arrays():
-            _swap_rows(part, one, other)
+    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
+        for part, own in zip(self.arrays(), copies, strict=True):
+            part[mx.array(rows)] = own
 
     def clear(self, slot: int) -> None:
         for part in self.arrays():
@@ -418,23 +414,6 @@ def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
     fresh = mx.zeros((slots, array.shape[1], capacity, array.shape[3]), array.dtype)
     fresh[:kept_slots, :, :kept] = array[:kept_slots, :, :kept]
     return fresh
-
-
-def _move_tokens(array: mx.array, source: int, begin: int, target: int, to: int, count: int) -> None:
-    array[target : target + 1, :, to : to + count] = _own_rows(array[:, :, begin : begin + count], source)
-    mx.async_eval(array)  # and the copy is gone before the next layer's is made
-
-
-def _swap_rows(array: mx.array, one: int, other: int) -> None:
-    array[mx.array([one, other])] = _own_rows(array, other, one)
-    mx.async_eval(array)
-
-
-def _own_rows(array: mx.array, *rows: int) -> mx.array:
-    """Some rows, in memory of their own, and done: while an array is being read, writing to it copies all of it."""
-    own = mx.take(array, mx.array(rows), axis=0)
-    mx.eval(own)
-    return own
 
 
 def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:

@@ -61,15 +61,26 @@ class Slots:
     def move(self, source: int, target: int) -> None:
         """Give `target` what `source` holds and leave `source` empty."""
         if source != target:
-            for state in self.states:
-                state.move(source, target, self.lengths[source])
-            self.lengths[target] = self.lengths[source]
+            self._transfer([source], [target])
             self.clear(source)
 
     def swap(self, one: int, other: int) -> None:
-        for state in self.states:
-            state.swap(one, other)
-        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
+        self._transfer([other, one], [one, other])
+
+    def _transfer(self, sources: list[int], targets: list[int]) -> None:
+        """While states are being read, writing to them copies them whole, so what is read is read to the end first:
+        of as many layers at a time as take no more memory than one of them has anyway."""
+        lengths = [self.lengths[source] for source in sources]
+        together = max(1, self.count // len(sources))
+        for begin in range(0, len(self.states), together):
+            states = self.states[begin : begin + together]
+            copies = [state.lifted(sources, max(lengths)) for state in states]
+            mx.eval(copies)
+            for state, own in zip(states, copies, strict=True):
+                state.laid(targets, own, sources)
+            mx.async_eval([state.arrays() for state in states])
+        for target, length in zip(targets, lengths, strict=True):
+            self.lengths[target] = length
 
     @contextmanager
     def launch(

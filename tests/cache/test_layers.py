@@ -144,3 +144,21 @@ def test_decoding_writes_in_place() -> None:
         mx.eval(logits, slots.arrays())
         del logits
     assert mx.get_peak_memory() - before < slots.arrays()[0].nbytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moving_rows_takes_no_more_memory_than_the_largest_layer(kind: str) -> None:
+    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots.resize(4, 16384)
+    feed(slots, kind, 0, [1, 2, 3] * 20)
+    feed(slots, kind, 1, [4, 5])
+    largest = max(sum(array.nbytes for array in state.arrays()) for state in slots.states)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    slots.swap(0, 1)
+    slots.clear(0)
+    slots.move(1, 0)
+    mx.eval(slots.arrays())
+    assert mx.get_peak_memory() - before <= largest
+    assert slots.lengths == [60, 0, 0, 0]
+    assert close(feed(slots, kind, 0, [7]), exact(kind, [*[1, 2, 3] * 20, 7]))
