@@ -1,7 +1,7 @@
 """What it costs to take a prefix over instead of computing it, and what keeping it costs those who wait meanwhile.
 
 python -m bench.restore                        the packaged model, 8,000 tokens
-python -m bench.restore --tokens 4000 --rounds 5 --json figures.json
+python -m bench.restore --tokens 1000 --rounds 5 --json figures.json
 
 Three things, in one process: a prefix computed, kept and restored by themselves; a whole request, cold and warm; and
 the longest wait between two tokens of a stream while another prompt is computed, with and without keeping it.
@@ -30,6 +30,8 @@ from ingot.models.locate import locate
 from ingot.models.progress import TerminalProgress
 from ingot.text.tokenizer import Tokenizer
 
+BESIDE = 2 * STRIDE
+"""Tokens of the prompt that is computed beside a stream."""
 WANTED = 50.0
 """How many times cheaper restoring must be than computing."""
 
@@ -150,8 +152,8 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         wholes = [measure_whole(engine, str(number), prompt()) for number in range(chosen.rounds)]
         stalls = [
             Stall(
-                measure_stall(engine, f"{number}-without", prompt(), cache=False),
-                measure_stall(engine, f"{number}-keeping", prompt(), cache=True),
+                measure_stall(engine, f"{number}-without", prompt()[:BESIDE], cache=False),
+                measure_stall(engine, f"{number}-keeping", prompt()[:BESIDE], cache=True),
             )
             for number in range(chosen.rounds)
         ]
@@ -190,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="what `ingot serve` takes")
     parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     chosen = parser.parse_args(arguments)

@@ -40,7 +40,7 @@ def ingot(folder: Path, log: Path, streams: int, *, own_kernels: bool = False) -
     if streams > 32:
         flags += ["--max-sequences", str(streams)]
     command = [sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags]
-    kernels = {} if own_kernels else {"INGOT_KERNELS": "mlx"}
+    kernels = {} if own_kernels else {"INGOT_KERNELS": "blas"}
     with _process(command, log, kernels) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
         yield Running("ingot", Client(url), "default", process.pid)

@@ -21,7 +21,7 @@ GROUPS = (32, 64, 128)
 @cache
 def _loaded() -> Any:
     """The extension, with the fast BLAS made known to it, or None."""
-    if os.environ.get("INGOT_KERNELS") == "mlx" or importlib.util.find_spec("ingot_native") is None:
+    if _unwanted() or importlib.util.find_spec("ingot_native") is None:
         return None
     try:
         import ingot_native
@@ -33,13 +33,18 @@ def _loaded() -> Any:
     return ingot_native
 
 
+def _unwanted() -> bool:
+    """`mlx` leaves everything to mlx, `blas` all but its matrix product."""
+    return os.environ.get("INGOT_KERNELS") in ("mlx", "blas")
+
+
 def available() -> bool:
     return _loaded() is not None
 
 
 def advice() -> str | None:
     """What would make this faster; None when there is nothing to do."""
-    if available() or sys.platform != "linux" or os.environ.get("INGOT_KERNELS") == "mlx":
+    if available() or sys.platform != "linux" or _unwanted():
         return None
     if importlib.util.find_spec("ingot_native") is None:
         return "no native kernels: install g++ and cmake, then run python -m ingot.kernels.build"

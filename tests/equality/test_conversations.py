@@ -198,3 +198,19 @@ def test_conversations_at_once_do_not_get_in_each_others_way(engine: Engine, tal
     assert [answer.cached_tokens for answer in second] == [answer.left for answer in first]
     said = sorted(spoken(answer.message) for answer in second)
     assert sorted(computed_anew(engine, request) for request in asked.values()) == said
+
+
+def test_a_long_conversation_on_a_hybrid_model_holds_few_checkpoints_and_resumes_at_each_turn() -> None:
+    engine = talking.start("hybrid")
+    talk = talking.talking(engine)
+    messages = [system("You babble, at length."), user("Good morning.")]
+    answer = talk.said(messages)
+    counts = []
+    for number in range(16):
+        messages = [*messages, echo(answer), user(f"Go on, for the {number}th time, and mind the length of it.")]
+        before, answer = answer, talk.said(messages)
+        assert answer.cached_tokens == before.left
+        counts.append(engine.kept.status("").salts[0].checkpoints)
+    assert max(counts) <= 12 and counts[-1] <= counts[5] + 3
+    engine.check()
+    engine.close()

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.app import build_app
+from ingot.http.app import build_app, route_path
 from ingot.http.ollama import REFUSED
 from ingot.protocol.fields import Terms
 from ingot.protocol.openapi import OPERATIONS, document
@@ -35,7 +35,7 @@ def test_each_body_schema_is_a_schema(operation: Any) -> None:
 
 def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:
     paths = {route.path for route in build_app(ScriptedEngine(), settings()).routes}  # type: ignore[arg-type]
-    described = {operation.path.replace("{model}", "{model:path}") for operation in OPERATIONS}
+    described = {route_path(operation.path) for operation in OPERATIONS}
     known = {path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health"))}
     assert known - set(REFUSED) == described
 
