@@ -24,6 +24,7 @@ from ingot.kernels.device import Device
 from ingot.models.attention import TILE
 from ingot.models.dialect import older_names
 from ingot.models.fused import fuse_layers
+from ingot.models.gates import swap_gates
 from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
@@ -113,6 +114,8 @@ def adapt(
     fused = device.kind == "cpu" and fuse_layers(model)
     if not fused:
         swap_mixers(model, unfused=device.unfused_attention)
+        if device.kind == "cpu" and _main_dtype(model) == mx.float32:
+            swap_gates(model)
     selection = select_at_heads(model)
     found, margin = _probe(model, selection, family, widest)
     return Adapter(

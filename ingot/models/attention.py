@@ -18,8 +18,9 @@ import mlx.nn as nn
 from ingot.cache.launch import Mask, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.models.modules import adopt
+from ingot.models.turning import Turning, Turnings
 
-TILE = 64
+TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
 
@@ -95,6 +96,7 @@ class MixedAttention(nn.Module):
     _kv_heads: int
     _scale: float
     _rotates: bool
+    _turning: Turning | None
     _tile: int | None
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -134,8 +136,13 @@ class MixedAttention(nn.Module):
         if not wiring.whole_norms:
             queries, keys = self._normed(queries, keys)
         if self._rotates:
-            queries, keys = (self.rope(y, offset=mixed.positions) for y in (queries, keys))
+            queries, keys = self._turned(queries, keys, mixed)
         return queries, keys, values, gate
+
+    def _turned(self, queries: mx.array, keys: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array]:
+        if self._turning is not None and queries.dtype == keys.dtype == mx.float32:
+            return self._turning(queries, keys, mixed)
+        return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
 
     def _normed(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._wiring.norms is None or self._wiring.norms[0] not in self:
@@ -172,8 +179,11 @@ def wiring_of(module: nn.Module) -> Wiring | None:
     return WIRINGS.get(f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}")
 
 
-def mixed_attention(module: nn.Module, *, unfused: bool) -> MixedAttention | None:
-    """The same attention for mixed launches too; None where its class is not known."""
+def mixed_attention(module: nn.Module, turnings: Turnings | None) -> MixedAttention | None:
+    """The same attention for mixed launches too; None where its class is not known.
+
+    `turnings` are the model's where MLX fuses neither attention nor RoPE.
+    """
     wiring = wiring_of(module)
     if wiring is None:
         return None
@@ -182,5 +192,6 @@ def mixed_attention(module: nn.Module, *, unfused: bool) -> MixedAttention | Non
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)
     replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
-    replacement._tile = TILE if unfused else None
+    replacement._turning = None if turnings is None else turnings.of(module.get("rope"))
+    replacement._tile = None if turnings is None else TILE
     return replacement

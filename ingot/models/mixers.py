@@ -22,6 +22,7 @@ from ingot.cache.layers import LayerState
 from ingot.cache.positions import Positions
 from ingot.models.attention import MixedAttention, mixed_attention
 from ingot.models.modules import adopt
+from ingot.models.turning import Turnings
 
 
 class SplitMixer(nn.Module):
@@ -103,13 +104,13 @@ def _around(path: str) -> Iterable[str]:
 
 def swap_mixers(model: nn.Module, *, unfused: bool) -> int:
     """Swap every mixer of the model for one that understands mixed launches; returns how many were swapped."""
-    found = mixers(model)
-    model.update_modules(tree_unflatten([(path, _swapped(module, unfused)) for path, module in found]))
+    found, turnings = mixers(model), Turnings() if unfused else None
+    model.update_modules(tree_unflatten([(path, _swapped(module, turnings)) for path, module in found]))
     return len(found)
 
 
-def _swapped(module: nn.Module, unfused: bool) -> nn.Module:
-    known = mixed_attention(module, unfused=unfused)
+def _swapped(module: nn.Module, turnings: Turnings | None) -> nn.Module:
+    known = mixed_attention(module, turnings)
     return adopt(module, _split(type(module))) if known is None else known
 
 
