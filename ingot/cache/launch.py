@@ -82,6 +82,15 @@ class Mixed:
     def offset(self) -> Positions:
         return Positions(self.positions[None])
 
+    @cached_property
+    def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(first token, tokens, slot, position) of each sequence."""
+        return tuple(
+            (begin + row * part.width, part.width, part.first + row, start)
+            for (begin, _), part in zip(self.bounds, self.parts, strict=True)
+            for row, start in enumerate(part.starts)
+        )
+
     def taken(self, number: int, x: mx.array) -> mx.array:
         """The part of x [1, tokens, ...] that belongs to a launch, as [rows, width, ...]."""
         (begin, end), part = self.bounds[number], self.parts[number]
@@ -122,3 +131,10 @@ class Parted:
 
     mixed: Mixed
     parts: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Masks(Parted):
+    """Masks that show each token the tokens up to itself: the newest `window` of them, or all."""
+
+    window: int | None

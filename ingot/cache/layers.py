@@ -16,7 +16,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
-from ingot.cache.launch import Launch, Mask, Mixed, Parted
+from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
 from ingot.cache.positions import Offset
 from ingot.models.upstream import ArraysCache, caches
 
@@ -60,11 +60,16 @@ class LayerState:
         if self.whole is None:
             return self._mask(width, return_array, window_size)
         parts = tuple(self._mask_of(part, return_array, window_size) for part in self.whole.parts)
-        return None if all(part is None for part in parts) else Parted(self.whole, parts)
+        return None if all(part is None for part in parts) else self._masks(parts, window_size)
 
     def _mask_of(self, part: Launch, return_array: bool, window_size: int | None) -> Mask:
         with self.computing(part):
             return self._mask(part.width, return_array, window_size)
+
+    def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
+        """The masks of the launches of a mixed one."""
+        assert self.whole is not None
+        return Parted(self.whole, parts)
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         """Which of its sequence's tokens each token of the open launch sees."""
@@ -178,6 +183,14 @@ class AppendState(LayerState):
         rows = slice(launch.first, launch.last)
         return self.keys[rows, :, :end], self.values[rows, :, :end]
 
+    def place(self, slot: int, position: int) -> int:
+        """Where in the buffer a token of a row stands."""
+        return position
+
+    def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
+        assert self.whole is not None
+        return Masks(self.whole, parts, window_size)
+
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         launch = self.open_launch
         if not launch.ragged and window_size is None and not return_array:
@@ -248,6 +261,12 @@ class WindowState(AppendState):
     def _begins(self) -> Sequence[int]:
         launch = self.open_launch
         return [start - first for start, first in zip(launch.starts, self._firsts(), strict=True)]
+
+    def place(self, slot: int, position: int) -> int:
+        return position - self._first[slot]
+
+    def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
+        return super()._masks(parts, window_size or self.window)
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
         launch = self.open_launch

@@ -155,3 +155,75 @@ class Stack:
         """
         y, *states = self._stack(x, keys, values, pieces)
         return y, states[: self._size], states[self._size :]
+
+
+Span = tuple[int, int, int, int, int, int]
+"""(first token, tokens, slot, position of the first, its place in the states, window or 0) of one sequence."""
+HeadNorm = tuple["mx.array", float, bool, bool]
+"""(weight, eps, whether all heads of a token are normed as one, whether the mean is taken off) of queries or keys."""
+
+
+def rotation(angles: mx.array, *, dims: int, neighbours: bool, gain: float) -> Any:
+    """Rotary positions: `angles` [dims / 2] are what pairs turn by from one position to the next.
+
+    Attention of a model that turns alike should share one: it computes a launch's angles once.
+    """
+    return _loaded().Rotation(angles, dims=dims, neighbours=neighbours, gain=gain)
+
+
+class Attention:
+    """Attention over live states in one operation, with what comes right before it; only where `available`."""
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        size: int,
+        scale: float,
+        cap: float | None,
+        sinks: mx.array | None,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+        rotation: Any,
+        gated: bool,
+    ) -> None:
+        """With `cap` a score s counts as cap * tanh(s / cap). `gated`: each head of a query brings a gate behind it."""
+        self._attention = _loaded().Attention(
+            heads=heads,
+            kv_heads=kv_heads,
+            size=size,
+            scale=scale,
+            cap=cap or 0.0,
+            sinks=sinks,
+            q_norm=norms[0],
+            k_norm=norms[1],
+            rotation=rotation,
+            gated=gated,
+        )
+
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, keys: mx.array, values: mx.array, spans: Sequence[Span]
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """What queries [..., heads * size] attend to, and the states [slots, kv_heads, capacity, size] after it.
+
+        The states are written in place: what is given must not be used any more.
+        """
+        attended, keys, values = self._attention(q, k, v, keys, values, spans)
+        return attended, keys, values
+
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    normed: mx.array = _loaded().rms_norm(x, weight, eps)
+    return normed
+
+
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    normed: mx.array = _loaded().layer_norm(x, weight, bias, eps)
+    return normed
+
+
+def gated(kind: str, gate: mx.array, up: mx.array | None = None) -> mx.array:
+    """act(gate) * up, where act is silu, gelu, gelu_tanh or sigmoid; without `up` of the halves of gate's last axis."""
+    native = _loaded()
+    product: mx.array = native.gated(native.Gate[kind], gate, up)
+    return product

@@ -18,6 +18,7 @@ import mlx.nn as nn
 from ingot.cache.launch import Mask, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.models.modules import adopt
+from ingot.models.ragged import RaggedAttention, Rotations, head_norm
 from ingot.models.turning import Turning, Turnings
 
 TILE = 32
@@ -38,6 +39,8 @@ class Wiring:
     rotates: str | None = None  # says whether the module's RoPE is used; always where None
     gated: bool = False  # the query projection also gives a gate for the output
     sinks: str | None = None
+    joint: str | None = None  # one projection gives queries, keys and values
+    cap: str | None = None  # what scores are capped at, softly
 
 
 _LONG = Wiring(heads="num_attention_heads", kv_heads="num_key_value_heads")
@@ -76,6 +79,9 @@ WIRINGS: dict[str, Wiring] = {
         ("mixtral.MixtralAttention", "minicpm.Attention"), Wiring(heads="num_heads", kv_heads="num_key_value_heads")
     ),
     **dict.fromkeys(("olmo2.Attention", "olmoe.Attention"), Wiring(norms=("q_norm", "k_norm"), whole_norms=True)),
+    "cohere2.Attention": Wiring(rotates="use_sliding_window"),
+    "gemma2.Attention": Wiring(cap="attn_logit_softcapping"),
+    "phi3.Attention": Wiring(joint="qkv_proj"),
     "deepseek.DeepseekAttention": Wiring(heads="num_attention_heads", kv_heads="num_kv_heads"),
     "gpt_oss.AttentionBlock": Wiring(heads=_LONG.heads, kv_heads=_LONG.kv_heads, scale="sm_scale", sinks="sinks"),
     "olmo3.Olmo3Attention": Wiring(
@@ -97,7 +103,9 @@ class MixedAttention(nn.Module):
     _scale: float
     _rotates: bool
     _turning: Turning | None
+    _cap: float | None
     _tile: int | None
+    _ragged: RaggedAttention | None
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, AppendState) or cache.whole is None:
@@ -105,6 +113,8 @@ class MixedAttention(nn.Module):
         return self._mixed(x, mask, cache, cache.whole)
 
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+        if self._ragged is not None and self._ragged.covers(x, masks, state, mixed):
+            return self._at_once(self._ragged, x, masks, state, mixed)
         queries, keys, values, gate = self._projected(x, mixed)
         # All of them before anything is read: a slot can only be written in place while nobody waits to read it.
         for number, part in enumerate(mixed.parts):
@@ -119,13 +129,34 @@ class MixedAttention(nn.Module):
         project: nn.Module = self[self._wiring.out]
         return project(joined if gate is None else joined * mx.sigmoid(gate))
 
+    def _at_once(
+        self, ragged: RaggedAttention, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> mx.array:
+        if ragged.prepares:
+            queries, keys, values = self._linear(x)
+            gate = None
+        else:
+            queries, keys, values, gate = self._projected(x, mixed)
+            queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
+        attended = ragged(queries, keys, values, masks, state, mixed)
+        project: nn.Module = self[self._wiring.out]
+        return project(attended if gate is None else attended * mx.sigmoid(gate))
+
+    def _linear(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        if self._wiring.joint is None:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        joint = self[self._wiring.joint](x)
+        size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
+        queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
+        return queries, keys, values
+
     def _projected(self, x: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """Queries, keys and values [tokens, heads, 1, size], turned to their positions, and the output's gate.
 
         Each token is a row of its own, so that one RoPE turns all of them.
         """
         wiring, gate = self._wiring, None
-        queries, keys, values = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        queries, keys, values = self._linear(x)
         if wiring.whole_norms:
             queries, keys = self._normed(queries, keys)
         queries = queries.reshape(mixed.tokens, self._heads, 1, -1)
@@ -165,8 +196,23 @@ class MixedAttention(nn.Module):
         return mx.concatenate(tiles, axis=2)
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        if self._cap is not None:
+            return self._attend_capped(self._cap, queries, keys, values, mask)
         sinks = None if self._wiring.sinks is None else self[self._wiring.sinks]
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._scale, mask=mask, sinks=sinks)
+
+    def _attend_capped(self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        rows, heads, width, size = queries.shape
+        keyed = keys.shape[2]
+        grouped = queries.reshape(rows, self._kv_heads, heads // self._kv_heads, width, size) * self._scale
+        scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
+        if isinstance(mask, str):
+            mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
+        elif mask is not None:
+            mask = mask[:, :, None]
+        if mask is not None:
+            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(queries.shape)
 
 
 @cache
@@ -179,10 +225,11 @@ def wiring_of(module: nn.Module) -> Wiring | None:
     return WIRINGS.get(f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}")
 
 
-def mixed_attention(module: nn.Module, turnings: Turnings | None) -> MixedAttention | None:
+def mixed_attention(module: nn.Module, turnings: Turnings | None, ragged: Rotations | None) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
-    `turnings` are the model's where MLX fuses neither attention nor RoPE.
+    `turnings` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
+    computed natively.
     """
     wiring = wiring_of(module)
     if wiring is None:
@@ -192,6 +239,24 @@ def mixed_attention(module: nn.Module, turnings: Turnings | None) -> MixedAttent
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)
     replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
+    replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
     replacement._turning = None if turnings is None else turnings.of(module.get("rope"))
     replacement._tile = None if turnings is None else TILE
+    replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
     return replacement
+
+
+def _ragged(module: MixedAttention, rotations: Rotations) -> RaggedAttention:
+    wiring = module._wiring
+    norms = tuple(module[name] for name in wiring.norms or () if name in module)
+    return RaggedAttention(
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        scale=module._scale,
+        cap=module._cap,
+        sinks=None if wiring.sinks is None else module[wiring.sinks],
+        norms=[head_norm(norm, whole=wiring.whole_norms) for norm in norms],
+        rope=module.rope if module._rotates else None,
+        rotations=rotations,
+        gated=wiring.gated,
+    )

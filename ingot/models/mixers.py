@@ -20,8 +20,10 @@ from mlx.utils import tree_unflatten
 from ingot.cache.launch import Mixed, Parted
 from ingot.cache.layers import LayerState
 from ingot.cache.positions import Positions
+from ingot.kernels import native
 from ingot.models.attention import MixedAttention, mixed_attention
 from ingot.models.modules import adopt
+from ingot.models.ragged import Rotations
 from ingot.models.turning import Turnings
 
 
@@ -105,12 +107,13 @@ def _around(path: str) -> Iterable[str]:
 def swap_mixers(model: nn.Module, *, unfused: bool) -> int:
     """Swap every mixer of the model for one that understands mixed launches; returns how many were swapped."""
     found, turnings = mixers(model), Turnings() if unfused else None
-    model.update_modules(tree_unflatten([(path, _swapped(module, turnings)) for path, module in found]))
+    ragged = Rotations() if unfused and native.available() else None
+    model.update_modules(tree_unflatten([(path, _swapped(module, turnings, ragged)) for path, module in found]))
     return len(found)
 
 
-def _swapped(module: nn.Module, turnings: Turnings | None) -> nn.Module:
-    known = mixed_attention(module, turnings)
+def _swapped(module: nn.Module, turnings: Turnings | None, ragged: Rotations | None) -> nn.Module:
+    known = mixed_attention(module, turnings, ragged)
     return adopt(module, _split(type(module))) if known is None else known
 
 

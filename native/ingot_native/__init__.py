@@ -2,6 +2,36 @@
 
 import mlx.core  # noqa: F401  (the extension shares its array type)
 
-from ingot_native._native import Stack, Weights, instruction_set, linear, lookup, threads, use_blas, use_one_path
+from ingot_native._native import (
+    Attention,
+    Gate,
+    Rotation,
+    Stack,
+    Weights,
+    gated,
+    instruction_set,
+    layer_norm,
+    linear,
+    lookup,
+    rms_norm,
+    threads,
+    use_blas,
+    use_one_path,
+)
 
-__all__ = ["Stack", "Weights", "instruction_set", "linear", "lookup", "threads", "use_blas", "use_one_path"]
+__all__ = [
+    "Attention",
+    "Gate",
+    "Rotation",
+    "Stack",
+    "Weights",
+    "gated",
+    "instruction_set",
+    "layer_norm",
+    "linear",
+    "lookup",
+    "rms_norm",
+    "threads",
+    "use_blas",
+    "use_one_path",
+]

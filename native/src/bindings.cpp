@@ -8,10 +8,13 @@
 #include <cstdint>
 #include <tuple>
 
+#include "attend.h"
 #include "kernels.h"
 #include "linear.h"
 #include "pool.h"
 #include "product.h"
+#include "rotation.h"
+#include "rows.h"
 #include "stack.h"
 
 namespace nb = nanobind;
@@ -65,11 +68,70 @@ void bind_stack(nb::module_& module) {
           "(first token, tokens, slot, position of the first).");
 }
 
+using Norm = std::optional<std::tuple<mlx::core::array, float, bool, bool>>;
+
+std::optional<ingot::HeadNorm> head_norm(const Norm& norm) {
+  if (!norm) return std::nullopt;
+  const auto& [weight, eps, whole, centred] = *norm;
+  const int length = static_cast<int>(weight.size());
+  return ingot::HeadNorm{ingot::Vector(weight, length), length, eps, whole, centred};
+}
+
+void bind_attention(nb::module_& module) {
+  nb::class_<ingot::Rotation>(module, "Rotation", "Rotary positions; attention that turns alike shares one.")
+      .def(nb::init<const mlx::core::array&, int, bool, float>(), "angles"_a, nb::kw_only(), "dims"_a, "neighbours"_a,
+           "gain"_a);
+  nb::class_<ingot::Attention>(module, "Attention", "Attention over the states of slots as one operation.")
+      .def(
+          "__init__",
+          [](ingot::Attention* made, int heads, int kv_heads, int size, float scale, float cap,
+             const std::optional<mlx::core::array>& sinks, const Norm& q_norm, const Norm& k_norm,
+             std::shared_ptr<ingot::Rotation> rotation, bool gated) {
+            new (made) ingot::Attention({heads, kv_heads, size, scale, cap}, sinks, head_norm(q_norm), head_norm(k_norm),
+                                        std::move(rotation), gated);
+          },
+          nb::kw_only(), "heads"_a, "kv_heads"_a, "size"_a, "scale"_a, "cap"_a, "sinks"_a.none(), "q_norm"_a.none(),
+          "k_norm"_a.none(), "rotation"_a.none(), "gated"_a, "A norm is (weight, eps, all heads as one, centred).")
+      .def(
+          "__call__",
+          [](std::shared_ptr<ingot::Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
+             const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values,
+             const std::vector<std::tuple<int, int, int, int, int, int>>& spans) {
+            std::vector<ingot::Span> taken;
+            for (const auto& [first, count, slot, start, place, window] : spans)
+              taken.push_back({first, count, slot, start, place, window});
+            return ingot::run_attention(std::move(attention), q, k, v, keys, values, std::move(taken));
+          },
+          "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a,
+          "What was attended to, the keys and the values. A span is (first token, tokens, slot, position of the first, "
+          "its place in the states, window or 0).");
+}
+
+void bind_rows(nb::module_& module) {
+  module.def("rms_norm", [](const mlx::core::array& x, const mlx::core::array& weight, float eps) {
+    return ingot::rms_norm(x, weight, eps);
+  }, "x"_a, "weight"_a, "eps"_a);
+  module.def("layer_norm", [](const mlx::core::array& x, const std::optional<mlx::core::array>& weight,
+                              const std::optional<mlx::core::array>& bias, float eps) {
+    return ingot::layer_norm(x, weight, bias, eps);
+  }, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a);
+  nb::enum_<ingot::Gate>(module, "Gate")
+      .value("silu", ingot::Gate::silu)
+      .value("gelu", ingot::Gate::gelu)
+      .value("gelu_tanh", ingot::Gate::gelu_tanh)
+      .value("sigmoid", ingot::Gate::sigmoid);
+  module.def("gated", [](ingot::Gate kind, const mlx::core::array& gate, const std::optional<mlx::core::array>& up) {
+    return ingot::gated(kind, gate, up);
+  }, "kind"_a, "gate"_a, "up"_a.none() = nb::none(), "act(gate) * up; without up, of the halves of gate.");
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
   nb::module_::import_("mlx.core");
   bind_stack(module);
+  bind_attention(module);
+  bind_rows(module);
   module.def(
       "linear",
       [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },

@@ -6,6 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
 
 #define INGOT_NAME(name) INGOT_NAME_(name, INGOT_ISA)
 #define INGOT_NAME_(name, isa) INGOT_NAME__(name, isa)
@@ -49,16 +52,69 @@ void rms_norm(const float* x, const float* weight, float eps, int size, float* y
   for (i = 0; i < size; i++) y[i] = x[i] * inverse * weight[i];
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int size, float* y) {
+  float lanes[kLanes] = {};
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes)
+    for (int l = 0; l < kLanes; l++) lanes[l] += x[i + l];
+  for (int l = 0; i < size; i++, l++) lanes[l] += x[i];
+  const float mean = total(lanes) / static_cast<float>(size);
+  std::fill(lanes, lanes + kLanes, 0.0f);
+  for (i = 0; i + kLanes <= size; i += kLanes)
+    for (int l = 0; l < kLanes; l++) lanes[l] += (x[i + l] - mean) * (x[i + l] - mean);
+  for (int l = 0; i < size; i++, l++) lanes[l] += (x[i] - mean) * (x[i] - mean);
+  const float inverse = 1.0f / std::sqrt(total(lanes) / static_cast<float>(size) + eps);
+  for (i = 0; i < size; i++) y[i] = (x[i] - mean) * inverse;
+  if (weight)
+    for (i = 0; i < size; i++) y[i] *= weight[i];
+  if (bias)
+    for (i = 0; i < size; i++) y[i] += bias[i];
+}
+
 void add(float* y, const float* x, size_t size) {
   for (size_t i = 0; i < size; i++) y[i] += x[i];
 }
 
+// Of two equal forms, the one whose exponential cannot overflow.
+inline float sigmoid(float x) {
+  const float e = exponential(-std::fabs(x));
+  return (x >= 0 ? 1.0f : e) / (1.0f + e);
+}
+
 void swiglu(float* gate, const float* up, size_t size) {
-  for (size_t i = 0; i < size; i++) {
-    // Of two equal forms, the one whose exponential cannot overflow.
-    const float g = gate[i], e = exponential(-std::fabs(g));
-    const float sigmoid = (g >= 0 ? 1.0f : e) / (1.0f + e);
-    gate[i] = g * sigmoid * up[i];
+  for (size_t i = 0; i < size; i++) gate[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
+
+// The share of a normal distribution below x, after Abramowitz and Stegun 7.1.26: absolute error below 2e-7.
+inline float normal_share(float x) {
+  const float z = std::fabs(x) * 0.707106781f, t = 1.0f / (1.0f + 0.3275911f * z);
+  float y = 1.061405429f;
+  y = y * t - 1.453152027f;
+  y = y * t + 1.421413741f;
+  y = y * t - 0.284496736f;
+  y = y * t + 0.254829592f;
+  const float tail = 0.5f * y * t * exponential(-z * z);
+  return x >= 0 ? 1.0f - tail : tail;
+}
+
+void gated(Gate kind, const float* gate, const float* up, size_t size, float* y) {
+  switch (kind) {
+    case Gate::silu:
+      for (size_t i = 0; i < size; i++) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+      return;
+    case Gate::gelu:
+      for (size_t i = 0; i < size; i++) y[i] = gate[i] * normal_share(gate[i]) * up[i];
+      return;
+    case Gate::gelu_tanh:
+      // (1 + tanh(a)) / 2 is sigmoid(2 a).
+      for (size_t i = 0; i < size; i++) {
+        const float g = gate[i];
+        y[i] = g * sigmoid(1.59576912f * (g + 0.044715f * g * g * g)) * up[i];
+      }
+      return;
+    case Gate::sigmoid:
+      for (size_t i = 0; i < size; i++) y[i] = sigmoid(gate[i]) * up[i];
+      return;
   }
 }
 
@@ -97,59 +153,264 @@ inline void products(const float* q, size_t q_stride, const float* k, size_t k_s
     for (int b = 0; b < K; b++) out[a * stride + b] = total(lanes[a][b]);
 }
 
-template <int Q>
-void scored(const float* q, size_t stride, const float* k, int keys, int dim, float* scores, size_t row) {
-  int j = 0;
-  for (; j + 2 <= keys; j += 2) products<Q, 2>(q, stride, k + static_cast<size_t>(j) * dim, dim, dim, scores + j, row);
-  for (; j < keys; j++) products<Q, 1>(q, stride, k + static_cast<size_t>(j) * dim, dim, dim, scores + j, row);
+#if defined(__AVX512F__)
+constexpr int kVector = 16;
+#elif defined(__AVX2__)
+constexpr int kVector = 8;
+#else
+constexpr int kVector = 4;
+#endif
+constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
+constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
+constexpr int kWide = kVector == 4 ? 4 : 2;              // vectors of values that are summed at once
+constexpr int kParts = 4;                                // sums that a score is made of
+constexpr int kPacked = 12;                              // rows from which it pays to turn the keys around
+
+typedef float Vec __attribute__((vector_size(4 * kVector)));
+typedef float Part __attribute__((vector_size(4 * kParts)));
+
+template <class V>
+inline V loaded(const float* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
 }
 
-// The scores become weights that add up to one.
-void softmax(float* scores, int count, float scale) {
-  float largest = scores[0];
-  for (int j = 1; j < count; j++) largest = std::max(largest, scores[j]);
-  for (int j = 0; j < count; j++) scores[j] = exponential((scores[j] - largest) * scale);
-  float lanes[kLanes] = {};
-  int j = 0;
-  for (; j + kLanes <= count; j += kLanes)
+template <class V>
+inline void stored(float* to, V v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+// Scores of R rows with K keys. A score is always the sum of the same parts, part p being that of the dims p, p + 4,
+// p + 8 and so on, so that it does not depend on the function that computes it.
+template <int R, int K>
+inline void few_scores(const float* q, const float* k, int dim, float* out) {
+  Part parts[R][K] = {};
+  int d = 0;
+  for (; d + kParts <= dim; d += kParts) {
+    Part keys[K];
+#pragma GCC unroll 8
+    for (int b = 0; b < K; b++) keys[b] = loaded<Part>(k + static_cast<size_t>(b) * dim + d);
+#pragma GCC unroll 4
+    for (int a = 0; a < R; a++) {
+      const Part row = loaded<Part>(q + static_cast<size_t>(a) * dim + d);
+#pragma GCC unroll 8
+      for (int b = 0; b < K; b++) parts[a][b] += row * keys[b];
+    }
+  }
+  for (int p = 0; d < dim; d++, p++)
+    for (int a = 0; a < R; a++)
+      for (int b = 0; b < K; b++) parts[a][b][p] += q[static_cast<size_t>(a) * dim + d] * k[static_cast<size_t>(b) * dim + d];
+#pragma GCC unroll 4
+  for (int a = 0; a < R; a++)
+#pragma GCC unroll 8
+    for (int b = 0; b < K; b++)
+      out[static_cast<size_t>(a) * kKeyBlock + b] = ((parts[a][b][0] + parts[a][b][1]) + parts[a][b][2]) + parts[a][b][3];
+}
+
+template <int R>
+void scored(const float* q, const float* k, int lo, int hi, int dim, float* scores) {
+  constexpr int K = R == 1 ? 8 : 4;
+  int j = lo;
+  for (; j + K <= hi; j += K) few_scores<R, K>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
+  for (; j < hi; j++) few_scores<R, 1>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
+}
+
+void scored_apart(const float* q, int rows, const float* k, int lo, int hi, int dim, float* scores) {
+  int row = 0;
+  auto next = [&](auto count) {
+    constexpr int R = decltype(count)::value;
+    scored<R>(q + static_cast<size_t>(row) * dim, k, lo, hi, dim, scores + static_cast<size_t>(row) * kKeyBlock);
+    row += R;
+  };
+  while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
+  switch (rows - row) {
+    case 3: return next(std::integral_constant<int, 3>{});
+    case 2: return next(std::integral_constant<int, 2>{});
+    case 1: return next(std::integral_constant<int, 1>{});
+  }
+}
+
+// kRows rows, turned around, with a panel of keys, turned around.
+inline void panel_scores(const float* q, const float* keys, int dim, float* out) {
+  Vec sums[kRows][2] = {};
+  for (int p = 0; p < std::min(kParts, dim); p++) {
+    Vec part[kRows][2] = {};
+    for (int d = p; d < dim; d += kParts) {
+      const Vec one = loaded<Vec>(keys + static_cast<size_t>(d) * kPanel);
+      const Vec two = loaded<Vec>(keys + static_cast<size_t>(d) * kPanel + kVector);
+      const float* values = q + static_cast<size_t>(d) * kRows;
+#pragma GCC unroll 8
+      for (int a = 0; a < kRows; a++) {
+        part[a][0] += one * values[a];
+        part[a][1] += two * values[a];
+      }
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < kRows; a++)
+      for (int b = 0; b < 2; b++) sums[a][b] = p == 0 ? part[a][b] : sums[a][b] + part[a][b];
+  }
+#pragma GCC unroll 8
+  for (int a = 0; a < kRows; a++)
+    for (int b = 0; b < 2; b++) stored(out + static_cast<size_t>(a) * kKeyBlock + b * kVector, sums[a][b]);
+}
+
+void scored_together(const float* q, int rows, const float* k, int lo, int hi, int dim, float* panel, float* scores) {
+  for (int begin = lo / kPanel * kPanel; begin < hi; begin += kPanel) {
+    for (int j = 0; j < kPanel; j++) {
+      const int key = begin + j;
+      const float* from = k + static_cast<ptrdiff_t>(key) * dim;
+      if (key >= lo && key < hi)
+        for (int d = 0; d < dim; d++) panel[static_cast<size_t>(d) * kPanel + j] = from[d];
+      else
+        for (int d = 0; d < dim; d++) panel[static_cast<size_t>(d) * kPanel + j] = 0.0f;
+    }
+    for (int row = 0; row < rows; row += kRows)
+      panel_scores(q + static_cast<size_t>(row) * dim, panel, dim, scores + static_cast<size_t>(row) * kKeyBlock + begin);
+  }
+}
+
+inline float capped(float score, float cap) {
+  const float e = exponential(-2.0f * std::fabs(score / cap));
+  return std::copysign(cap * ((1.0f - e) / (1.0f + e)), score);
+}
+
+// A row's scores [lo, hi) become weights, all others of its block 0. Gives what earlier sums are worth now.
+float weighed(float* scores, int lo, int hi, float cap, float& largest, float& sum) {
+  std::fill(scores, scores + lo, 0.0f);
+  std::fill(scores + hi, scores + kKeyBlock, 0.0f);
+  if (cap > 0)
+    for (int j = lo; j < hi; j++) scores[j] = capped(scores[j], cap);
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, largest);
+  int j = lo;
+  for (; j + kLanes <= hi; j += kLanes)
+    for (int l = 0; l < kLanes; l++) lanes[l] = scores[j + l] > lanes[l] ? scores[j + l] : lanes[l];
+  for (; j < hi; j++) lanes[0] = std::max(lanes[0], scores[j]);
+  const float before = largest;
+  for (int l = 0; l < kLanes; l++) largest = std::max(largest, lanes[l]);
+  const float now = largest;
+  for (j = lo; j < hi; j++) scores[j] = exponential(scores[j] - now);
+  std::fill(lanes, lanes + kLanes, 0.0f);
+  for (j = 0; j < kKeyBlock; j += kLanes)
     for (int l = 0; l < kLanes; l++) lanes[l] += scores[j + l];
-  for (int l = 0; j < count; j++, l++) lanes[l] += scores[j];
-  const float inverse = 1.0f / total(lanes);
-  for (j = 0; j < count; j++) scores[j] *= inverse;
+  const float worth = exponential(before - now);
+  sum = sum * worth + total(lanes);
+  return worth;
 }
 
-void weighted(const float* weights, const float* v, int count, int dim, float* out) {
-  std::fill(out, out + dim, 0.0f);
-  int j = 0;
-  for (; j + 4 <= count; j += 4) {
-    const float *a = v + static_cast<size_t>(j) * dim, *b = a + dim, *c = b + dim, *d = c + dim;
-    const float wa = weights[j], wb = weights[j + 1], wc = weights[j + 2], wd = weights[j + 3];
-    for (int i = 0; i < dim; i++) out[i] += (wa * a[i] + wb * b[i]) + (wc * c[i] + wd * d[i]);
+// sums = sums * worth + weights . values, for R rows and the values of W vectors.
+template <int R, int W>
+inline void some_sums(const float* weights, const float* v, int lo, int hi, int dim, const float* worth, float* sums) {
+  Vec parts[R][W] = {};
+  for (int j = lo; j < hi; j++) {
+    Vec values[W];
+#pragma GCC unroll 4
+    for (int b = 0; b < W; b++) values[b] = loaded<Vec>(v + static_cast<ptrdiff_t>(j) * dim + b * kVector);
+#pragma GCC unroll 4
+    for (int a = 0; a < R; a++)
+#pragma GCC unroll 4
+      for (int b = 0; b < W; b++) parts[a][b] += values[b] * weights[static_cast<size_t>(a) * kKeyBlock + j];
   }
-  for (; j < count; j++)
-    for (int i = 0; i < dim; i++) out[i] += weights[j] * v[static_cast<size_t>(j) * dim + i];
+#pragma GCC unroll 4
+  for (int a = 0; a < R; a++)
+#pragma GCC unroll 4
+    for (int b = 0; b < W; b++) {
+      float* at = sums + static_cast<size_t>(a) * dim + b * kVector;
+      stored(at, loaded<Vec>(at) * worth[a] + parts[a][b]);
+    }
 }
 
-template <int Q>
-void attend_some(const float* q, size_t stride, const float* k, const float* v, int keys, int dim, float scale,
-                 float* scratch, float* out) {
-  scored<Q>(q, stride, k, keys, dim, scratch, keys);
-  for (int a = 0; a < Q; a++) {
-    const int seen = keys - (Q - 1 - a);
-    softmax(scratch + static_cast<size_t>(a) * keys, seen, scale);
-    weighted(scratch + static_cast<size_t>(a) * keys, v, seen, dim, out + a * stride);
+template <int R>
+void summed(const float* weights, const float* v, int lo, int hi, int dim, const float* worth, float* sums) {
+  int d = 0;
+  for (; d + kWide * kVector <= dim; d += kWide * kVector) some_sums<R, kWide>(weights, v + d, lo, hi, dim, worth, sums + d);
+  for (; d + kVector <= dim; d += kVector) some_sums<R, 1>(weights, v + d, lo, hi, dim, worth, sums + d);
+  for (; d < dim; d++)
+    for (int a = 0; a < R; a++) {
+      float part = 0;
+      for (int j = lo; j < hi; j++) part += v[static_cast<ptrdiff_t>(j) * dim + d] * weights[static_cast<size_t>(a) * kKeyBlock + j];
+      float& at = sums[static_cast<size_t>(a) * dim + d];
+      at = at * worth[a] + part;
+    }
+}
+
+// What a tile of rows (queries times heads) knows while blocks of keys pass by.
+struct Tile {
+  Tile(float* scratch, int rows, int dim)
+      : padded((rows + kRows - 1) / kRows * kRows), q(scratch), sums(q + static_cast<size_t>(padded) * dim),
+        panel(sums + static_cast<size_t>(padded) * dim), scores(panel + static_cast<size_t>(kPanel) * dim),
+        largest(scores + static_cast<size_t>(padded) * kKeyBlock), total(largest + padded), worth(total + padded) {}
+
+  int padded;
+  float *q, *sums, *panel, *scores, *largest, *total, *worth;
+};
+
+// Queries times the scale; in the packed order, value by value for kRows rows together.
+void take_queries(const Sight& how, const float* q, int queries, int group, size_t stride, bool packed, Tile& tile) {
+  const int rows = queries * group;
+  if (packed) std::fill(tile.q, tile.q + static_cast<size_t>(tile.padded) * how.dim, 0.0f);
+  for (int row = 0; row < rows; row++) {
+    const float* from = q + row / group * stride + static_cast<size_t>(row % group) * how.dim;
+    if (packed) {
+      float* to = tile.q + static_cast<size_t>(row / kRows * kRows) * how.dim + row % kRows;
+      for (int d = 0; d < how.dim; d++) to[static_cast<size_t>(d) * kRows] = from[d] * how.scale;
+    } else {
+      float* to = tile.q + static_cast<size_t>(row) * how.dim;
+      for (int d = 0; d < how.dim; d++) to[d] = from[d] * how.scale;
+    }
   }
 }
 
-void attend(const float* q, int queries, size_t stride, const float* k, const float* v, int keys, int dim, float scale,
-            float* scratch, float* out) {
-  int done = 0;
-  for (; done + 4 <= queries; done += 4)
-    attend_some<4>(q + done * stride, stride, k, v, keys - (queries - done - 4), dim, scale, scratch,
-                   out + done * stride);
-  for (; done < queries; done++)
-    attend_some<1>(q + done * stride, stride, k, v, keys - (queries - done - 1), dim, scale, scratch,
-                   out + done * stride);
+void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
+            int keys, const float* sinks, float* scratch, float* out) {
+  const int rows = queries * group, dim = how.dim;
+  const bool packed = rows >= kPacked;
+  Tile tile(scratch, rows, dim);
+  take_queries(how, q, queries, group, stride, packed, tile);
+  std::fill(tile.sums, tile.sums + static_cast<size_t>(rows) * dim, 0.0f);
+  for (int row = 0; row < rows; row++) {
+    tile.largest[row] = sinks ? sinks[row % group] : -std::numeric_limits<float>::infinity();
+    tile.total[row] = sinks ? 1.0f : 0.0f;
+  }
+  const int oldest = how.window > 0 ? std::max(0, keys - queries + 1 - how.window) : 0;
+  for (int base = (oldest + how.shift) / kKeyBlock * kKeyBlock - how.shift; base < keys; base += kKeyBlock) {
+    const int lo = std::max(oldest - base, 0), hi = std::min(keys - base, kKeyBlock);
+    const float *block = k + static_cast<ptrdiff_t>(base) * dim, *values = v + static_cast<ptrdiff_t>(base) * dim;
+    if (packed)
+      scored_together(tile.q, rows, block, lo, hi, dim, tile.panel, tile.scores);
+    else
+      scored_apart(tile.q, rows, block, lo, hi, dim, tile.scores);
+    auto sees = [&](int row) {
+      const int end = keys - queries + row / group + 1 - base;
+      return std::make_pair(how.window > 0 ? std::max(lo, end - how.window) : lo, std::min(hi, end));
+    };
+    for (int row = 0; row < rows; row++) {
+      float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
+      const auto [first, last] = sees(row);
+      tile.worth[row] = 1.0f;
+      if (first < last)
+        tile.worth[row] = weighed(scores, first, last, how.cap, tile.largest[row], tile.total[row]);
+      else
+        std::fill(scores, scores + kKeyBlock, 0.0f);
+    }
+    int row = 0;
+    auto next = [&](auto count) {
+      constexpr int R = decltype(count)::value;
+      const int begin = sees(row).first, end = sees(row + R - 1).second;
+      summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
+                tile.sums + static_cast<size_t>(row) * dim);
+      row += R;
+    };
+    while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
+    if (rows - row >= 2) next(std::integral_constant<int, 2>{});
+    if (rows - row == 1) next(std::integral_constant<int, 1>{});
+  }
+  for (int row = 0; row < rows; row++) {
+    float* to = out + row / group * stride + static_cast<size_t>(row % group) * dim;
+    const float inverse = 1.0f / tile.total[row];
+    for (int d = 0; d < dim; d++) to[d] = tile.sums[static_cast<size_t>(row) * dim + d] * inverse;
+  }
 }
 
 template <int M>
@@ -171,6 +432,6 @@ void multiply(const float* w, const float* x, int columns, int count, int first,
 }  // namespace
 
 extern const Floats INGOT_NAME(floats);
-const Floats INGOT_NAME(floats) = {rms_norm, add, swiglu, rotate, attend, multiply};
+const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend, multiply};
 
 }  // namespace ingot

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "attend.h"
 #include "floats.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -17,7 +18,6 @@ namespace mx = mlx::core;
 namespace {
 
 constexpr int kSerial = 4;        // fewer tokens than this are not worth sharing out
-constexpr int kQueryBlock = 16;   // queries of one head that are one task
 
 template <class Body>
 void each_token(int tokens, const Body& body) {
@@ -26,12 +26,6 @@ void each_token(int tokens, const Body& body) {
   else
     Pool::shared().each(tokens, body);
 }
-
-// Some queries of one head of one piece.
-struct AttentionTask {
-  const Piece* piece;
-  int head, first, count;
-};
 
 }  // namespace
 
@@ -46,8 +40,7 @@ struct Stack::Work {
 
   int tokens;
   std::vector<float> normed, q, attended, k, v, gate, up, out, cosines, sines;
-  std::vector<AttentionTask> tasks;
-  int longest = 0;  // most keys that a query sees
+  std::vector<Span> spans;
 };
 
 Stack::Stack(StackShape shape, const mx::array& angles) : shape_(shape), angles_(angles, shape.rope_dims / 2) {
@@ -77,7 +70,7 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
   Work work(shape_, tokens, width, inner);
   const int half = shape_.rope_dims / 2;
   for (const Piece& piece : pieces) {
-    work.longest = std::max(work.longest, piece.start + piece.count);
+    work.spans.push_back({piece.first, piece.count, piece.slot, piece.start, piece.start, 0});
     for (int i = 0; i < piece.count; i++) {
       float *cosines = &work.cosines[Work::size(piece.first + i, half)], *sines = &work.sines[Work::size(piece.first + i, half)];
       for (int d = 0; d < half; d++) {
@@ -87,12 +80,7 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
         sines[d] = static_cast<float>(std::sin(angle)) * shape_.rope_gain;
       }
     }
-    for (int first = 0; first < piece.count; first += kQueryBlock)
-      for (int head = 0; head < shape_.heads; head++)
-        work.tasks.push_back({&piece, head, first, std::min(kQueryBlock, piece.count - first)});
   }
-  // The latest queries see the most keys: they go first, so that the threads end together.
-  std::reverse(work.tasks.begin(), work.tasks.end());
 
   const Floats& use = floats();
   for (size_t index = 0; index < layers_.size(); index++) {
@@ -148,17 +136,8 @@ void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>
         std::memcpy(values + to, &work.v[token * kv_width + Work::size(head, dim)], sizeof(float) * dim);
       }
     });
-  const int group = shape_.heads / shape_.kv_heads;
-  Pool::shared().each(static_cast<int>(work.tasks.size()), [&](int index) {
-    static thread_local std::vector<float> scratch;
-    scratch.resize(std::max(scratch.size(), static_cast<size_t>(4) * work.longest));
-    const AttentionTask& task = work.tasks[index];
-    const Piece& piece = *task.piece;
-    const size_t from = place(piece, task.head / group, 0);
-    const size_t at = (piece.first + task.first) * q_width + Work::size(task.head, dim);
-    use.attend(&work.q[at], task.count, q_width, keys + from, values + from, piece.start + task.first + task.count, dim,
-               shape_.scale, scratch.data(), &work.attended[at]);
-  });
+  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), keys, values, capacity,
+                work.attended.data());
 }
 
 namespace {

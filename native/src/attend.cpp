@@ -1,0 +1,213 @@
+#include "attend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "floats.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/primitives.h"
+#include "mlx/utils.h"
+#include "pool.h"
+
+namespace ingot {
+namespace mx = mlx::core;
+namespace {
+
+constexpr int kTileRows = 64;  // queries times heads that share keys, of one task
+constexpr int kSerial = 4;     // fewer tokens than this are not worth sharing out
+
+// Some queries of the heads that share keys.
+struct Task {
+  const Span* span;
+  int kv_head, first, count;
+};
+
+std::vector<Task> tasks_of(const Heads& how, const std::vector<Span>& spans) {
+  const int block = std::max(1, kTileRows / (how.heads / how.kv_heads));
+  std::vector<Task> tasks;
+  for (const Span& span : spans)
+    for (int first = 0; first < span.count; first += block)
+      for (int head = 0; head < how.kv_heads; head++)
+        tasks.push_back({&span, head, first, std::min(block, span.count - first)});
+  // The latest queries see the most keys: they go first, so that the threads end together.
+  std::reverse(tasks.begin(), tasks.end());
+  return tasks;
+}
+
+void normed(const HeadNorm& norm, float* x, int heads, int size) {
+  const Floats& use = floats();
+  const int count = norm.whole ? 1 : heads, length = norm.whole ? heads * size : size;
+  for (int head = 0; head < count; head++) {
+    const float* weight = norm.weight.data() + (norm.length == length ? 0 : static_cast<size_t>(head) * size);
+    float* own = x + static_cast<size_t>(head) * size;
+    if (norm.centred)
+      use.layer_norm(own, weight, nullptr, norm.eps, length, own);
+    else
+      use.rms_norm(own, weight, norm.eps, length, own);
+  }
+}
+
+template <class Body>
+void each_token(int tokens, const Body& body) {
+  if (tokens < kSerial)
+    for (int token = 0; token < tokens; token++) body(token);
+  else
+    Pool::shared().each(tokens, body);
+}
+
+}  // namespace
+
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const float* keys, const float* values,
+            int capacity, float* out) {
+  const std::vector<Task> tasks = tasks_of(how, spans);
+  const int group = how.heads / how.kv_heads;
+  const size_t stride = static_cast<size_t>(how.heads) * how.size;
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    const Task& task = tasks[index];
+    const Span& span = *task.span;
+    static thread_local std::vector<float> scratch;
+    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, how.size)));
+    const size_t from = (static_cast<size_t>(span.slot) * how.kv_heads + task.kv_head) * capacity * how.size;
+    const size_t at = (span.first + task.first) * stride + static_cast<size_t>(task.kv_head) * group * how.size;
+    const Sight sight{how.size, how.scale, how.cap, span.window, (span.start - span.place) % kKeyBlock};
+    floats().attend(sight, q + at, task.count, group, stride, keys + from, values + from,
+                    span.place + task.first + task.count, how.sinks ? how.sinks + task.kv_head * group : nullptr,
+                    scratch.data(), out + at);
+  });
+}
+
+Attention::Attention(Heads how, const std::optional<mx::array>& sinks, std::optional<HeadNorm> q_norm,
+                     std::optional<HeadNorm> k_norm, std::shared_ptr<const Rotation> rotation, bool gated)
+    : how_(how), q_norm_(std::move(q_norm)), k_norm_(std::move(k_norm)), rotation_(std::move(rotation)), gated_(gated) {
+  require(how.heads > 0 && how.kv_heads > 0 && how.heads % how.kv_heads == 0, "heads must come in equal groups");
+  require(how.size > 0 && how.cap >= 0, "heads need a size, and a cap is not negative");
+  require(!rotation_ || rotation_->dims() <= how.size, "more dims are turned than a head has");
+  auto fits = [&](const std::optional<HeadNorm>& norm, int heads) {
+    return !norm || norm->length == heads * how.size || (!norm->whole && norm->length == how.size);
+  };
+  require(fits(q_norm_, how.heads) && fits(k_norm_, how.kv_heads), "a norm's weight does not fit the heads");
+  if (sinks) {
+    sinks_.emplace(*sinks, how.heads);
+    how_.sinks = sinks_->data();
+  }
+}
+
+void Attention::run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans,
+                    float* keys, float* values, int capacity, float* out) const {
+  const int heads = how_.heads, kv_heads = how_.kv_heads, size = how_.size, taken = gated_ ? 2 * size : size;
+  const size_t width = static_cast<size_t>(heads) * size, kv_width = static_cast<size_t>(kv_heads) * size;
+  std::vector<float> queries(tokens * width);
+  const auto table = rotation_ ? rotation_->table(spans, tokens) : nullptr;
+  int covered = 0;
+  for (const Span& span : spans) {
+    covered += span.count;
+    each_token(span.count, [&](int i) {
+      const int token = span.first + i;
+      float* own = &queries[token * width];
+      for (int head = 0; head < heads; head++)
+        std::memcpy(own + static_cast<size_t>(head) * size, q + (static_cast<size_t>(token) * heads + head) * taken, sizeof(float) * size);
+      if (q_norm_) normed(*q_norm_, own, heads, size);
+      static thread_local std::vector<float> scratch;
+      scratch.resize(std::max(scratch.size(), kv_width));
+      std::memcpy(scratch.data(), k + token * kv_width, sizeof(float) * kv_width);
+      if (k_norm_) normed(*k_norm_, scratch.data(), kv_heads, size);
+      if (table) {
+        for (int head = 0; head < heads; head++) rotation_->turn(own + static_cast<size_t>(head) * size, *table, token);
+        for (int head = 0; head < kv_heads; head++)
+          rotation_->turn(scratch.data() + static_cast<size_t>(head) * size, *table, token);
+      }
+      for (int head = 0; head < kv_heads; head++) {
+        const size_t to = ((static_cast<size_t>(span.slot) * kv_heads + head) * capacity + span.place + i) * size;
+        std::memcpy(keys + to, scratch.data() + static_cast<size_t>(head) * size, sizeof(float) * size);
+        std::memcpy(values + to, v + token * kv_width + static_cast<size_t>(head) * size, sizeof(float) * size);
+      }
+    });
+  }
+  if (covered < tokens) std::fill(out, out + tokens * width, 0.0f);
+  attend(how_, spans, queries.data(), keys, values, capacity, out);
+  if (!gated_) return;
+  each_token(tokens, [&](int token) {
+    for (int head = 0; head < heads; head++) {
+      float* own = out + token * width + static_cast<size_t>(head) * size;
+      floats().gate(Gate::sigmoid, q + (static_cast<size_t>(token) * heads + head) * taken + size, own, size, own);
+    }
+  });
+}
+
+namespace {
+
+class AttentionPrimitive : public mx::Primitive {
+ public:
+  AttentionPrimitive(mx::Stream stream, std::shared_ptr<const Attention> attention, std::vector<Span> spans)
+      : Primitive(stream), attention_(std::move(attention)), spans_(std::move(spans)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
+    for (mx::array& output : outputs)
+      if (&output.inputs() != &inputs) output.inputs().clear();
+    for (const mx::array& input : inputs) {
+      if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Attention: an input is not contiguous");
+      encoder.set_input_array(input);
+    }
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    outputs[1].copy_shared_buffer(inputs[3]);
+    outputs[2].copy_shared_buffer(inputs[4]);
+    for (mx::array& output : outputs) encoder.set_output_array(output);
+    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1)), capacity = outputs[1].shape(2);
+    encoder.dispatch([attention = attention_, spans = spans_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
+                      v = inputs[2].data<float>(), keys = outputs[1].data<float>(), values = outputs[2].data<float>(),
+                      out = outputs[0].data<float>(), tokens, capacity] {
+      attention->run(q, k, v, tokens, spans, keys, values, capacity, out);
+    });
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("ingot_native.Attention runs on CPUs only");
+  }
+
+  const char* name() const override { return "IngotAttention"; }
+
+ private:
+  std::shared_ptr<const Attention> attention_;
+  std::vector<Span> spans_;
+};
+
+void check_spans(const std::vector<Span>& spans, int tokens, const mx::Shape& states) {
+  int end = 0;
+  for (const Span& span : spans) {
+    require(span.first >= end && span.count > 0 && span.first + span.count <= tokens, "spans must follow one another");
+    require(span.slot >= 0 && span.slot < states[0] && span.place >= 0 && span.start >= span.place &&
+                span.place + span.count <= states[2],
+            "a span does not fit in the states");
+    require(span.window >= 0, "a window is not negative");
+    end = span.first + span.count;
+  }
+}
+
+}  // namespace
+
+std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention, const mx::array& q, const mx::array& k,
+                                     const mx::array& v, const mx::array& keys, const mx::array& values,
+                                     std::vector<Span> spans, mx::StreamOrDevice s) {
+  const Heads& how = attention->heads();
+  const int width = attention->query_width(), kv_width = how.kv_heads * how.size;
+  require(q.ndim() >= 2 && q.shape(-1) == width, "the queries have the wrong width");
+  const size_t tokens = q.size() / width;
+  require(k.size() == tokens * kv_width && v.size() == k.size(), "the keys or values have the wrong size");
+  require(keys.ndim() == 4 && keys.shape(1) == how.kv_heads && keys.shape(3) == how.size && values.shape() == keys.shape(),
+          "the states do not fit");
+  require(keys.dtype() == mx::float32 && values.dtype() == mx::float32, "the states must be float32");
+  check_spans(spans, static_cast<int>(tokens), keys.shape());
+  const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
+  auto plain = [&](const mx::array& x) { return mx::contiguous(mx::astype(x, mx::float32, stream), false, stream); };
+  mx::Shape shape = q.shape();
+  shape.back() = how.heads * how.size;
+  return mx::array::make_arrays({shape, keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
+                                std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans)),
+                                {plain(q), plain(k), plain(v), keys, values});
+}
+
+}  // namespace ingot

@@ -1,0 +1,65 @@
+// Ragged attention over the states of slots: any mix of prompts and steps in one operation, which also norms and turns
+// queries and keys and writes keys and values to the states.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "rotation.h"
+#include "weights.h"
+
+namespace ingot {
+
+struct Heads {
+  int heads, kv_heads, size;
+  float scale;                   // of the scores
+  float cap = 0;                 // a score s becomes cap * tanh(s / cap); 0: it stays what it is
+  const float* sinks = nullptr;  // one for each head: a score that takes its share of the weights and adds nothing
+};
+
+// Attention alone: q and out are [tokens, heads, size]; keys and values [slots, kv_heads, capacity, size] already hold
+// the spans' own.
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const float* keys, const float* values,
+            int capacity, float* out);
+
+// A norm of queries or keys.
+struct HeadNorm {
+  Vector weight;   // as long as a head, or as all of them
+  int length;      // of the weight
+  float eps;
+  bool whole;      // all heads of a token are normed as one
+  bool centred;    // the mean is taken off
+};
+
+class Attention {
+ public:
+  Attention(Heads how, const std::optional<mlx::core::array>& sinks, std::optional<HeadNorm> q_norm,
+            std::optional<HeadNorm> k_norm, std::shared_ptr<const Rotation> rotation, bool gated);
+
+  // q [tokens, heads, size], or with a gate for the output behind each head: [tokens, heads, 2 * size]; k and v
+  // [tokens, kv_heads, size].
+  void run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans, float* keys,
+           float* values, int capacity, float* out) const;
+
+  const Heads& heads() const { return how_; }
+  int query_width() const { return how_.heads * how_.size * (gated_ ? 2 : 1); }
+
+ private:
+  Heads how_;
+  std::optional<Vector> sinks_;
+  std::optional<HeadNorm> q_norm_, k_norm_;
+  std::shared_ptr<const Rotation> rotation_;
+  bool gated_;
+};
+
+// The operation. Gives what was attended to [..., heads * size] and the states, which are the ones given, in the same
+// memory: who else holds them sees them change. Tokens of no span get zeros.
+// Raises std::invalid_argument for shapes that do not fit.
+std::vector<mlx::core::array> run_attention(
+    std::shared_ptr<const Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
+    const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values, std::vector<Span> spans,
+    mlx::core::StreamOrDevice stream = {});
+
+}  // namespace ingot

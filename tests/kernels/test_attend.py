@@ -1,0 +1,292 @@
+"""Ragged attention as one operation, against float64, and models whose attention it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.kernels import native
+from ingot.kernels.device import current
+from ingot.models import mixers
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.attention import MixedAttention
+from ingot.models.ragged import RaggedAttention
+from tests.models import family_configs
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+
+EPS = 1e-5
+BOUND = 1e-5  # of the largest value
+
+
+@dataclass
+class Reference:
+    """The same attention in float64, one sequence at a time."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    dims: int = 0
+    neighbours: bool = False
+    window: int = 0
+    cap: float | None = None
+    sunk: bool = False
+    norm: str | None = None
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        dice = np.random.default_rng(self.size)
+        self.sinks = dice.standard_normal(self.heads).astype(np.float32)
+        self.angles = (100.0 ** (-np.arange(0, self.dims, 2) / max(self.dims, 1))).astype(np.float32)
+        long = self.norm in ("whole", "centred")
+        self.weights = [
+            1 + dice.standard_normal(heads * self.size if long else self.size).astype(np.float32) / 4
+            for heads in (self.heads, self.kv_heads)
+        ]
+
+    def native(self) -> native.Attention:
+        norms: list[Any] = [None, None]
+        if self.norm is not None:
+            norms = [(mx.array(w), EPS, self.norm == "whole", self.norm == "centred") for w in self.weights]
+        return native.Attention(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            size=self.size,
+            scale=self.size**-0.5,
+            cap=self.cap,
+            sinks=mx.array(self.sinks) if self.sunk else None,
+            norms=(norms[0], norms[1]),
+            rotation=native.rotation(mx.array(self.angles), dims=self.dims, neighbours=self.neighbours, gain=1.25)
+            if self.dims
+            else None,
+            gated=self.gated,
+        )
+
+    def __call__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        count = len(q)
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        q = q.reshape(count, self.heads, -1)
+        q, gate = q[..., : self.size], q[..., self.size :]
+        k, v = (x.reshape(count, self.kv_heads, self.size) for x in (k, v))
+        if self.norm is not None:
+            q, k = (self._normed(x, w.astype(np.float64)) for x, w in zip((q, k), self.weights, strict=True))
+        q, k = self._turned(q), self._turned(k)
+        out = np.empty((count, self.heads, self.size))
+        behind = np.arange(count)[:, None] - np.arange(count)
+        hidden = (behind < 0) | ((behind >= self.window) if self.window else False)
+        for head in range(self.heads):
+            own = head * self.kv_heads // self.heads
+            scores = q[:, head] @ k[:, own].T * self.size**-0.5
+            if self.cap is not None:
+                scores = self.cap * np.tanh(scores / self.cap)
+            scores[hidden] = -np.inf
+            sink = np.full((count, 1), self.sinks[head] if self.sunk else -np.inf)
+            weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), sink))
+            rest = np.exp(sink - np.maximum(scores.max(axis=1, keepdims=True), sink))
+            out[:, head] = weights / (weights.sum(axis=1, keepdims=True) + rest) @ v[:, own]
+        if self.gated:
+            out = out / (1 + np.exp(-gate))
+        return out.reshape(count, -1)
+
+    def _normed(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        shaped = x.reshape(len(x), -1) if self.norm == "whole" else x
+        if self.norm == "centred":
+            shaped = shaped - shaped.mean(axis=-1, keepdims=True)
+            weight = weight.reshape(x.shape[1:])
+        return (shaped / np.sqrt((shaped**2).mean(axis=-1, keepdims=True) + EPS) * weight).reshape(x.shape)
+
+    def _turned(self, x: np.ndarray) -> np.ndarray:
+        if not self.dims:
+            return x
+        angles = np.arange(len(x))[:, None, None] * self.angles.astype(np.float64)
+        half = self.dims // 2
+        first = slice(0, self.dims, 2) if self.neighbours else slice(0, half)
+        second = slice(1, self.dims, 2) if self.neighbours else slice(half, self.dims)
+        out = x.copy()
+        out[..., first] = 1.25 * (x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles))
+        out[..., second] = 1.25 * (x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles))
+        return out
+
+
+@dataclass
+class Row:
+    """A sequence that is computed piece by piece, in a buffer that forgets what a window no longer shows."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    done: int = 0
+    first: int = 0
+
+
+def made_rows(reference: Reference, lengths: list[int], seed: int) -> list[Row]:
+    dice = np.random.default_rng(seed)
+    width, kv_width = reference.heads * reference.size, reference.kv_heads * reference.size
+    widths = (width * (2 if reference.gated else 1), kv_width, kv_width)
+    return [Row(*(dice.standard_normal((n, w)).astype(np.float32) for w in widths)) for n in lengths]
+
+
+def states(reference: Reference, slots: int, capacity: int) -> tuple[mx.array, mx.array]:
+    shape = (slots, reference.kv_heads, capacity, reference.size)
+    # What was never written must not be read: it may be anything.
+    return mx.full(shape, float("nan")), mx.full(shape, float("nan"))
+
+
+def in_pieces(reference: Reference, rows: list[Row], launches: list[list[int]], capacity: int) -> list[np.ndarray]:
+    """What the operation gives for each row; a launch says how many tokens of each row it computes."""
+    operation = reference.native()
+    keys, values = states(reference, len(rows), capacity)
+    outputs: list[list[np.ndarray]] = [[] for _ in rows]
+    for counts in launches:
+        spans, parts, first = [], [], 0
+        for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if not count:
+                continue
+            if reference.window and row.done - row.first + count > capacity:
+                keep = min(row.done, reference.window - 1)
+                begin = row.done - keep - row.first
+                for state in (keys, values):
+                    state[slot, :, :keep] = state[slot, :, begin : begin + keep]
+                row.first = row.done - keep
+            spans.append((first, count, slot, row.done, row.done - row.first, reference.window))
+            parts.append([x[row.done : row.done + count] for x in (row.q, row.k, row.v)])
+            first += count
+            row.done += count
+        if not spans:
+            continue
+        given_q, given_k, given_v = (mx.array(np.concatenate(part)) for part in zip(*parts, strict=True))
+        attended, keys, values = operation(given_q, given_k, given_v, keys, values, spans)
+        for begin, count, slot, *_ in spans:
+            outputs[slot].append(np.array(attended)[begin : begin + count])
+    return [np.concatenate(output) for output in outputs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from([2, 6, 8, 20, 32, 33, 64, 80]))
+    kv_heads = data.draw(st.integers(1, 3))
+    reference = Reference(
+        heads=kv_heads * data.draw(st.integers(1, 5)),
+        kv_heads=kv_heads,
+        size=size,
+        dims=data.draw(st.sampled_from([0, size // 4 * 2, size // 2 * 2])),
+        neighbours=data.draw(st.booleans()),
+        window=data.draw(st.sampled_from([0, 1, 7, 100])),
+        cap=data.draw(st.sampled_from([None, 1.5, 30.0])),
+        sunk=data.draw(st.booleans()),
+        norm=data.draw(st.sampled_from([None, "plain", "whole", "centred"])),
+        gated=data.draw(st.booleans()),
+    )
+    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=3))
+    rows = made_rows(reference, lengths, seed=len(lengths))
+    launches, left = [], list(lengths)
+    while any(left):
+        counts = [data.draw(st.integers(0, min(n, 60))) for n in left]
+        if not any(counts):
+            counts = [min(n, 60) for n in left]
+        launches.append(counts)
+        left = [n - count for n, count in zip(left, counts, strict=True)]
+    found = in_pieces(reference, rows, launches, capacity=160)
+    for row, output in zip(rows, found, strict=True):
+        expected = reference(row.q, row.k, row.v)
+        assert np.abs(output - expected).max() <= BOUND * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("window", [0, 90])
+@pytest.mark.parametrize("size", [20, 64])
+def test_a_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int, size: int) -> None:
+    reference = Reference(heads=6, kv_heads=2, size=size, dims=size, window=window, sunk=True, norm="plain")
+    tokens = 400
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
+    pieces = [[100], [1], [1], [37], [2], [5], [150], [3], [1], [100]]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=256 if window else tokens)[0]
+    assert np.array_equal(whole, apart)
+
+
+def test_a_long_prompt_is_right_to_its_end() -> None:
+    reference = Reference(heads=2, kv_heads=1, size=16, dims=16)
+    (row,) = made_rows(reference, [3000], 7)
+    expected = reference(row.q, row.k, row.v)
+    (found,) = in_pieces(reference, [row], [[2900], [100]], capacity=3000)
+    assert np.abs(found - expected).max() <= BOUND * np.abs(expected).max()
+
+
+def test_states_are_written_in_place() -> None:
+    operation = Reference(2, 1, 8).native()
+    keys, values = mx.zeros((1, 1, 1 << 16, 8)), mx.zeros((1, 1, 1 << 16, 8))
+    mx.eval(keys, values)
+    size, before = keys.nbytes, mx.get_active_memory()
+    mx.reset_peak_memory()
+    for position in range(3):
+        x = mx.ones((1, 16))
+        y, keys, values = operation(x, x[:, :8], x[:, 8:], keys, values, [(0, 1, 0, position, position, 0)])
+        mx.eval(y, keys, values)
+    assert mx.get_peak_memory() - before < size
+    assert np.array(keys)[0, 0, :3].all() and not np.array(keys)[0, 0, 3:].any()
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 3, 1, 0, 0, 0)], "fit in the states"),
+        ([(0, 3, 0, 62, 62, 0)], "fit in the states"),
+        ([(0, 3, 0, 3, -1, 0)], "fit in the states"),
+        ([(0, 3, 0, 3, 4, 0)], "fit in the states"),
+        ([(0, 4, 0, 0, 0, 0)], "follow one another"),
+        ([(0, 3, 0, 0, 0, -1)], "not negative"),
+    ],
+)
+def test_spans_that_do_not_fit_are_refused(spans: list[Any], message: str) -> None:
+    reference = Reference(2, 1, 8)
+    with pytest.raises(ValueError, match=message):
+        reference.native()(mx.ones((3, 16)), mx.ones((3, 8)), mx.ones((3, 8)), *states(reference, 1, 64), spans)
+
+
+FAMILIES = ["gemma2", "gemma3_text", "gpt_oss", "cohere", "cohere2", "phi3", "olmo2", "olmo3", "qwen3_moe", "glm4"]
+
+
+def greedy(adapter: Adapter, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """The tokens that each prompt is continued with, the prompts being computed in one mixed launch."""
+    slots = adapter.new_slots()
+    slots.resize(len(prompts), 512)
+    given, parts, ends = [], [], []
+    for slot, prompt in enumerate(prompts):
+        given += prompt
+        parts.append((slot, 1, len(prompt)))
+        ends.append(len(given) - 1)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for _ in range(steps):
+        with slots.mixed(parts) as layers:
+            logits = adapter.forward_mixed(mx.array(given), layers, ends)
+            mx.eval(logits, slots.arrays())
+        given = [int(token) for token in np.array(mx.argmax(logits, axis=-1))]
+        for answer, token in zip(answers, given, strict=True):
+            answer.append(token)
+        parts, ends = [(0, len(prompts), 1)], list(range(len(prompts)))
+    return answers
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_answers_as_with_mlxs_own_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = family_configs.config(name)
+    dice = np.random.default_rng(4)
+    prompts = [[int(t) for t in dice.integers(1, family_configs.VOCAB, n)] for n in (70, 5, 33)]
+    ours = adapt(family_configs.build(name), config, current(), widest=128)
+    calls = []
+    computed = RaggedAttention.__call__
+    monkeypatch.setattr(RaggedAttention, "__call__", lambda self, *given: calls.append(1) or computed(self, *given))
+    answers = greedy(ours, prompts, 12)
+    layers = [module for _, module in ours.model.named_modules() if isinstance(module, MixedAttention)]
+    assert layers and len(calls) == 12 * len(layers)
+    monkeypatch.setattr(mixers.native, "available", lambda: False)
+    theirs = adapt(family_configs.build(name), config, current(), widest=128)
+    assert greedy(theirs, prompts, 12) == answers
+    assert len(calls) == 12 * len(layers)
