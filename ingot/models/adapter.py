@@ -20,6 +20,7 @@ from ingot.cache.footprint import Footprint
 from ingot.cache.layers import AppendState, LayerState, RecurrentState, WindowState, state_for
 from ingot.cache.slots import Slots
 from ingot.errors import ModelError
+from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.attention import TILE
 from ingot.models.dialect import older_names
@@ -27,6 +28,7 @@ from ingot.models.fused import fuse_layers
 from ingot.models.gates import swap_gates
 from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
+from ingot.models.norms import swap_norms
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
 from ingot.models.upstream import caches, load_config, load_model
@@ -114,8 +116,10 @@ def adapt(
     fused = device.kind == "cpu" and fuse_layers(model)
     if not fused:
         swap_mixers(model, unfused=device.unfused_attention)
-        if device.kind == "cpu" and _main_dtype(model) == mx.float32:
+        if device.kind == "cpu":
             swap_gates(model)
+    if device.kind == "cpu" and native.available():
+        swap_norms(model)
     selection = select_at_heads(model)
     found, margin = _probe(model, selection, family, widest)
     return Adapter(

@@ -16,20 +16,15 @@ from ingot.cache.launch import Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.kernels import native
 from ingot.models.modules import PositionedRope
-
-ONE_MORE = {f"mlx_lm.models.{family}.RMSNorm" for family in ("gemma", "gemma2", "gemma3_text")}
-"""RMS norms that multiply by one more than their weight."""
+from ingot.models.norms import factor, is_rms, named
 
 
 def head_norm(norm: nn.Module, *, whole: bool) -> native.HeadNorm | None:
     """A norm of queries or keys as the operation takes it; None where it does not know it."""
-    kind = type(norm)
-    name = f"{kind.__module__}.{kind.__name__}"
-    if kind is nn.RMSNorm:
-        return norm.weight, norm.eps, whole, False
-    if name in ONE_MORE:
-        return 1.0 + norm.weight, norm.eps, whole, False
-    if name == "mlx_lm.models.cohere.LayerNorm2D":
+    if is_rms(norm):
+        weight = factor(norm)
+        return None if weight is None else (weight, norm.eps, whole, False)
+    if named(type(norm)) == "cohere.LayerNorm2D":
         return norm.weight, norm.eps, whole, True
     return None
 

@@ -26,8 +26,8 @@ float total(const float* lanes) {
 }
 
 // Relative error below 2e-7 for x <= 0, which is what softmax and sigmoid ask for; 0 far below.
-inline float exponential(float x) {
-  x = std::max(x, -87.0f);
+inline float exponential(float given) {
+  const float x = std::max(given, -87.0f);
   const float n = std::floor(x * 1.44269504f + 0.5f);
   float r = x - n * 0.693359375f;
   r -= n * -2.12194440e-4f;
@@ -39,7 +39,8 @@ inline float exponential(float x) {
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
   const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-  return y * std::bit_cast<float>(exponent);
+  y *= std::bit_cast<float>(exponent);
+  return given < -87.0f ? 0.0f : y;
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int size, float* y) {
