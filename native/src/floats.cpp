@@ -25,22 +25,58 @@ float total(const float* lanes) {
   return sum;
 }
 
+#if defined(__AVX512F__)
+constexpr int kVector = 16;
+#elif defined(__AVX2__)
+constexpr int kVector = 8;
+#else
+constexpr int kVector = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * kVector)));
+typedef int32_t IntegerVec __attribute__((vector_size(4 * kVector)));
+
+template <class V>
+inline V loaded(const float* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class V>
+inline void stored(float* to, V v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+// What follows is written for a value and for a vector of them: the compiler makes no vectors of code that chooses.
+template <class F>
+using Integer = std::conditional_t<std::is_same_v<F, float>, int32_t, IntegerVec>;
+
 // Relative error below 2e-7 for x <= 0, which is what softmax and sigmoid ask for; 0 far below.
-inline float exponential(float given) {
-  const float x = std::max(given, -87.0f);
-  const float n = std::floor(x * 1.44269504f + 0.5f);
-  float r = x - n * 0.693359375f;
-  r -= n * -2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
+template <class F>
+inline F exponential(F given) {
+  const F least = F{} - 87.0f, x = given < least ? least : given;
+  // So large that its last bit is worth one: the sum's last bits are the nearest whole number.
+  const F shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+  F r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  F y = r * 1.9875691500e-4f + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
   y = y * r + 4.1665795894e-2f;
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  const int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-  y *= std::bit_cast<float>(exponent);
-  return given < -87.0f ? 0.0f : y;
+  const Integer<F> exponent = (std::bit_cast<Integer<F>>(shifted) << 23) + (127 << 23);
+  y = y * std::bit_cast<F>(exponent);
+  return given < least ? F{} : y;
+}
+
+// y[i] = function(i) for vectors of values, then for those that are left.
+template <class Function>
+inline void each(size_t size, float* y, const Function& function) {
+  size_t i = 0;
+  for (; i + kVector <= size; i += kVector) stored(y + i, function([i](const float* x) { return loaded<Vec>(x + i); }));
+  for (; i < size; i++) y[i] = function([i](const float* x) { return x[i]; });
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int size, float* y) {
@@ -76,48 +112,48 @@ void add(float* y, const float* x, size_t size) {
   for (size_t i = 0; i < size; i++) y[i] += x[i];
 }
 
-// Of two equal forms, the one whose exponential cannot overflow.
-inline float sigmoid(float x) {
-  const float e = exponential(-std::fabs(x));
-  return (x >= 0 ? 1.0f : e) / (1.0f + e);
+template <class F>
+inline F magnitude(F x) {
+  return x < 0.0f ? -x : x;
 }
 
-void swiglu(float* gate, const float* up, size_t size) {
-  for (size_t i = 0; i < size; i++) gate[i] = gate[i] * sigmoid(gate[i]) * up[i];
+// Of two equal forms, the one whose exponential cannot overflow.
+template <class F>
+inline F sigmoid(F x) {
+  const F e = exponential<F>(-magnitude(x)), one = F{} + 1.0f;
+  return (x < 0.0f ? e : one) / (1.0f + e);
 }
 
 // The share of a normal distribution below x, after Abramowitz and Stegun 7.1.26: absolute error below 2e-7.
-inline float normal_share(float x) {
-  const float z = std::fabs(x) * 0.707106781f, t = 1.0f / (1.0f + 0.3275911f * z);
-  float y = 1.061405429f;
-  y = y * t - 1.453152027f;
+template <class F>
+inline F normal_share(F x) {
+  const F z = magnitude(x) * 0.707106781f, t = 1.0f / (1.0f + 0.3275911f * z);
+  F y = t * 1.061405429f - 1.453152027f;
   y = y * t + 1.421413741f;
   y = y * t - 0.284496736f;
   y = y * t + 0.254829592f;
-  const float tail = 0.5f * y * t * exponential(-z * z);
-  return x >= 0 ? 1.0f - tail : tail;
+  const F tail = 0.5f * y * t * exponential<F>(-z * z), rest = 1.0f - tail;
+  return x < 0.0f ? tail : rest;
 }
 
 void gated(Gate kind, const float* gate, const float* up, size_t size, float* y) {
   switch (kind) {
     case Gate::silu:
-      for (size_t i = 0; i < size; i++) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
-      return;
+      return each(size, y, [&](auto at) { return at(gate) * sigmoid(at(gate)) * at(up); });
     case Gate::gelu:
-      for (size_t i = 0; i < size; i++) y[i] = gate[i] * normal_share(gate[i]) * up[i];
-      return;
+      return each(size, y, [&](auto at) { return at(gate) * normal_share(at(gate)) * at(up); });
     case Gate::gelu_tanh:
-      // (1 + tanh(a)) / 2 is sigmoid(2 a).
-      for (size_t i = 0; i < size; i++) {
-        const float g = gate[i];
-        y[i] = g * sigmoid(1.59576912f * (g + 0.044715f * g * g * g)) * up[i];
-      }
-      return;
+      return each(size, y, [&](auto at) {
+        const auto g = at(gate);
+        // (1 + tanh(a)) / 2 is sigmoid(2 a).
+        return g * sigmoid(1.59576912f * (g + 0.044715f * g * g * g)) * at(up);
+      });
     case Gate::sigmoid:
-      for (size_t i = 0; i < size; i++) y[i] = sigmoid(gate[i]) * up[i];
-      return;
+      return each(size, y, [&](auto at) { return sigmoid(at(gate)) * at(up); });
   }
 }
+
+void swiglu(float* gate, const float* up, size_t size) { gated(Gate::silu, gate, up, size, gate); }
 
 void rotate(float* head, const float* cosines, const float* sines, int dims, bool neighbours) {
   const int half = dims / 2;
@@ -154,33 +190,13 @@ inline void products(const float* q, size_t q_stride, const float* k, size_t k_s
     for (int b = 0; b < K; b++) out[a * stride + b] = total(lanes[a][b]);
 }
 
-#if defined(__AVX512F__)
-constexpr int kVector = 16;
-#elif defined(__AVX2__)
-constexpr int kVector = 8;
-#else
-constexpr int kVector = 4;
-#endif
 constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
 constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
 constexpr int kWide = kVector == 4 ? 4 : 2;              // vectors of values that are summed at once
 constexpr int kParts = 4;                                // sums that a score is made of
 constexpr int kPacked = 12;                              // rows from which it pays to turn the keys around
 
-typedef float Vec __attribute__((vector_size(4 * kVector)));
 typedef float Part __attribute__((vector_size(4 * kParts)));
-
-template <class V>
-inline V loaded(const float* from) {
-  V v;
-  __builtin_memcpy(&v, from, sizeof v);
-  return v;
-}
-
-template <class V>
-inline void stored(float* to, V v) {
-  __builtin_memcpy(to, &v, sizeof v);
-}
 
 // Scores of R rows with K keys. A score is always the sum of the same parts, part p being that of the dims p, p + 4,
 // p + 8 and so on, so that it does not depend on the function that computes it.
@@ -271,29 +287,33 @@ void scored_together(const float* q, int rows, const float* k, int lo, int hi, i
   }
 }
 
-inline float capped(float score, float cap) {
-  const float e = exponential(-2.0f * std::fabs(score / cap));
-  return std::copysign(cap * ((1.0f - e) / (1.0f + e)), score);
+template <class F>
+inline F capped(F score, float cap) {
+  const F e = exponential<F>(-2.0f * magnitude(score / cap)), size = cap * ((1.0f - e) / (1.0f + e));
+  return score < 0.0f ? -size : size;
 }
 
 // A row's scores [lo, hi) become weights, all others of its block 0. Gives what earlier sums are worth now.
 float weighed(float* scores, int lo, int hi, float cap, float& largest, float& sum) {
+  // Whole vectors, the ones at the ends with scores of which nothing is used.
+  const int begin = lo / kVector * kVector, end = (hi + kVector - 1) / kVector * kVector;
+  if (cap > 0)
+    for (int j = begin; j < end; j += kVector) stored(scores + j, capped(loaded<Vec>(scores + j), cap));
+  const float before = largest;
+  std::fill(scores + begin, scores + lo, before);
+  std::fill(scores + hi, scores + end, before);
+  Vec most = Vec{} + before;
+  for (int j = begin; j < end; j += kVector) {
+    const Vec some = loaded<Vec>(scores + j);
+    most = some > most ? some : most;
+  }
+  for (int l = 0; l < kVector; l++) largest = std::max(largest, most[l]);
+  const float now = largest;
+  for (int j = begin; j < end; j += kVector) stored(scores + j, exponential(loaded<Vec>(scores + j) - now));
   std::fill(scores, scores + lo, 0.0f);
   std::fill(scores + hi, scores + kKeyBlock, 0.0f);
-  if (cap > 0)
-    for (int j = lo; j < hi; j++) scores[j] = capped(scores[j], cap);
-  float lanes[kLanes];
-  std::fill(lanes, lanes + kLanes, largest);
-  int j = lo;
-  for (; j + kLanes <= hi; j += kLanes)
-    for (int l = 0; l < kLanes; l++) lanes[l] = scores[j + l] > lanes[l] ? scores[j + l] : lanes[l];
-  for (; j < hi; j++) lanes[0] = std::max(lanes[0], scores[j]);
-  const float before = largest;
-  for (int l = 0; l < kLanes; l++) largest = std::max(largest, lanes[l]);
-  const float now = largest;
-  for (j = lo; j < hi; j++) scores[j] = exponential(scores[j] - now);
-  std::fill(lanes, lanes + kLanes, 0.0f);
-  for (j = 0; j < kKeyBlock; j += kLanes)
+  float lanes[kLanes] = {};
+  for (int j = 0; j < kKeyBlock; j += kLanes)
     for (int l = 0; l < kLanes; l++) lanes[l] += scores[j + l];
   const float worth = exponential(before - now);
   sum = sum * worth + total(lanes);
