@@ -198,6 +198,16 @@ constexpr int kPacked = 12;                              // rows from which it p
 
 typedef float Part __attribute__((vector_size(4 * kParts)));
 
+// Each of four scores as the sum of its parts.
+inline Part totals(const Part* four) {
+  typedef int32_t Order __attribute__((vector_size(16)));
+  const Part a = __builtin_shuffle(four[0], four[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(four[2], four[3], Order{0, 4, 1, 5});
+  const Part c = __builtin_shuffle(four[0], four[1], Order{2, 6, 3, 7}), d = __builtin_shuffle(four[2], four[3], Order{2, 6, 3, 7});
+  const Part first = __builtin_shuffle(a, b, Order{0, 1, 4, 5}), second = __builtin_shuffle(a, b, Order{2, 3, 6, 7});
+  const Part third = __builtin_shuffle(c, d, Order{0, 1, 4, 5}), fourth = __builtin_shuffle(c, d, Order{2, 3, 6, 7});
+  return ((first + second) + third) + fourth;
+}
+
 // Scores of R rows with K keys. A score is always the sum of the same parts, part p being that of the dims p, p + 4,
 // p + 8 and so on, so that it does not depend on the function that computes it.
 template <int R, int K>
@@ -219,10 +229,14 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
     for (int a = 0; a < R; a++)
       for (int b = 0; b < K; b++) parts[a][b][p] += q[static_cast<size_t>(a) * dim + d] * k[static_cast<size_t>(b) * dim + d];
 #pragma GCC unroll 4
-  for (int a = 0; a < R; a++)
-#pragma GCC unroll 8
-    for (int b = 0; b < K; b++)
-      out[static_cast<size_t>(a) * kKeyBlock + b] = ((parts[a][b][0] + parts[a][b][1]) + parts[a][b][2]) + parts[a][b][3];
+  for (int a = 0; a < R; a++) {
+    float* to = out + static_cast<size_t>(a) * kKeyBlock;
+    if constexpr (K % 4 == 0)
+#pragma GCC unroll 2
+      for (int b = 0; b < K; b += 4) stored(to + b, totals(parts[a] + b));
+    else
+      for (int b = 0; b < K; b++) to[b] = ((parts[a][b][0] + parts[a][b][1]) + parts[a][b][2]) + parts[a][b][3];
+  }
 }
 
 template <int R>
@@ -326,16 +340,16 @@ inline void some_sums(const float* weights, const float* v, int lo, int hi, int 
   Vec parts[R][W] = {};
   for (int j = lo; j < hi; j++) {
     Vec values[W];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < W; b++) values[b] = loaded<Vec>(v + static_cast<ptrdiff_t>(j) * dim + b * kVector);
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int b = 0; b < W; b++) parts[a][b] += values[b] * weights[static_cast<size_t>(a) * kKeyBlock + j];
   }
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < W; b++) {
       float* at = sums + static_cast<size_t>(a) * dim + b * kVector;
       stored(at, loaded<Vec>(at) * worth[a] + parts[a][b]);
@@ -344,8 +358,9 @@ inline void some_sums(const float* weights, const float* v, int lo, int hi, int 
 
 template <int R>
 void summed(const float* weights, const float* v, int lo, int hi, int dim, const float* worth, float* sums) {
+  constexpr int W = R == 1 ? 2 * kWide : kWide;  // one row alone needs more sums to keep the units busy
   int d = 0;
-  for (; d + kWide * kVector <= dim; d += kWide * kVector) some_sums<R, kWide>(weights, v + d, lo, hi, dim, worth, sums + d);
+  for (; d + W * kVector <= dim; d += W * kVector) some_sums<R, W>(weights, v + d, lo, hi, dim, worth, sums + d);
   for (; d + kVector <= dim; d += kVector) some_sums<R, 1>(weights, v + d, lo, hi, dim, worth, sums + d);
   for (; d < dim; d++)
     for (int a = 0; a < R; a++) {
@@ -424,8 +439,11 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
       row += R;
     };
     while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
-    if (rows - row >= 2) next(std::integral_constant<int, 2>{});
-    if (rows - row == 1) next(std::integral_constant<int, 1>{});
+    switch (rows - row) {
+      case 3: next(std::integral_constant<int, 3>{}); break;
+      case 2: next(std::integral_constant<int, 2>{}); break;
+      case 1: next(std::integral_constant<int, 1>{}); break;
+    }
   }
   for (int row = 0; row < rows; row++) {
     float* to = out + row / group * stride + static_cast<size_t>(row % group) * dim;

@@ -38,10 +38,10 @@ struct Floats {
   void (*multiply)(const float* w, const float* x, int columns, int count, int first, int last, float* y, size_t stride);
 };
 
-constexpr int kKeyBlock = 128;  // keys whose scores exist at once
+constexpr int kKeyBlock = 64;  // keys whose scores exist at once
 
 // Values that `attend` needs room for.
-inline size_t attend_scratch(int rows, int dim) {
+static inline size_t attend_scratch(int rows, int dim) {
   const size_t padded = (rows + 7) / 8 * 8;
   return 2 * padded * dim + static_cast<size_t>(32) * dim + padded * kKeyBlock + 3 * padded;
 }
