@@ -18,6 +18,9 @@ import mlx.core as mx
 
 from ingot.cache.positions import Offset, Positions
 
+Piece = tuple[int, int, int, int]
+"""A sequence's tokens in a forward pass: the first one's place, how many, the slot, the position of the first."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,6 +53,11 @@ class Launch:
     def ragged(self) -> bool:
         return len(set(self.starts)) > 1
 
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        rows = enumerate(zip(self.starts, self.valid, strict=True))
+        return tuple((row * self.width, count, self.first + row, start) for row, (start, count) in rows)
+
 
 Mask = mx.array | str | None
 
@@ -69,6 +77,14 @@ class Mixed:
     @property
     def tokens(self) -> int:
         return self.bounds[-1][1]
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(
+            (begin + first, count, slot, start)
+            for (begin, _), part in zip(self.bounds, self.parts, strict=True)
+            for first, count, slot, start in part.pieces
+        )
 
     @cached_property
     def positions(self) -> mx.array:

@@ -28,6 +28,7 @@ from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.recurrent import swap_recurrences
 from ingot.models.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
@@ -111,6 +112,8 @@ def adapt(
         raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
     swap_ropes(model)
     fused = device.kind == "cpu" and fuse_layers(model)
+    if device.kind == "cpu":
+        swap_recurrences(model)
     if not fused:
         swap_mixers(model, unfused=device.unfused_attention)
     selection = select_at_heads(model)

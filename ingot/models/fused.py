@@ -6,15 +6,12 @@ are given. Covers the layers of Llama and its relatives; what it does not cover 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Launch
-from ingot.cache.layers import AppendState
 from ingot.kernels import native
 from ingot.models.modules import PackedLinear, PositionedRope, adopt
 
@@ -37,7 +34,7 @@ class FusedLayers(nn.Module):
         for state in states:
             state.release()  # so that nobody but the operation holds them, and it may write in place
         dtype = x.dtype
-        y, keys, values = self._stack(x, keys, values, list(_pieces(cache)))
+        y, keys, values = self._stack(x, keys, values, cache.pieces)
         for state, own_keys, own_values in zip(states, keys, values, strict=True):
             state.keys, state.values = own_keys, own_values
         return y.astype(dtype)
@@ -140,17 +137,3 @@ def _weights(module: Any) -> Any:
         return module.native
     bias = module.bias if "bias" in module else None
     return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
-
-
-def _pieces(state: AppendState) -> Iterator[tuple[int, int, int, int]]:
-    """(first token, tokens, slot, position) of each sequence in the open launch."""
-    if (mixed := state.whole) is None:
-        yield from _of_launch(state.open_launch, 0)
-        return
-    for (begin, _), part in zip(mixed.bounds, mixed.parts, strict=True):
-        yield from _of_launch(part, begin)
-
-
-def _of_launch(launch: Launch, begin: int) -> Iterator[tuple[int, int, int, int]]:
-    for row, (start, count) in enumerate(zip(launch.starts, launch.valid, strict=True)):
-        yield begin + row * launch.width, count, launch.first + row, start

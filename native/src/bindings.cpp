@@ -12,6 +12,7 @@
 #include "linear.h"
 #include "pool.h"
 #include "product.h"
+#include "recurrent_bindings.h"
 #include "stack.h"
 
 namespace nb = nanobind;
@@ -70,6 +71,7 @@ void bind_stack(nb::module_& module) {
 NB_MODULE(_native, module) {
   nb::module_::import_("mlx.core");
   bind_stack(module);
+  ingot::bind_recurrent(module);
   module.def(
       "linear",
       [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },
