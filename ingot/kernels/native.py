@@ -163,6 +163,12 @@ def convolution(weight: mx.array, bias: mx.array | None, *, silu: bool = False, 
     Called with x [..., channels], tails [slots, taps - 1, channels] and pieces, it gives y and the tails. A piece is as
     `Stack` has it; one that starts at position 0 finds no state. Tails, and states below, are written in place: what is
     given must not be used any more. With gates x is [b, c, x] side by side, and y = c * filtered(b * x).
+
+    With `earlier=n` it also gives copies [n, pieces, ...] of each state, as it was without the last token of a piece,
+    without the last two, and so on; zeros where a piece is not that long. Guessed tokens are taken back with these.
+
+    `through(x, inputs, output, ...)` does the layer's projections too: `inputs` are the weights that make each of its
+    inputs, `output` those that take what it gives.
     """
     return _loaded().Convolution(weight, bias, silu=silu, gated=gated)
 
@@ -183,8 +189,9 @@ def gated_delta(
     """All that a gated delta layer does between its projections.
 
     Called with qkv, z, b and a [..., width], tails, states [slots, value_heads, value_size, key_size] and pieces, it
-    gives y [..., value_heads * value_size], tails and states. `columns` say where "q", "k", "v", "z", "b" and "a" stand
-    in their rows: the first head's column, the way to the next head with the same key, and to the next such group.
+    gives y [..., value_heads * value_size], tails and states, and earlier ones if asked for. `columns` say where "q",
+    "k", "v", "z", "b" and "a" stand in their rows: the first head's column, the way to the next head with the same key,
+    and to the next such group.
     """
     return _loaded().GatedDelta(
         key_heads=key_heads,
@@ -220,8 +227,8 @@ def scan(
     """All that a mixer of Mamba 2's kind does between its projections.
 
     Called with x [..., width], which is [gate, x, b, c, dt] side by side, tails, states [slots, heads, head_size,
-    state_size] and pieces, it gives y [..., heads * head_size], tails and states. `norm_size` neighbours of the output
-    are normed together, before or after it is gated.
+    state_size] and pieces, it gives y [..., heads * head_size], tails and states, and earlier ones if asked for.
+    `norm_size` neighbours of the output are normed together, before or after it is gated.
     """
     return _loaded().Scan(
         heads=heads,

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels import native
-from ingot.models.modules import PackedLinear, PositionedRope, adopt
+from ingot.models.modules import PositionedRope, adopt, weights_of
 
 BLOCKS = {f"mlx_lm.models.{family}.TransformerBlock" for family in ("llama", "qwen2", "qwen3")}
 """Classes of layers whose arithmetic the native kernels know."""
@@ -90,7 +90,7 @@ def _stack(layers: list[Any]) -> native.Stack | None:
         return None
     rotation = rope._rotation
     size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
-    weights = [[_weights(module) for module in _matrices(layer)] for layer in layers]
+    weights = [[weights_of(module) for module in _matrices(layer)] for layer in layers]
     if any(weight is None for own in weights for weight in own):
         return None
     stack = native.Stack(
@@ -129,11 +129,3 @@ def _matrices(layer: Any) -> tuple[Any, ...]:
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
-
-
-def _weights(module: Any) -> Any:
-    """A linear layer as the native kernels take it; None where they do not know its form."""
-    if isinstance(module, PackedLinear):
-        return module.native
-    bias = module.bias if "bias" in module else None
-    return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None

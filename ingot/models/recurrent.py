@@ -1,4 +1,4 @@
-"""Recurrent mixers on CPUs: what they do between their projections, as one native operation over all slots.
+"""Recurrent mixers on CPUs, each as one native operation over all slots.
 
 A step of them is dozens of small operations, each of which costs more to dispatch than to compute, and a prompt is as
 many of them as it has tokens. What stands in here reads and writes the live states in place, in mixed launches and
@@ -7,7 +7,7 @@ padded ones alike. Without the native kernels, and for caches that are not ours,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,16 +15,19 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ingot.cache.launch import Piece
 from ingot.cache.layers import RecurrentState
 from ingot.kernels import native
-from ingot.models.modules import adopt
+from ingot.models.modules import adopt, weights_of
 
 
 class NativeMixer(nn.Module):
     """Stands in for a recurrent mixer, which it extends."""
 
     _operation: Any
+    _inputs: tuple[str, ...]  # the projections that make what the operation takes
     _rows: tuple[tuple[int, ...], ...]  # what a slot keeps
+    _weights: tuple[list[Any], Any] | None  # of the projections before and behind it, where it can do them too
 
     def __call__(self, *given: Any, **named: Any) -> mx.array:
         values = (*given, *named.values())
@@ -33,30 +36,18 @@ class NativeMixer(nn.Module):
             own: mx.array = super().__call__(*given, **named)
             return own
         x: mx.array = values[0]
-        parts = state.lend(*self._rows)
-        y, *parts = self._operation(*self._projected(x), *parts, state.pieces)
+        y, *parts = self._computed(x, state.lend(*self._rows), state.pieces)
         state.regain(parts)
-        out: mx.array = self.out_proj(y.astype(x.dtype))
-        return out
+        return y
 
-    def _projected(self, x: mx.array) -> tuple[mx.array, ...]:
-        """What the operation takes besides the state."""
-        return (self.in_proj(x),)
-
-
-class SplitDelta(NativeMixer):
-    """Gated delta with a projection for each of its inputs."""
-
-    def _projected(self, x: mx.array) -> tuple[mx.array, ...]:
-        return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
-
-
-class JoinedDelta(NativeMixer):
-    """Gated delta whose projections give, for each key head, all that belongs to it."""
-
-    def _projected(self, x: mx.array) -> tuple[mx.array, ...]:
-        both, gates = self.in_proj_qkvz(x), self.in_proj_ba(x)
-        return both, both, gates, gates
+    def _computed(self, x: mx.array, parts: list[mx.array], pieces: Sequence[Piece]) -> list[mx.array]:
+        """What the mixer gives, and its state after that."""
+        if self._weights is not None:
+            y, *parts = self._operation.through(x, *self._weights, *parts, pieces)
+            return [y.astype(x.dtype), *parts]
+        made = {name: self[name](x) for name in dict.fromkeys(self._inputs)}
+        y, *parts = self._operation(*(made[name] for name in self._inputs), *parts, pieces)
+        return [self.out_proj(y.astype(x.dtype)), *parts]
 
 
 def _split_delta(mixer: Any) -> NativeMixer:
@@ -70,7 +61,7 @@ def _split_delta(mixer: Any) -> NativeMixer:
         "b": (0, 1, heads),
         "a": (0, 1, heads),
     }
-    return _delta(mixer, SplitDelta, columns)
+    return _delta(mixer, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), columns)
 
 
 def _joined_delta(mixer: Any) -> NativeMixer:
@@ -85,10 +76,10 @@ def _joined_delta(mixer: Any) -> NativeMixer:
         "b": (0, 1, 2 * heads),
         "a": (heads, 1, 2 * heads),
     }
-    return _delta(mixer, JoinedDelta, columns)
+    return _delta(mixer, ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba"), columns)
 
 
-def _delta(mixer: Any, kind: type[NativeMixer], columns: dict[str, tuple[int, int, int]]) -> NativeMixer:
+def _delta(mixer: Any, inputs: tuple[str, ...], columns: dict[str, tuple[int, int, int]]) -> NativeMixer:
     operation = native.gated_delta(
         key_heads=mixer.num_k_heads,
         value_heads=mixer.num_v_heads,
@@ -102,7 +93,7 @@ def _delta(mixer: Any, kind: type[NativeMixer], columns: dict[str, tuple[int, in
         norm=mixer.norm.weight,
     )
     state = (mixer.num_v_heads, mixer.head_v_dim, mixer.head_k_dim)
-    return _taken(mixer, kind, operation, (_tail(mixer.conv1d), state))
+    return _taken(mixer, inputs, operation, (_tail(mixer.conv1d), state))
 
 
 def _scan(mixer: Any, **norm: Any) -> NativeMixer:
@@ -120,7 +111,7 @@ def _scan(mixer: Any, **norm: Any) -> NativeMixer:
         **norm,
     )
     state = (mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
-    return _taken(mixer, NativeMixer, operation, (_tail(mixer.conv1d), state))
+    return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv1d), state))
 
 
 def _scan_normed(mixer: Any) -> NativeMixer:
@@ -148,7 +139,7 @@ def _falcon(mixer: Any) -> NativeMixer:
 
 def _short_convolution(mixer: Any) -> NativeMixer:
     operation = native.convolution(mixer.conv.weight, _bias(mixer.conv), gated=True)
-    return _taken(mixer, NativeMixer, operation, (_tail(mixer.conv),))
+    return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv),))
 
 
 MIXERS: dict[str, Callable[[Any], NativeMixer]] = {
@@ -178,17 +169,29 @@ def _name(module: nn.Module) -> str:
     return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"
 
 
-def _taken(mixer: Any, kind: type[NativeMixer], operation: Any, rows: tuple[tuple[int, ...], ...]) -> NativeMixer:
+def _taken(mixer: Any, inputs: tuple[str, ...], operation: Any, rows: tuple[tuple[int, ...], ...]) -> NativeMixer:
     theirs: type[nn.Module] = type(mixer)
-    taken: NativeMixer = adopt(mixer, _extended(kind, theirs))
-    taken._operation = operation
-    taken._rows = rows
+    taken: NativeMixer = adopt(mixer, _extended(theirs))
+    taken._operation, taken._inputs, taken._rows = operation, inputs, rows
+    taken._weights = _weights(mixer, inputs)
     return taken
 
 
+def _weights(mixer: Any, inputs: tuple[str, ...]) -> tuple[list[Any], Any] | None:
+    modules = [mixer[name] for name in (*dict.fromkeys(inputs), "out_proj")]
+    # Weights of another type would be held twice.
+    if any(type(module) is nn.Linear and module.weight.dtype != mx.float32 for module in modules):
+        return None
+    *into, out = (weights_of(module) for module in modules)
+    if out is None or None in into:
+        return None
+    made = dict(zip(dict.fromkeys(inputs), into, strict=True))
+    return [made[name] for name in inputs], out
+
+
 @cache
-def _extended(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
-    return type(f"{ours.__name__}{theirs.__name__}", (ours, theirs), {})
+def _extended(theirs: type[nn.Module]) -> type:
+    return type(f"Native{theirs.__name__}", (NativeMixer, theirs), {})
 
 
 def _bias(convolution: nn.Module) -> mx.array | None:

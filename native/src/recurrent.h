@@ -125,18 +125,35 @@ class Scan {
   std::optional<Vector> norm_;
 };
 
+// A layer's projections: what makes each of its inputs (one matrix may make several), and what takes its output.
+struct Projections {
+  std::vector<std::shared_ptr<const Weights>> in;
+  std::shared_ptr<const Weights> out;
+};
+
+// What an operation is asked for.
+struct Wanted {
+  std::vector<Piece> pieces;
+  // Also give copies [earlier, pieces, ...] of the states: the first as they were without the last token of each piece,
+  // the next without its last two, and so on; zeros where a piece is not that long. Who has a model verify tokens that
+  // were guessed goes on from one of these.
+  int earlier = 0;
+  // With projections the operation takes what goes into them, and gives what comes out of them.
+  std::optional<Projections> through;
+};
+
 // The operations. Each gives y [..., width] and the states, which are the ones given, in the same memory. A piece that
-// starts at 0 finds no state, whatever the arrays hold. Tokens that belong to no piece are padding and come out as zeros.
-// They raise std::invalid_argument for shapes that do not fit.
-std::vector<mlx::core::array> convolve(std::shared_ptr<const Convolution> layer, const mlx::core::array& x,
-                                       const mlx::core::array& tails, std::vector<Piece> pieces,
-                                       mlx::core::StreamOrDevice stream = {});
-std::vector<mlx::core::array> gated_delta(std::shared_ptr<const GatedDelta> layer, const mlx::core::array& qkv,
-                                          const mlx::core::array& z, const mlx::core::array& b, const mlx::core::array& a,
-                                          const mlx::core::array& tails, const mlx::core::array& states,
-                                          std::vector<Piece> pieces, mlx::core::StreamOrDevice stream = {});
-std::vector<mlx::core::array> scan(std::shared_ptr<const Scan> layer, const mlx::core::array& x,
-                                   const mlx::core::array& tails, const mlx::core::array& states,
-                                   std::vector<Piece> pieces, mlx::core::StreamOrDevice stream = {});
+// starts at 0 finds no state, whatever the arrays hold. Tokens that belong to no piece are padding; they come out as zeros
+// in front of the last projection. Raise std::invalid_argument for shapes that do not fit.
+std::vector<mlx::core::array> convolve(std::shared_ptr<const Convolution> layer, const std::vector<mlx::core::array>& given,
+                                       const mlx::core::array& tails, Wanted wanted, mlx::core::StreamOrDevice stream = {});
+// Given qkv, z, b and a.
+std::vector<mlx::core::array> gated_delta(std::shared_ptr<const GatedDelta> layer,
+                                          const std::vector<mlx::core::array>& given, const mlx::core::array& tails,
+                                          const mlx::core::array& states, Wanted wanted,
+                                          mlx::core::StreamOrDevice stream = {});
+std::vector<mlx::core::array> scan(std::shared_ptr<const Scan> layer, const std::vector<mlx::core::array>& given,
+                                   const mlx::core::array& tails, const mlx::core::array& states, Wanted wanted,
+                                   mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

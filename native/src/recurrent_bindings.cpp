@@ -15,6 +15,8 @@ using namespace nb::literals;
 namespace ingot {
 namespace {
 
+constexpr const char* kThrough = "The same with the projections before and behind it.";
+
 using Array = mlx::core::array;
 using Pieces = std::vector<std::tuple<int, int, int, int>>;
 using Place = std::tuple<int, int, int>;
@@ -25,6 +27,14 @@ std::vector<Piece> taken(const Pieces& pieces) {
   return made;
 }
 
+using Held = std::shared_ptr<Weights>;
+
+Wanted wanted(const Pieces& pieces, int earlier) { return {taken(pieces), earlier, std::nullopt}; }
+
+Wanted wanted(const Pieces& pieces, int earlier, const std::vector<Held>& inputs, Held output) {
+  return {taken(pieces), earlier, Projections{{inputs.begin(), inputs.end()}, std::move(output)}};
+}
+
 Columns columns(const Place& place) { return {std::get<0>(place), std::get<1>(place), std::get<2>(place)}; }
 
 void bind_convolution(nb::module_& module) {
@@ -33,10 +43,17 @@ void bind_convolution(nb::module_& module) {
            "silu"_a, "gated"_a)
       .def(
           "__call__",
-          [](std::shared_ptr<Convolution> layer, const Array& x, const Array& tails, const Pieces& pieces) {
-            return convolve(std::move(layer), x, tails, taken(pieces));
+          [](std::shared_ptr<Convolution> layer, const Array& x, const Array& tails, const Pieces& pieces, int earlier) {
+            return convolve(std::move(layer), {x}, tails, wanted(pieces, earlier));
           },
-          "x"_a, "tails"_a, "pieces"_a);
+          "x"_a, "tails"_a, "pieces"_a, "earlier"_a = 0)
+      .def(
+          "through",
+          [](std::shared_ptr<Convolution> layer, const Array& x, const std::vector<Held>& inputs, Held output,
+             const Array& tails, const Pieces& pieces, int earlier) {
+            return convolve(std::move(layer), {x}, tails, wanted(pieces, earlier, inputs, std::move(output)));
+          },
+          "x"_a, "inputs"_a, "output"_a, "tails"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
 
 void bind_delta(nb::module_& module) {
@@ -55,10 +72,17 @@ void bind_delta(nb::module_& module) {
       .def(
           "__call__",
           [](std::shared_ptr<GatedDelta> layer, const Array& qkv, const Array& z, const Array& b, const Array& a,
-             const Array& tails, const Array& states, const Pieces& pieces) {
-            return gated_delta(std::move(layer), qkv, z, b, a, tails, states, taken(pieces));
+             const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
+            return gated_delta(std::move(layer), {qkv, z, b, a}, tails, states, wanted(pieces, earlier));
           },
-          "qkv"_a, "z"_a, "b"_a, "a"_a, "tails"_a, "states"_a, "pieces"_a);
+          "qkv"_a, "z"_a, "b"_a, "a"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
+      .def(
+          "through",
+          [](std::shared_ptr<GatedDelta> layer, const Array& x, const std::vector<Held>& inputs, Held output,
+             const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
+            return gated_delta(std::move(layer), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
+          },
+          "x"_a, "inputs"_a, "output"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
 
 void bind_scan(nb::module_& module) {
@@ -76,10 +100,17 @@ void bind_scan(nb::module_& module) {
           "norm"_a.none())
       .def(
           "__call__",
-          [](std::shared_ptr<Scan> layer, const Array& x, const Array& tails, const Array& states, const Pieces& pieces) {
-            return scan(std::move(layer), x, tails, states, taken(pieces));
+          [](std::shared_ptr<Scan> layer, const Array& x, const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
+            return scan(std::move(layer), {x}, tails, states, wanted(pieces, earlier));
           },
-          "x"_a, "tails"_a, "states"_a, "pieces"_a);
+          "x"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
+      .def(
+          "through",
+          [](std::shared_ptr<Scan> layer, const Array& x, const std::vector<Held>& inputs, Held output, const Array& tails,
+             const Array& states, const Pieces& pieces, int earlier) {
+            return scan(std::move(layer), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
+          },
+          "x"_a, "inputs"_a, "output"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
 
 }  // namespace

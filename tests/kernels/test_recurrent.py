@@ -46,9 +46,10 @@ class Convolved:
         self.silu, self.gated, self.channels = silu, gated, channels
         self.widths = (3 * channels if gated else channels,)
         self.rows: tuple[tuple[int, ...], ...] = ((taps - 1, channels),)
-        self.operation = native.convolution(
+        self.layer = self.operation = native.convolution(
             mx.array(self.weight)[..., None], mx.array(self.bias), silu=silu, gated=gated
         )
+        self.inputs: tuple[int, ...] = (0,)
 
     def __call__(self, given: Sequence[Row], states: list[Row]) -> tuple[Row, list[Row]]:
         (x,) = given
@@ -103,7 +104,11 @@ class Delta:
             dt_bias=mx.array(self.dt_bias),
             norm=mx.array(self.norm),
         )
-        self.operation = (lambda x, y, *rest: made(x, x, y, y, *rest)) if joined else made
+        self.layer, self.inputs = made, (0, 0, 1, 1) if joined else (0, 1, 2, 3)
+
+    def operation(self, *given: Any, **named: Any) -> Any:
+        count = len(self.widths)
+        return self.layer(*(given[index] for index in self.inputs), *given[count:], **named)
 
     def _apart(self, given: Sequence[Row]) -> tuple[Row, Row, Row, Row]:
         if not self.joined:
@@ -158,7 +163,8 @@ class Scanned:
         self.scale = 1 + _draw(dice, self.inner) / 4
         self.widths = (self.inner + channels + self.heads,)
         self.rows = ((2, channels), (self.heads, size, state))
-        self.operation = native.scan(
+        self.inputs = (0,)
+        self.layer = self.operation = native.scan(
             heads=self.heads,
             groups=groups,
             head_size=size,
@@ -288,6 +294,65 @@ def test_a_row_does_not_depend_on_the_others_and_leaves_their_slots_alone(layer:
     assert np.array_equal(among[:40], alone)
     for i, count in enumerate(others, start=1):
         assert not among[40 * i + count : 40 * (i + 1)].any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(layer=layers(), earlier=st.integers(1, 4), counts=st.lists(st.integers(1, 6), min_size=1, max_size=SLOTS))
+def test_earlier_states_are_those_that_fewer_tokens_leave(layer: Layer, earlier: int, counts: list[int]) -> None:
+    dice = np.random.default_rng(earlier)
+    known = [40 if slot % 2 else 0 for slot in range(len(counts))]
+    texts = [[_draw(dice, 40 + count, width) for width in layer.widths] for count in counts]
+    states = _empty(layer)
+    for slot, text in enumerate(texts):
+        if known[slot]:
+            _, states = _run(layer, [x[:40] for x in text], states, [(0, 40, slot, 0)])
+    firsts = [sum(counts[:slot]) for slot in range(len(counts))]
+    pieces = [(firsts[slot], count, slot, known[slot]) for slot, count in enumerate(counts)]
+    rows = [[x[known[slot] :][: counts[slot]] for x in text] for slot, text in enumerate(texts)]
+    given = [mx.array(np.concatenate(parts)) for parts in zip(*rows, strict=True)]
+    found = layer.operation(*given, *(mx.array(np.array(state)) for state in states), pieces, earlier=earlier)
+    y, *after = (np.array(array) for array in found)
+    plain, kept = _run(layer, [np.array(x) for x in given], [mx.array(np.array(state)) for state in states], pieces)
+    assert np.array_equal(y, plain)
+    assert all(np.array_equal(one, np.array(two)) for one, two in zip(after, kept, strict=False))
+    for slot, without in ((slot, without) for slot in range(len(counts)) for without in range(1, earlier + 1)):
+        total = known[slot] + counts[slot] - without
+        expected = [np.zeros(row) for row in layer.rows]
+        if counts[slot] >= without and total > 0:
+            _, fewer = _run(layer, [x[:total] for x in texts[slot]], _empty(layer), [(0, total, slot, 0)])
+            expected = [np.array(state)[slot] for state in fewer]
+        taken = [part[without - 1, slot] for part in after[len(layer.rows) :]]
+        assert all(np.array_equal(one, two) for one, two in zip(taken, expected, strict=True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(layer=layers(), tokens=st.integers(1, 40))
+def test_projections_in_the_operation_give_what_they_give_around_it(layer: Layer, tokens: int) -> None:
+    dice = np.random.default_rng(tokens)
+    x = mx.array(_draw(dice, 2, tokens, 24))
+    pieces = [(0, tokens, 3, 0), (tokens, tokens, 1, 0)]
+    into = [native.plain_weights(mx.array(_draw(dice, width, 24) / 5), None) for width in layer.widths]
+    apart, *states = layer.operation(*(native.linear(x, weights) for weights in into), *_empty(layer), pieces)
+    out = native.plain_weights(mx.array(_draw(dice, 16, apart.shape[-1])), mx.array(_draw(dice, 16)))
+    inputs = [into[index] for index in layer.inputs]
+    whole, *same = layer.layer.through(x, inputs, out, *_empty(layer), pieces)
+    assert whole.shape == (2, tokens, 16)
+    assert _close(np.array(whole), np.array(native.linear(apart, out)))
+    for slot in (1, 3):
+        assert all(_close(np.array(a)[slot], np.array(b)[slot]) for a, b in zip(states, same, strict=True))
+
+
+def test_projections_that_do_not_fit_are_refused() -> None:
+    layer = Scanned(np.random.default_rng(0), 1, 1, 8, 8, Norm(0, False), False)
+    into, out = (native.plain_weights(mx.zeros(shape), None) for shape in ((layer.widths[0], 24), (16, 8)))
+    narrow = native.plain_weights(mx.zeros((16, 7)), None)
+    for x, inputs, output, message in (
+        (mx.ones((3, 23)), [into], out, "disagree about the width"),
+        (mx.ones((3, 24)), [into, into], out, "too many projections"),
+        (mx.ones((3, 24)), [into], narrow, "last projection"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.layer.through(x, inputs, output, *_empty(layer), [(0, 3, 0, 0)])
 
 
 def test_states_are_written_in_place() -> None:
