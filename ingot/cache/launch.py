@@ -18,6 +18,9 @@ import mlx.core as mx
 
 from ingot.cache.positions import Offset, Positions
 
+Piece = tuple[int, int, int, int]
+"""A sequence's tokens in a forward pass: the first one's place, how many, the slot, the position of the first."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,6 +53,11 @@ class Launch:
     def ragged(self) -> bool:
         return len(set(self.starts)) > 1
 
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        rows = enumerate(zip(self.starts, self.valid, strict=True))
+        return tuple((row * self.width, count, self.first + row, start) for row, (start, count) in rows)
+
 
 Mask = mx.array | str | None
 
@@ -71,6 +79,14 @@ class Mixed:
         return self.bounds[-1][1]
 
     @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(
+            (begin + first, count, slot, start)
+            for (begin, _), part in zip(self.bounds, self.parts, strict=True)
+            for first, count, slot, start in part.pieces
+        )
+
+    @cached_property
     def positions(self) -> mx.array:
         """[tokens]: where each token stands in its sequence."""
         return mx.array(
@@ -81,15 +97,6 @@ class Mixed:
     @cached_property
     def offset(self) -> Positions:
         return Positions(self.positions[None])
-
-    @cached_property
-    def pieces(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(first token, tokens, slot, position) of each sequence."""
-        return tuple(
-            (begin + row * part.width, part.width, part.first + row, start)
-            for (begin, _), part in zip(self.bounds, self.parts, strict=True)
-            for row, start in enumerate(part.starts)
-        )
 
     def taken(self, number: int, x: mx.array) -> mx.array:
         """The part of x [1, tokens, ...] that belongs to a launch, as [rows, width, ...]."""

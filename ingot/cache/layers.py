@@ -16,7 +16,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
-from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
+from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted, Piece
 from ingot.cache.positions import Offset
 from ingot.models.upstream import ArraysCache, caches
 
@@ -55,6 +55,11 @@ class LayerState:
     @property
     def offset(self) -> Offset:
         return self.open_launch.offset if self.whole is None else self.whole.offset
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """The sequences that are being computed, without padding."""
+        return self.open_launch.pieces if self.whole is None else self.whole.pieces
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Mask | Parted:
         if self.whole is None:
@@ -312,8 +317,8 @@ class RecurrentState(LayerState, ArraysCache):
         return [part for part in self.cache if part is not None]
 
     def row(self, slot: int) -> list[mx.array | None]:
-        """The row's state, as views; None where the model keeps nothing."""
-        return [None if part is None else part[slot : slot + 1] for part in self.cache]
+        """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
+        return [None if part is None else mx.take(part, mx.array([slot]), axis=0) for part in self.cache]
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
         """Give a row a state that `row` gave."""
@@ -329,6 +334,20 @@ class RecurrentState(LayerState, ArraysCache):
         part, rows = _as_long(part, rows), _as_long(rows, part)
         part[slot : slot + rows.shape[0]] = rows
         self.cache[index] = part
+
+    # What layers that are computed natively ask for.
+
+    def lend(self, *rows: tuple[int, ...]) -> list[mx.array]:
+        """All slots' parts, of these shapes a row, for whoever writes them in place and gives them back."""
+        parts = [
+            mx.zeros((self._slots, *shape), mx.float32) if part is None else part.astype(mx.float32)
+            for part, shape in zip(self.cache, rows, strict=True)
+        ]
+        self.cache = [None] * len(parts)
+        return parts
+
+    def regain(self, parts: Sequence[mx.array]) -> None:
+        self.cache = list(parts)
 
     # What mlx-lm's models ask for.
 

@@ -86,7 +86,7 @@ def take(slots: Slots, slot: int, begin: int) -> Record:
     for state in slots.states:
         if isinstance(state, RecurrentState):
             deltas.append(None)
-            checkpoint.append(tuple(None if array is None else _copied(array) for array in state.row(slot)))
+            checkpoint.append(tuple(state.row(slot)))
             continue
         assert isinstance(state, AppendState)
         oldest = max(begin, state.oldest(slot, end))

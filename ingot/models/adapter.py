@@ -31,6 +31,7 @@ from ingot.models.modules import Selection, parameters, select_at_heads, swap_ro
 from ingot.models.norms import swap_norms
 from ingot.models.precision import settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.recurrent import swap_recurrences
 from ingot.models.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
@@ -114,6 +115,8 @@ def adapt(
         raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
     swap_ropes(model)
     fused = device.kind == "cpu" and fuse_layers(model)
+    if device.kind == "cpu":
+        swap_recurrences(model)
     if not fused:
         swap_mixers(model, unfused=device.unfused_attention)
         if device.kind == "cpu":

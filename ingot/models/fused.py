@@ -6,17 +6,14 @@ are given. Covers the layers of Llama and its relatives; what it does not cover 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Launch
-from ingot.cache.layers import AppendState
 from ingot.kernels import native
-from ingot.models.modules import PackedLinear, PositionedRope, adopt
+from ingot.models.modules import PositionedRope, adopt, weights_of
 
 BLOCKS = {f"mlx_lm.models.{family}.TransformerBlock" for family in ("llama", "qwen2", "qwen3")}
 """Classes of layers whose arithmetic the native kernels know."""
@@ -37,7 +34,7 @@ class FusedLayers(nn.Module):
         for state in states:
             state.release()  # so that nobody but the operation holds them, and it may write in place
         dtype = x.dtype
-        y, keys, values = self._stack(x, keys, values, list(_pieces(cache)))
+        y, keys, values = self._stack(x, keys, values, cache.pieces)
         for state, own_keys, own_values in zip(states, keys, values, strict=True):
             state.keys, state.values = own_keys, own_values
         return y.astype(dtype)
@@ -93,7 +90,7 @@ def _stack(layers: list[Any]) -> native.Stack | None:
         return None
     rotation = rope._rotation
     size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
-    weights = [[_weights(module) for module in _matrices(layer)] for layer in layers]
+    weights = [[weights_of(module) for module in _matrices(layer)] for layer in layers]
     if any(weight is None for own in weights for weight in own):
         return None
     stack = native.Stack(
@@ -132,25 +129,3 @@ def _matrices(layer: Any) -> tuple[Any, ...]:
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     )
-
-
-def _weights(module: Any) -> Any:
-    """A linear layer as the native kernels take it; None where they do not know its form."""
-    if isinstance(module, PackedLinear):
-        return module.native
-    bias = module.bias if "bias" in module else None
-    return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
-
-
-def _pieces(state: AppendState) -> Iterator[tuple[int, int, int, int]]:
-    """(first token, tokens, slot, position) of each sequence in the open launch."""
-    if (mixed := state.whole) is None:
-        yield from _of_launch(state.open_launch, 0)
-        return
-    for (begin, _), part in zip(mixed.bounds, mixed.parts, strict=True):
-        yield from _of_launch(part, begin)
-
-
-def _of_launch(launch: Launch, begin: int) -> Iterator[tuple[int, int, int, int]]:
-    for row, (start, count) in enumerate(zip(launch.starts, launch.valid, strict=True)):
-        yield begin + row * launch.width, count, launch.first + row, start

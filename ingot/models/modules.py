@@ -69,6 +69,14 @@ def packed(module: Any) -> Any:
 _PACKED: dict[type, type] = {nn.QuantizedLinear: PackedLinear, nn.QuantizedEmbedding: PackedEmbedding}
 
 
+def weights_of(module: Any) -> Any:
+    """A linear layer as the native kernels take it; None where they do not know its form."""
+    if isinstance(module, PackedLinear):
+        return module.native
+    bias = module.bias if "bias" in module else None
+    return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
+
+
 class _SelectsBeforeCall:
     selection: Selection
 

@@ -4,8 +4,11 @@ import mlx.core  # noqa: F401  (the extension shares its array type)
 
 from ingot_native._native import (
     Attention,
+    Convolution,
     Gate,
+    GatedDelta,
     Rotation,
+    Scan,
     Stack,
     Weights,
     gated,
@@ -21,8 +24,11 @@ from ingot_native._native import (
 
 __all__ = [
     "Attention",
+    "Convolution",
     "Gate",
+    "GatedDelta",
     "Rotation",
+    "Scan",
     "Stack",
     "Weights",
     "gated",

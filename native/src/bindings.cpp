@@ -15,6 +15,7 @@
 #include "product.h"
 #include "rotation.h"
 #include "rows.h"
+#include "recurrent_bindings.h"
 #include "stack.h"
 
 namespace nb = nanobind;
@@ -132,6 +133,7 @@ NB_MODULE(_native, module) {
   bind_stack(module);
   bind_attention(module);
   bind_rows(module);
+  ingot::bind_recurrent(module);
   module.def(
       "linear",
       [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },

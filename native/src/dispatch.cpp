@@ -3,6 +3,7 @@
 
 #include "floats.h"
 #include "kernels.h"
+#include "recurrence.h"
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
@@ -17,11 +18,13 @@ namespace ingot {
 struct Set {
   const Kernels& kernels;
   const Floats& floats;
+  const Recurrence& recurrence;
 };
-#define INGOT_SET(name)                \
-  extern const Kernels kernels_##name; \
-  extern const Floats floats_##name;   \
-  const Set name{kernels_##name, floats_##name};
+#define INGOT_SET(name)                      \
+  extern const Kernels kernels_##name;       \
+  extern const Floats floats_##name;         \
+  extern const Recurrence recurrence_##name; \
+  const Set name{kernels_##name, floats_##name, recurrence_##name};
 
 INGOT_SET(portable)
 #if defined(__x86_64__)
@@ -59,5 +62,7 @@ const Set& set() {
 const Kernels& kernels() { return set().kernels; }
 
 const Floats& floats() { return set().floats; }
+
+const Recurrence& recurrence() { return set().recurrence; }
 
 }  // namespace ingot

@@ -17,6 +17,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.slots import Slots
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
+from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt, load
 from ingot.models.probe import apart
@@ -56,6 +57,9 @@ UNPADDED = {
     "recurrent_gemma": "the recurrent state takes in the padding",
     "rwkv7": "the state takes in the padding",
 }
+
+if native.available():
+    del UNPADDED["nemotron_h"]  # the native kernels know where a row ends
 
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
