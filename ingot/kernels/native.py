@@ -52,9 +52,12 @@ def advice() -> str | None:
 
 
 def describe() -> str | None:
-    """The instruction set and the threads in use, such as "dotprod, 2 threads"; None without the extension."""
+    """The instruction set and the threads in use, such as "avx512vnni and amx, 2 threads"; None without the extension."""
     native = _loaded()
-    return None if native is None else f"{native.instruction_set()}, {native.threads()} threads"
+    if native is None:
+        return None
+    sets = [name for name in (native.instruction_set(), native.wide()) if name]
+    return f"{' and '.join(sets)}, {native.threads()} threads"
 
 
 def covers(*, bits: int, group_size: int, mode: str) -> bool:
@@ -93,10 +96,15 @@ def lookup(ids: mx.array, weights: Any) -> mx.array:
     return rows
 
 
-def use_one_path() -> None:
-    """Compute a row the same way however many there are."""
+def use_one_path(one: bool = True) -> None:
+    """Compute a row the same way however many there are, or else the fastest way for so many."""
     if (native := _loaded()) is not None:
-        native.use_one_path(True)
+        native.use_one_path(one)
+
+
+def has_wide() -> bool:
+    """Whether many rows at once are multiplied by instructions of their own, as bfloat16."""
+    return available() and _loaded().wide() is not None
 
 
 class Stack:

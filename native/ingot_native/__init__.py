@@ -20,6 +20,7 @@ from ingot_native._native import (
     threads,
     use_blas,
     use_one_path,
+    wide,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "threads",
     "use_blas",
     "use_one_path",
+    "wide",
 ]

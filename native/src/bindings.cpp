@@ -150,5 +150,8 @@ NB_MODULE(_native, module) {
   module.def("use_one_path", &ingot::use_one_path, "one"_a,
              "Compute a row the same way however many there are.");
   module.def("instruction_set", [] { return ingot::kernels().name; }, "The instruction set that is used here.");
+  module.def(
+      "wide", []() -> const char* { return ingot::wide() == nullptr ? nullptr : ingot::wide()->name; },
+      "The instruction set for many rows at once, if there is one.");
   module.def("threads", [] { return ingot::Pool::shared().threads(); }, "How many threads work on an operation.");
 }

@@ -5,6 +5,12 @@
 #include "kernels.h"
 #include "recurrence.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
@@ -30,6 +36,7 @@ INGOT_SET(portable)
 #if defined(__x86_64__)
 INGOT_SET(avx2)
 INGOT_SET(avx512vnni)
+extern const Wide wide_amx;
 #elif defined(__aarch64__)
 INGOT_SET(dotprod)
 #endif
@@ -41,7 +48,7 @@ const Set& pick() {
   const char* asked = std::getenv("INGOT_ISA");
   if (asked != nullptr && std::strcmp(asked, "portable") == 0) return portable;
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool vnni = has_avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   if (vnni && !(asked != nullptr && std::strcmp(asked, "avx2") == 0)) return avx512vnni;
@@ -57,7 +64,32 @@ const Set& set() {
   return picked;
 }
 
+#if defined(__x86_64__)
+// Whether the processor has tiles of bfloat16, and the kernel lets this process use them.
+bool has_amx() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & 1u << 22) || !(d & 1u << 24)) return false;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+const Wide* pick_wide() {
+#if defined(__x86_64__)
+  const char* asked = std::getenv("INGOT_ISA");
+  const bool wanted = asked == nullptr || std::strcmp(asked, "amx") == 0;
+  if (wanted && &set() == &avx512vnni && has_amx()) return &wide_amx;
+#endif
+  return nullptr;
+}
+
 }  // namespace
+
+const Wide* wide() {
+  static const Wide* picked = pick_wide();
+  return picked;
+}
 
 const Kernels& kernels() { return set().kernels; }
 

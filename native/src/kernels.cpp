@@ -2,6 +2,8 @@
 #include "kernels.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -22,8 +24,22 @@ namespace {
 
 constexpr int kSteps = kBlock / 4;  // a block is multiplied four columns at a time
 
+// A number of 16 bits: a sign, 5 bits of exponent, 10 of fraction.
+struct Half {
+  uint16_t bits;
+};
+
+inline float value(float number) { return number; }
+
+inline float value(Half half) {
+  // Moved to where a float has them, exponent and fraction lack only the difference of the two biases, which a product
+  // supplies, also to the smallest numbers.
+  const uint32_t magnitude = static_cast<uint32_t>(half.bits & 0x7fff) << 13, sign = static_cast<uint32_t>(half.bits & 0x8000) << 16;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f) | sign);
+}
+
 // For each instruction set: `Sum` and `Ints` hold a number for each row of a tile, `Bytes` four quanta of each.
-// `product` multiplies a block of weights with a block of activations.
+// `product` multiplies a block of weights with a block of activations, `products` with those of some rows of a lot.
 #if defined(__ARM_FEATURE_DOTPROD)
 
 constexpr int kTile = 4;
@@ -34,11 +50,15 @@ using Bytes = int8x16_t;
 
 inline Sum zero() { return vdupq_n_f32(0); }
 inline Sum load(const float* p) { return vld1q_f32(p); }
+inline Sum load(const Half* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 inline void store(float* p, Sum sum) { vst1q_f32(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return vfmaq_n_f32(sum, a, b); }
-inline Sum plus(Sum sum, Ints high, Ints low, Sum scales, float scale) {
-  const Ints both = vaddq_s32(vshlq_n_s32(high, 8), low);
-  return vfmaq_f32(sum, vcvtq_f32_s32(both), vmulq_n_f32(scales, scale));
+// Integers are added up in the lowest bits of a large float, 1.5 * 2^23, since taking it off again is four times as fast
+// as a conversion.
+inline Ints start() { return vdupq_n_s32(0x4b400000); }
+inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
+  const Sum number = vsubq_f32(vreinterpretq_f32_s32(product), vreinterpretq_f32_s32(start()));
+  return vfmaq_f32(sum, number, vmulq_n_f32(scales, scale));
 }
 
 template <int Bits>
@@ -59,8 +79,7 @@ struct Block {
 
   Ints product(const int8_t* x) const {
     const Bytes first = vld1q_s8(x), second = vld1q_s8(x + 16);
-    // Two chains, as the latency of the products is what would hold one up.
-    Ints a = vdotq_laneq_s32(vdupq_n_s32(0), w[0], first, 0), b = vdotq_laneq_s32(vdupq_n_s32(0), w[1], first, 1);
+    Ints a = vdotq_laneq_s32(start(), w[0], first, 0), b = vdotq_laneq_s32(vdupq_n_s32(0), w[1], first, 1);
     a = vdotq_laneq_s32(a, w[2], first, 2);
     b = vdotq_laneq_s32(b, w[3], first, 3);
     a = vdotq_laneq_s32(a, w[4], second, 0);
@@ -68,6 +87,33 @@ struct Block {
     a = vdotq_laneq_s32(a, w[6], second, 2);
     b = vdotq_laneq_s32(b, w[7], second, 3);
     return vaddq_s32(a, b);
+  }
+
+  template <int N>
+  void products(const int8_t* x, Ints* sums) const {
+    if constexpr (N == 4) {
+      for (int n = 0; n < N; n++) sums[n] = start();
+      half(w, x, sums);
+      half(w + 4, x + 16, sums);
+    } else {
+      for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
+    }
+  }
+
+ private:
+  // Half a block times those of four rows. Written out, as the compiler would do one row after another, whose products
+  // wait for each other.
+  static void half(const Bytes* w, const int8_t* x, Ints* sums) {
+    const Bytes a = vld1q_s8(x), b = vld1q_s8(x + kBlock), c = vld1q_s8(x + 2 * kBlock), d = vld1q_s8(x + 3 * kBlock);
+#define INGOT_STEP(w, at)                     \
+  "sdot %0.4s, " w ".16b, %8.4b[" at "]\n"  \
+  "sdot %1.4s, " w ".16b, %9.4b[" at "]\n"  \
+  "sdot %2.4s, " w ".16b, %10.4b[" at "]\n" \
+  "sdot %3.4s, " w ".16b, %11.4b[" at "]\n"
+    asm(INGOT_STEP("%4", "0") INGOT_STEP("%5", "1") INGOT_STEP("%6", "2") INGOT_STEP("%7", "3")
+        : "+w"(sums[0]), "+w"(sums[1]), "+w"(sums[2]), "+w"(sums[3])
+        : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(a), "w"(b), "w"(c), "w"(d));
+#undef INGOT_STEP
   }
 };
 
@@ -81,11 +127,11 @@ using Bytes = __m512i;
 
 inline Sum zero() { return _mm512_setzero_ps(); }
 inline Sum load(const float* p) { return _mm512_loadu_ps(p); }
+inline Sum load(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store(float* p, Sum sum) { _mm512_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum); }
-inline Sum plus(Sum sum, Ints high, Ints low, Sum scales, float scale) {
-  const Ints both = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_mul_ps(scales, _mm512_set1_ps(scale)), sum);
+inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), _mm512_mul_ps(scales, _mm512_set1_ps(scale)), sum);
 }
 inline Ints four(const int8_t* x) {
   int32_t both;
@@ -119,6 +165,12 @@ struct Block {
     }
     return _mm512_add_epi32(a, b);
   }
+
+  template <int N>
+  void products(const int8_t* x, Ints* sums) const {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
+  }
 };
 
 #elif defined(__AVX2__)
@@ -131,11 +183,11 @@ using Bytes = __m256i;
 
 inline Sum zero() { return _mm256_setzero_ps(); }
 inline Sum load(const float* p) { return _mm256_loadu_ps(p); }
+inline Sum load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(float* p, Sum sum) { _mm256_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), sum); }
-inline Sum plus(Sum sum, Ints high, Ints low, Sum scales, float scale) {
-  const Ints both = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), _mm256_mul_ps(scales, _mm256_set1_ps(scale)), sum);
+inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), _mm256_mul_ps(scales, _mm256_set1_ps(scale)), sum);
 }
 inline Ints four(const int8_t* x) {
   int32_t both;
@@ -176,6 +228,12 @@ struct Block {
     }
     return Bits == 4 ? _mm256_madd_epi16(sum, ones) : sum;
   }
+
+  template <int N>
+  void products(const int8_t* x, Ints* sums) const {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
+  }
 };
 
 #else
@@ -190,9 +248,10 @@ struct Ints {
 };
 
 inline Sum zero() { return {}; }
-inline Sum load(const float* p) {
+template <class Factor>
+inline Sum load(const Factor* p) {
   Sum sum;
-  std::memcpy(sum.v, p, sizeof(sum.v));
+  for (int r = 0; r < kTile; r++) sum.v[r] = value(p[r]);
   return sum;
 }
 inline void store(float* p, Sum sum) { std::memcpy(p, sum.v, sizeof(sum.v)); }
@@ -200,9 +259,8 @@ inline Sum plus(Sum sum, Sum a, float b) {
   for (int r = 0; r < kTile; r++) sum.v[r] += a.v[r] * b;
   return sum;
 }
-inline Sum plus(Sum sum, Ints high, Ints low, Sum scales, float scale) {
-  for (int r = 0; r < kTile; r++)
-    sum.v[r] += static_cast<float>(256 * high.v[r] + low.v[r]) * (scales.v[r] * scale);
+inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
+  for (int r = 0; r < kTile; r++) sum.v[r] += static_cast<float>(product.v[r]) * (scales.v[r] * scale);
   return sum;
 }
 
@@ -228,130 +286,238 @@ struct Block {
         for (int t = 0; t < 4; t++) sum.v[r] += w[i][r][t] * x[4 * i + t];
     return sum;
   }
+
+  template <int N>
+  void products(const int8_t* x, Ints* sums) const {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
+  }
 };
 
 #endif
 
-// What 16 bits hold such that both halves fit in 8 signed ones: 256 * 127 + 127.
-constexpr float kLargest = 32639.0f;
+constexpr float kLargest = 127;
 
-void quantise(const float* x, int columns, int group, Quantised out) {
+struct Rounded {
+  float scale;
+  int32_t sum;  // of the integers
+};
+
+// A block in which the largest number is more than so many times the root of the mean square has a rest.
+constexpr float kOutlier = 4;
+
+struct Spread {
+  float largest, mean_square;
+};
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+Spread spread(const float* x) {
+  float32x4_t largest = vdupq_n_f32(0), square = largest;
+  for (int i = 0; i < kBlock; i += 4) {
+    const float32x4_t v = vld1q_f32(x + i);
+    largest = vmaxnmq_f32(largest, vabsq_f32(v));
+    square = vfmaq_f32(square, v, v);
+  }
+  return {vmaxnmvq_f32(largest), vaddvq_f32(square) / kBlock};
+}
+
+Rounded round_block(const float* x, float largest, int8_t* values) {
+  const float inverse = largest > 0 ? kLargest / largest : 0;
+  int32x4_t sum = vdupq_n_s32(0);
+  for (int i = 0; i < kBlock; i += 16) {
+    int32x4_t n[4];
+    for (int j = 0; j < 4; j++) n[j] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse));
+    const int16x8_t first = vcombine_s16(vmovn_s32(n[0]), vmovn_s32(n[1]));
+    const int16x8_t second = vcombine_s16(vmovn_s32(n[2]), vmovn_s32(n[3]));
+    const int8x16_t all = vcombine_s8(vmovn_s16(first), vmovn_s16(second));
+    sum = vdotq_s32(sum, all, vdupq_n_s8(1));
+    vst1q_s8(values + i, all);
+  }
+  return {largest / kLargest, vaddvq_s32(sum)};
+}
+
+#else
+
+constexpr int kLanes = 8;
+
+// Numbers up to 2^22, rounded to the nearest integer, to the even one of two.
+inline int32_t rounded(float x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: what is added to it is cut to an integer in its lowest bits
+  return std::bit_cast<int32_t>(x + kMagic) - std::bit_cast<int32_t>(kMagic);
+}
+
+Spread spread(const float* x) {
+  float largest[kLanes] = {}, square[kLanes] = {};
+  for (int i = 0; i < kBlock; i += kLanes)
+    for (int l = 0; l < kLanes; l++) {
+      const float size = std::fabs(x[i + l]);
+      largest[l] = size > largest[l] ? size : largest[l];
+      square[l] += x[i + l] * x[i + l];
+    }
+  for (int l = 1; l < kLanes; l++) {
+    largest[0] = std::max(largest[0], largest[l]);
+    square[0] += square[l];
+  }
+  return {largest[0], square[0] / kBlock};
+}
+
+Rounded round_block(const float* x, float largest, int8_t* values) {
+  const float inverse = largest > 0 ? kLargest / largest : 0;
+  int32_t sum[kLanes] = {};
+  for (int i = 0; i < kBlock; i += kLanes)
+    for (int l = 0; l < kLanes; l++) {
+      const int32_t integer = rounded(x[i + l] * inverse);
+      values[i + l] = static_cast<int8_t>(integer);
+      sum[l] += integer;
+    }
+  for (int l = 1; l < kLanes; l++) sum[0] += sum[l];
+  return {largest / kLargest, sum[0]};
+}
+
+#endif
+
+// What rounding took from a block.
+Rounded round_rest(const float* x, Rounded main, const int8_t* values, int8_t* rests) {
+  float rest[kBlock];
+  for (int i = 0; i < kBlock; i++) rest[i] = x[i] - main.scale * static_cast<float>(values[i]);
+  return round_block(rest, main.scale / 2, rests);
+}
+
+void quantise(const float* x, int columns, int group, int lot, int place, Quantised out) {
   const int per_group = group / kBlock;
   for (int block = 0; block < columns / kBlock; block++, x += kBlock) {
-    float largest = 0, sum = 0;
-    for (int i = 0; i < kBlock; i++) {
-      largest = std::fmax(largest, std::fabs(x[i]));
-      sum += x[i];
+    const size_t at = static_cast<size_t>(block) * lot + place;
+    int8_t *values = out.values + at * kBlock, *rests = out.rests + at * kBlock;
+    const Spread found = spread(x);
+    // Infinities and what is no number make the mean so too, and then the sums.
+    const Rounded main = round_block(x, found.largest, values);
+    Rounded rest{0, 0};
+    if (found.largest * found.largest > kOutlier * kOutlier * found.mean_square) {
+      rest = round_rest(x, main, values, rests);
+      std::atomic_ref(out.marks[static_cast<size_t>(block) * lot]).store(1, std::memory_order_relaxed);
+    } else {
+      std::memset(rests, 0, kBlock);
     }
-    float scale = largest / kLargest, inverse = largest > 0 ? kLargest / largest : 0;
-    out.scales[block] = scale;
-    out.sums[block / per_group] = block % per_group == 0 ? sum : out.sums[block / per_group] + sum;
-    int8_t *high = out.high + block * kBlock, *low = out.low + block * kBlock;
-    for (int i = 0; i < kBlock; i++) {
-      int value = static_cast<int>(std::lrintf(x[i] * inverse));
-      int top = (value + 128) >> 8;
-      high[i] = static_cast<int8_t>(top);
-      // -128 has no opposite in 8 bits, which one instruction set needs; being off by one there does not show.
-      low[i] = static_cast<int8_t>(std::max(value - 256 * top, -127));
-    }
+    out.scales[at] = main.scale;
+    out.rest_scales[at] = rest.scale;
+    float& whole = out.sums[static_cast<size_t>(block / per_group) * lot + place];
+    whole = (block % per_group == 0 ? found.mean_square * 0.0f : whole) + main.scale * static_cast<float>(main.sum) +
+            rest.scale * static_cast<float>(rest.sum);
   }
 }
 
-// One tile of weights times M activation rows, with the sums in registers over the whole width.
-template <int M, int Bits>
+// The bias of each row of a tile, as the stored quanta need it.
+template <int Bits, class Factor>
+inline Sum bias_of(const Factor* biases, Sum scale) {
+  return Bits == 8 && kSignedBytes ? plus(load(biases), scale, 128.0f) : load(biases);
+}
+
+// A block of weights times the blocks of a lot's rows.
+template <int M, class Weights>
+inline void add_products(const Weights& weights, const int8_t* values, const float* factors, Sum scale, Sum* sums) {
+  // More products at a time would not fit in registers; fewer would wait for each other.
+  constexpr int kTogether = std::min(M, 4);
+#pragma GCC unroll 2
+  for (int m = 0; m < M; m += kTogether) {
+    Ints found[kTogether];
+    weights.template products<kTogether>(values + m * kBlock, found);
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; i++) sums[m + i] = plus(sums[m + i], found[i], scale, factors[m + i]);
+  }
+}
+
+// As many numbers of a tile as are wanted.
+inline void keep(Sum sum, float* to, int wanted) {
+  if (wanted >= kTile) {
+    store(to, sum);
+    return;
+  }
+  float all[kTile];
+  store(all, sum);
+  std::memcpy(to, all, sizeof(float) * wanted);
+}
+
+// One tile of weights times the M activation rows of a lot, with the sums in registers over the whole width.
+template <int M, int Bits, class Factor>
 void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, size_t stride) {
   const int blocks = w.blocks(), per_group = w.group / kBlock, groups = w.groups();
-  const size_t block_bytes = kTile * w.block_bytes();
+  const size_t block_bytes = kTile * w.block_bytes(), factors = static_cast<size_t>(n) * groups;
   const uint8_t* quanta = w.quanta + static_cast<size_t>(n / kTile) * blocks * block_bytes;
-  const float *scales = w.scales + static_cast<size_t>(n) * groups, *biases = w.biases + static_cast<size_t>(n) * groups;
+  const Factor* scales = static_cast<const Factor*>(w.scales) + factors;
+  const Factor* biases = static_cast<const Factor*>(w.biases) + factors;
   Sum sums[M];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) sums[m] = zero();
   for (int group = 0, block = 0; group < groups; group++, scales += kTile, biases += kTile) {
-    const Sum scale = load(scales), bias = load(biases);
+    const Sum scale = load(scales), bias = bias_of<Bits>(biases, scale);
     for (int end = block + per_group; block < end; block++, quanta += block_bytes) {
       const Block<Bits> weights(quanta);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const size_t at = static_cast<size_t>(m) * blocks + block;
-        sums[m] = plus(sums[m], weights.product(x.high + at * kBlock), weights.product(x.low + at * kBlock), scale,
-                       x.scales[at]);
-      }
+      const size_t at = static_cast<size_t>(block) * M;
+      add_products<M>(weights, x.values + at * kBlock, x.scales + at, scale, sums);
+      if (x.marks[at] != 0) add_products<M>(weights, x.rests + at * kBlock, x.rest_scales + at, scale, sums);
     }
-#pragma GCC unroll 4
-    for (int m = 0; m < M; m++) sums[m] = plus(sums[m], bias, x.sums[static_cast<size_t>(m) * groups + group]);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) sums[m] = plus(sums[m], bias, x.sums[group * M + m]);
   }
-  const int used = std::min(kTile, last - n);
-  for (int m = 0; m < M; m++) {
-    if (used == kTile) {
-      store(y + m * stride + n, sums[m]);
-      continue;
-    }
-    float all[kTile];
-    store(all, sums[m]);
-    std::memcpy(y + m * stride + n, all, sizeof(float) * used);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) keep(sums[m], y + m * stride + n, last - n);
+}
+
+template <int M, int Bits, class Factor>
+void lots(const PackedMatrix& w, Quantised& x, int& count, int first, int last, float*& y, size_t stride) {
+  for (; count >= M; count -= M) {
+    for (int n = first; n < last; n += kTile) tile<M, Bits, Factor>(w, x, n, last, y, stride);
+    const size_t blocks = static_cast<size_t>(M) * w.blocks();
+    x.values += blocks * kBlock;
+    x.rests += blocks * kBlock;
+    x.scales += blocks;
+    x.rest_scales += blocks;
+    x.marks += blocks;
+    x.sums += static_cast<size_t>(M) * w.groups();
+    y += M * stride;
   }
 }
 
-template <int Bits>
-void multiply_bits(const PackedMatrix& w, Quantised x, int count, int first, int last, float* y, size_t stride) {
-  auto advance = [&](int m) {
-    const size_t blocks = static_cast<size_t>(m) * w.blocks();
-    x.high += blocks * kBlock;
-    x.low += blocks * kBlock;
-    x.scales += blocks;
-    x.sums += static_cast<size_t>(m) * w.groups();
-    y += m * stride;
-    count -= m;
-  };
-  for (; count >= 4; advance(4))
-    for (int n = first; n < last; n += kTile) tile<4, Bits>(w, x, n, last, y, stride);
-  for (; count >= 2; advance(2))
-    for (int n = first; n < last; n += kTile) tile<2, Bits>(w, x, n, last, y, stride);
-  for (; count >= 1; advance(1))
-    for (int n = first; n < last; n += kTile) tile<1, Bits>(w, x, n, last, y, stride);
+template <int Bits, class Factor>
+void multiply_as(const PackedMatrix& w, Quantised x, int count, int first, int last, float* y, size_t stride) {
+  lots<kLot, Bits, Factor>(w, x, count, first, last, y, stride);
+  lots<4, Bits, Factor>(w, x, count, first, last, y, stride);
+  lots<2, Bits, Factor>(w, x, count, first, last, y, stride);
+  lots<1, Bits, Factor>(w, x, count, first, last, y, stride);
 }
 
 void multiply(const PackedMatrix& w, const Quantised& x, int count, int first, int last, float* y, size_t stride) {
-  if (w.bits == 4)
-    multiply_bits<4>(w, x, count, first, last, y, stride);
-  else
-    multiply_bits<8>(w, x, count, first, last, y, stride);
+  const auto use = w.bits == 4 ? (w.halves ? multiply_as<4, Half> : multiply_as<4, float>)
+                               : (w.halves ? multiply_as<8, Half> : multiply_as<8, float>);
+  use(w, x, count, first, last, y, stride);
 }
 
-template <int Bits>
+template <int Bits, class Factor>
 void unpack_row(const PackedMatrix& w, int n, float* out) {
   const int per_group = w.group / kBlock, groups = w.groups(), row = n % kTile;
   const size_t block_bytes = kTile * w.block_bytes(), factors = static_cast<size_t>(n / kTile) * groups * kTile + row;
   const uint8_t* p = w.quanta + static_cast<size_t>(n / kTile) * w.blocks() * block_bytes + 4 * row;
   for (int block = 0; block < w.blocks(); block++, p += block_bytes, out += kBlock) {
     const size_t factor = factors + static_cast<size_t>(block / per_group) * kTile;
-    const float scale = w.scales[factor], bias = w.biases[factor];
-    if constexpr (Bits == 4) {
-      for (int i = 0; i < kSteps / 2; i++)
-        for (int t = 0; t < 4; t++) {
-          const uint8_t both = p[4 * kTile * i + t];
-          out[8 * i + t] = scale * static_cast<float>(both & 15) + bias;
-          out[8 * i + 4 + t] = scale * static_cast<float>(both >> 4) + bias;
-        }
-    } else {
-      for (int i = 0; i < kSteps; i++)
-        for (int t = 0; t < 4; t++) {
-          const uint8_t byte = p[4 * kTile * i + t];
-          const int quantum = kSignedBytes ? static_cast<int8_t>(byte) : byte;
-          out[4 * i + t] = scale * static_cast<float>(quantum) + bias;
-        }
+    const float scale = value(static_cast<const Factor*>(w.scales)[factor]);
+    const float bias = value(static_cast<const Factor*>(w.biases)[factor]);
+    for (int k = 0; k < kBlock; k++) {
+      const int step = k / 4, t = k % 4;
+      int quantum;
+      if constexpr (Bits == 4)
+        quantum = p[4 * kTile * (step / 2) + t] >> (step % 2 * 4) & 15;
+      else
+        quantum = p[4 * kTile * step + t] ^ (kSignedBytes ? 128 : 0);
+      out[k] = scale * static_cast<float>(quantum) + bias;
     }
   }
 }
 
 void unpack(const PackedMatrix& w, int first, int last, float* out) {
-  for (int n = first; n < last; n++, out += w.columns) {
-    if (w.bits == 4)
-      unpack_row<4>(w, n, out);
-    else
-      unpack_row<8>(w, n, out);
-  }
+  const auto use = w.bits == 4 ? (w.halves ? unpack_row<4, Half> : unpack_row<4, float>)
+                               : (w.halves ? unpack_row<8, Half> : unpack_row<8, float>);
+  for (int n = first; n < last; n++, out += w.columns) use(w, n, out);
 }
 
 }  // namespace

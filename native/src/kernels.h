@@ -14,41 +14,73 @@ constexpr int kBlock = 32;
 // Rows lie together in tiles of as many as a vector of the instruction set holds; the last tile may be filled up. For
 // each block of columns a tile has, four columns at a time, those columns of one row after another, so that one
 // instruction multiplies four activations with four weights of each row. With 4 bits, a byte's low half belongs to
-// the first four of eight columns and its high half to the others. Scales and biases of a group lie together too.
+// the first four of eight columns and its high half to the others. Scales and biases of a group lie together too, in 16
+// bits where those hold all of them exactly.
 struct PackedMatrix {
   const uint8_t* quanta;
-  const float* scales;
-  const float* biases;
+  const void* scales;
+  const void* biases;
   int rows, columns, group, bits;  // 4 or 8 bits
+  bool halves;                     // scales and biases are halves, not floats
 
   size_t block_bytes() const { return static_cast<size_t>(kBlock) * bits / 8; }  // of one row
   int groups() const { return columns / group; }
   int blocks() const { return columns / kBlock; }
 };
 
-// Activations as integers of 16 bits in two halves, value = scale * (256 * high + low), which products of 8 bits can
-// take.
+// Activations as integers of 8 bits, value = scale * integer + rest_scale * rest. One that is far larger than its block
+// would leave the others few bits: what rounding took from such a block is the rest; of others it is zero. Rows that
+// are multiplied together are a lot: for each block of columns, a lot has that of one row after another. Of `count`
+// rows, as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
 struct Quantised {
-  int8_t* high;
-  int8_t* low;
-  float* scales;  // one a block
-  float* sums;    // of the activations that meet one group of weights
+  int8_t *values, *rests;
+  float *scales, *rest_scales;  // one a block
+  float* sums;                  // of the rounded activations that meet one group of weights
+  uint8_t* marks;               // one a block of a lot, at its first row: whether any row has a rest there
+};
+
+constexpr int kLot = 8;
+
+struct Lot {
+  int first, size;
+};
+
+// The lot that a row is in.
+inline Lot lot_of(int row, int count) {
+  int first = row / kLot * kLot, size = kLot;
+  while (first + size > count || row >= first + size) {
+    if (first + size <= count) first += size;
+    size /= 2;
+  }
+  return {first, size};
+}
+
+// Products of many rows at once, in bfloat16, for machines with instructions for that.
+struct Wide {
+  const char* name;
+  int rows;  // activations come in multiples of so many rows, filled up with zeros
+  void (*round)(const float* x, size_t size, uint16_t* out);  // a multiple of kBlock numbers
+  // As Kernels::multiply. `scratch` holds the numbers of the rows [first, last), filled up to whole tiles.
+  void (*multiply)(const PackedMatrix& w, const uint16_t* x, int count, int first, int last, uint16_t* scratch, float* y,
+                   size_t stride);
 };
 
 struct Kernels {
   const char* name;
   int tile;  // rows of weights that lie together
-  // Whether bytes are signed, as some instructions want them: 128 is then taken off quanta that need all 8 bits, and
-  // the biases make up for it.
+  // Whether bytes are signed, as some instructions want them: quanta of 8 bits are then stored with 128 taken off, and
+  // the products make up for it.
   bool signed_bytes;
-  void (*quantise)(const float* x, int columns, int group, Quantised out);
+  // One row, which is the `place`th of a lot of that size; `out` is where the lot begins. Marks must have been cleared.
+  void (*quantise)(const float* x, int columns, int group, int lot, int place, Quantised out);
   // y[m * stride + n] for n in [first, last) and all m in [0, count); `first` is where a tile begins. x holds `count`
-  // quantised rows one after another.
+  // quantised rows, one lot after another.
   void (*multiply)(const PackedMatrix& w, const Quantised& x, int count, int first, int last, float* y, size_t stride);
   // Rows [first, last) as plain numbers, one row after another.
   void (*unpack)(const PackedMatrix& w, int first, int last, float* out);
 };
 
 const Kernels& kernels();  // the fastest set that this machine can run
+const Wide* wide();        // null where this machine has nothing of the kind
 
 }  // namespace ingot

@@ -54,6 +54,12 @@ void write_row(const uint8_t* row, int columns, int place, int tile_rows, int bi
   }
 }
 
+// Whether 16 bits hold all numbers exactly, as they do where a file kept them so.
+bool fits_halves(const mx::array& numbers) {
+  const mx::Device cpu = mx::Device::cpu;
+  return mx::array_equal(mx::astype(mx::astype(numbers, mx::float16, cpu), mx::float32, cpu), numbers, cpu).item<bool>();
+}
+
 }  // namespace
 
 Arranged arrange(const mx::array& quanta, const mx::array& scales, const mx::array& biases, int group, int bits) {
@@ -71,7 +77,7 @@ Arranged arrange(const mx::array& quanta, const mx::array& scales, const mx::arr
   Made<uint8_t> out({tiles * tile, columns * stored / 32}, mx::uint32, tile_bytes * tiles);
   Made<float> out_scales({tiles * tile, groups}, mx::float32, static_cast<size_t>(tiles) * tile * groups);
   Made<float> out_biases({tiles * tile, groups}, mx::float32, static_cast<size_t>(tiles) * tile * groups);
-  const bool shifted = bits == 8 && use.signed_bytes;  // fewer bits fit as they are
+  const bool shifted = stored == 8 && use.signed_bytes;
   const size_t row_bytes = static_cast<size_t>(columns) * bits / 8;
   Pool::shared().each(tiles, [&](int index) {
     std::vector<uint8_t> row(columns);
@@ -81,11 +87,13 @@ Arranged arrange(const mx::array& quanta, const mx::array& scales, const mx::arr
       for (int g = 0; g < groups; g++) {
         const size_t at = static_cast<size_t>(n) * groups + g, to = (static_cast<size_t>(index) * groups + g) * tile + n % tile;
         out_scales.data[to] = scale.data<float>()[at];
-        out_biases.data[to] = bias.data<float>()[at] + (shifted ? 128.0f * scale.data<float>()[at] : 0.0f);
+        out_biases.data[to] = bias.data<float>()[at];
       }
     }
   });
-  return {out.array, out_scales.array, out_biases.array, stored};
+  const bool fit = fits_halves(out_scales.array) && fits_halves(out_biases.array);
+  auto kept = [&](const mx::array& factors) { return fit ? settled(factors, mx::float16) : factors; };
+  return {out.array, kept(out_scales.array), kept(out_biases.array), stored};
 }
 
 }  // namespace ingot

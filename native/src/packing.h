@@ -8,7 +8,7 @@ namespace ingot {
 // What mx.quantize gives, arranged: the same values, in tiles (see kernels.h).
 struct Arranged {
   mlx::core::array quanta;  // uint32; the last tile filled up
-  mlx::core::array scales, biases;  // float32 [rows of whole tiles, groups]
+  mlx::core::array scales, biases;  // [rows of whole tiles, groups], float16 where that is exact, else float32
   int bits;  // 4, or 8 where there were more
 };
 

@@ -15,7 +15,9 @@ std::atomic<bool> one_path{false};
 
 constexpr int kFew = 8;                // with more rows than this, a BLAS multiplies plain weights faster
 constexpr int kPanel = 64;             // rows of plain weights that are one task for it
+constexpr int kMany = 16;              // with more rows than this, wide products of packed weights are faster
 constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
+constexpr int kWideRowsAtOnce = 2048;  // more, as weights are unpacked anew for each lot
 constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
 constexpr size_t kTaskBytes = 1 << 17;  // weights of a task: they stay in the second-level cache for all rows
 constexpr int kLeastRows = 16;
@@ -58,11 +60,12 @@ void add_bias(const Task& task, int count) {
 class QuantisedRows {
  public:
   QuantisedRows(const float* x, int rows, int columns, int group)
-      : group(group), bytes_(2 * static_cast<size_t>(rows) * columns),
-        scales_(static_cast<size_t>(rows) * columns / kBlock), sums_(static_cast<size_t>(rows) * columns / group),
-        rows_(rows), columns_(columns) {
+      : group(group), values_(2 * static_cast<size_t>(rows) * columns), blocks_(static_cast<size_t>(rows) * columns / kBlock),
+        scales_(2 * blocks_), sums_(static_cast<size_t>(rows) * columns / group), marks_(blocks_), columns_(columns) {
     auto quantise = [&](int row) {
-      kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, at(row));
+      const Lot lot = lot_of(row, rows);
+      kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
+                         at(lot.first));
     };
     if (rows < 4)
       for (int row = 0; row < rows; row++) quantise(row);
@@ -70,18 +73,20 @@ class QuantisedRows {
       Pool::shared().each(rows, quantise);
   }
 
-  Quantised at(int row) {
-    const size_t all = static_cast<size_t>(rows_) * columns_, begin = static_cast<size_t>(row) * columns_;
-    return {bytes_.data() + begin, bytes_.data() + all + begin, scales_.data() + begin / kBlock,
-            sums_.data() + begin / group};
+  Quantised at(int first) {  // where a lot begins
+    const size_t begin = static_cast<size_t>(first) * columns_, block = begin / kBlock;
+    return {values_.data() + begin, values_.data() + blocks_ * kBlock + begin, scales_.data() + block,
+            scales_.data() + blocks_ + block, sums_.data() + begin / group, marks_.data() + block};
   }
 
   const int group;
 
  private:
-  std::vector<int8_t> bytes_;
+  std::vector<int8_t> values_;  // and the rests
+  size_t blocks_;
   std::vector<float> scales_, sums_;
-  int rows_, columns_;
+  std::vector<uint8_t> marks_;
+  int columns_;
 };
 
 // Weights are multiplied as they are packed, by activations in integers.
@@ -100,6 +105,23 @@ void multiply_packed(const std::vector<Product>& products, const float* x, int c
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
     kernels().multiply(w.packed, of_group(w.packed.group)->at(0), count, task.first, task.last, task.product->y, w.rows);
+    add_bias(task, count);
+  });
+}
+
+// Weights are unpacked, some rows at a time, and multiplied as bfloat16 by all activations.
+void multiply_wide(const std::vector<Product>& products, const float* x, int count, const Wide& use) {
+  const size_t columns = products[0].w->columns;
+  const int whole = (count + use.rows - 1) / use.rows * use.rows;
+  std::vector<uint16_t> rounded(whole * columns);
+  Pool::shared().each(count, [&](int row) { use.round(x + row * columns, columns, &rounded[row * columns]); });
+  const std::vector<Task> tasks = divided(products);
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    static thread_local std::vector<uint16_t> scratch;
+    const Task& task = tasks[index];
+    const Matrix& w = *task.product->w;
+    scratch.resize(std::max(scratch.size(), (task.last - task.first + kernels().tile) * columns));
+    use.multiply(w.packed, rounded.data(), count, task.first, task.last, scratch.data(), task.product->y, w.rows);
     add_bias(task, count);
   });
 }
@@ -127,13 +149,13 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
   });
 }
 
-// Calls multiply(products, x, count) for some rows of x at a time.
+// Calls multiply(products, x, count) for at most so many rows of x at a time.
 template <class Multiply>
-void in_parts(const std::vector<Product>& products, const float* x, int count, const Multiply& multiply) {
-  for (int begin = 0; begin < count; begin += kRowsAtOnce) {
+void in_parts(const std::vector<Product>& products, const float* x, int count, int most, const Multiply& multiply) {
+  for (int begin = 0; begin < count; begin += most) {
     std::vector<Product> part = products;
     for (Product& product : part) product.y += static_cast<size_t>(begin) * product.w->rows;
-    multiply(part, x + static_cast<size_t>(begin) * products[0].w->columns, std::min(kRowsAtOnce, count - begin));
+    multiply(part, x + static_cast<size_t>(begin) * products[0].w->columns, std::min(most, count - begin));
   }
 }
 
@@ -146,12 +168,16 @@ void use_one_path(bool one) { one_path = one; }
 void multiply(const std::vector<Product>& products, const float* x, int count) {
   std::vector<Product> packed, plain;
   for (const Product& product : products) (product.w->plain == nullptr ? packed : plain).push_back(product);
-  if (!packed.empty()) in_parts(packed, x, count, multiply_packed);
+  if (const Wide* use = wide(); use != nullptr && count > kMany && !one_path && !packed.empty())
+    in_parts(packed, x, count, kWideRowsAtOnce,
+             [use](const auto& part, const float* rows, int some) { multiply_wide(part, rows, some, *use); });
+  else if (!packed.empty())
+    in_parts(packed, x, count, kRowsAtOnce, multiply_packed);
   if (plain.empty()) return;
   if (Sgemm sgemm = blas.load(); count > kFew && sgemm != nullptr && !one_path)
     multiply_plain_many(plain, x, count, sgemm);
   else
-    in_parts(plain, x, count, multiply_plain);
+    in_parts(plain, x, count, kRowsAtOnce, multiply_plain);
 }
 
 }  // namespace ingot

@@ -20,8 +20,8 @@ struct Product {
   float* y;  // [count, w->rows]
 };
 
-// y = x times the transpose of w, for matrices of the same width that share x [count, columns]. With packed weights a
-// row of x is computed the same way however many there are.
+// y = x times the transpose of w, for matrices of the same width that share x [count, columns]. A row of x is computed
+// the same way whatever the others are, but with many rows maybe in another way than with few.
 void multiply(const std::vector<Product>& products, const float* x, int count);
 
 // cblas_sgemm of a BLAS that may be called from several threads at once and uses one thread for each call. Plain
@@ -29,7 +29,7 @@ void multiply(const std::vector<Product>& products, const float* x, int count);
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
 void use_blas(Sgemm sgemm);
 
-// Multiply plain weights, too, the same way however many rows there are.
+// Compute a row the same way however many there are.
 void use_one_path(bool one);
 
 }  // namespace ingot

@@ -26,12 +26,13 @@ Weights Weights::packed(const mx::array& quanta, const mx::array& scales, const 
   made.matrix_.rows = quanta.shape(0);
   made.matrix_.columns = scales.shape(1) * group;
   made.matrix_.packed = {reinterpret_cast<const uint8_t*>(arranged.quanta.data<uint32_t>()),
-                         arranged.scales.data<float>(),
-                         arranged.biases.data<float>(),
+                         arranged.scales.data<void>(),
+                         arranged.biases.data<void>(),
                          made.matrix_.rows,
                          made.matrix_.columns,
                          group,
-                         arranged.bits};
+                         arranged.bits,
+                         arranged.scales.dtype() == mx::float16};
   made.take_bias(bias);
   return made;
 }
