@@ -16,7 +16,7 @@ import mlx.nn as nn
 from ingot.cache.launch import Launch
 from ingot.cache.layers import AppendState
 from ingot.kernels import native
-from ingot.models.modules import PackedLinear, PositionedRope, adopt
+from ingot.models.modules import DenseLinear, PackedLinear, PositionedRope, adopt
 
 BLOCKS = {f"mlx_lm.models.{family}.TransformerBlock" for family in ("llama", "qwen2", "qwen3")}
 """Classes of layers whose arithmetic the native kernels know."""
@@ -136,7 +136,7 @@ def _matrices(layer: Any) -> tuple[Any, ...]:
 
 def _weights(module: Any) -> Any:
     """A linear layer as the native kernels take it; None where they do not know its form."""
-    if isinstance(module, PackedLinear):
+    if isinstance(module, PackedLinear | DenseLinear):
         return module.native
     bias = module.bias if "bias" in module else None
     return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None

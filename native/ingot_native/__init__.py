@@ -2,6 +2,28 @@
 
 import mlx.core  # noqa: F401  (the extension shares its array type)
 
-from ingot_native._native import Stack, Weights, instruction_set, linear, lookup, threads, use_blas, use_one_path
+from ingot_native._native import (
+    Stack,
+    Weights,
+    gather,
+    gather_gated,
+    instruction_set,
+    linear,
+    lookup,
+    threads,
+    use_blas,
+    use_one_path,
+)
 
-__all__ = ["Stack", "Weights", "instruction_set", "linear", "lookup", "threads", "use_blas", "use_one_path"]
+__all__ = [
+    "Stack",
+    "Weights",
+    "gather",
+    "gather_gated",
+    "instruction_set",
+    "linear",
+    "lookup",
+    "threads",
+    "use_blas",
+    "use_one_path",
+]

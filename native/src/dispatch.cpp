@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "floats.h"
+#include "halves.h"
 #include "kernels.h"
 
 #if defined(__aarch64__)
@@ -17,11 +18,13 @@ namespace ingot {
 struct Set {
   const Kernels& kernels;
   const Floats& floats;
+  const Halves& halves;
 };
 #define INGOT_SET(name)                \
   extern const Kernels kernels_##name; \
   extern const Floats floats_##name;   \
-  const Set name{kernels_##name, floats_##name};
+  extern const Halves halves_##name;   \
+  const Set name{kernels_##name, floats_##name, halves_##name};
 
 INGOT_SET(portable)
 #if defined(__x86_64__)
@@ -59,5 +62,7 @@ const Set& set() {
 const Kernels& kernels() { return set().kernels; }
 
 const Floats& floats() { return set().floats; }
+
+const Halves& halves() { return set().halves; }
 
 }  // namespace ingot

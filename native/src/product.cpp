@@ -42,8 +42,7 @@ std::vector<Task> divided(const std::vector<Product>& products) {
   std::vector<Task> tasks;
   for (const Product& product : products) {
     const Matrix& w = *product.w;
-    const size_t row_bytes = w.plain != nullptr ? 4 * w.columns : w.packed.blocks() * w.packed.block_bytes();
-    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / row_bytes))), tasks);
+    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / w.row_bytes()))), tasks);
   }
   return tasks;
 }
@@ -109,7 +108,10 @@ void multiply_plain(const std::vector<Product>& products, const float* x, int co
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
-    floats().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+    if (w.plain != nullptr)
+      floats().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+    else
+      halves().multiply(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
     add_bias(task, count);
   });
 }
@@ -121,8 +123,16 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
-    sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns,
-          w.plain + static_cast<size_t>(task.first) * w.columns, w.columns, 0.0f, task.product->y + task.first, w.rows);
+    const size_t begin = static_cast<size_t>(task.first) * w.columns;
+    const float* panel = w.plain + begin;
+    static thread_local std::vector<float> wide;
+    if (w.plain == nullptr) {
+      wide.resize(std::max(wide.size(), static_cast<size_t>(task.last - task.first) * w.columns));
+      halves().widen(w.half, begin, static_cast<size_t>(task.last - task.first) * w.columns, wide.data());
+      panel = wide.data();
+    }
+    sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns, panel, w.columns,
+          0.0f, task.product->y + task.first, w.rows);
     add_bias(task, count);
   });
 }
@@ -143,15 +153,27 @@ void use_blas(Sgemm sgemm) { blas = sgemm; }
 
 void use_one_path(bool one) { one_path = one; }
 
-void multiply(const std::vector<Product>& products, const float* x, int count) {
+namespace {
+
+void multiply_with(const std::vector<Product>& products, const float* x, int count, Sgemm sgemm) {
   std::vector<Product> packed, plain;
-  for (const Product& product : products) (product.w->plain == nullptr ? packed : plain).push_back(product);
+  for (const Product& product : products) (product.w->is_packed() ? packed : plain).push_back(product);
   if (!packed.empty()) in_parts(packed, x, count, multiply_packed);
   if (plain.empty()) return;
-  if (Sgemm sgemm = blas.load(); count > kFew && sgemm != nullptr && !one_path)
+  if (count > kFew && sgemm != nullptr)
     multiply_plain_many(plain, x, count, sgemm);
   else
     in_parts(plain, x, count, multiply_plain);
+}
+
+}  // namespace
+
+void multiply(const std::vector<Product>& products, const float* x, int count) {
+  multiply_with(products, x, count, one_path ? nullptr : blas.load());
+}
+
+void multiply_one_path(const std::vector<Product>& products, const float* x, int count) {
+  multiply_with(products, x, count, nullptr);
 }
 
 }  // namespace ingot
