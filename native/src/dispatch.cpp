@@ -1,8 +1,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "dense.h"
 #include "floats.h"
-#include "halves.h"
 #include "kernels.h"
 
 #if defined(__aarch64__)
@@ -18,13 +18,13 @@ namespace ingot {
 struct Set {
   const Kernels& kernels;
   const Floats& floats;
-  const Halves& halves;
+  const Dense& dense;
 };
 #define INGOT_SET(name)                \
   extern const Kernels kernels_##name; \
   extern const Floats floats_##name;   \
-  extern const Halves halves_##name;   \
-  const Set name{kernels_##name, floats_##name, halves_##name};
+  extern const Dense dense_##name;     \
+  const Set name{kernels_##name, floats_##name, dense_##name};
 
 INGOT_SET(portable)
 #if defined(__x86_64__)
@@ -63,6 +63,6 @@ const Kernels& kernels() { return set().kernels; }
 
 const Floats& floats() { return set().floats; }
 
-const Halves& halves() { return set().halves; }
+const Dense& dense() { return set().dense; }
 
 }  // namespace ingot

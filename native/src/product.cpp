@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "floats.h"
+#include "dense.h"
 #include "pool.h"
 
 namespace ingot {
@@ -13,7 +13,7 @@ namespace {
 std::atomic<Sgemm> blas{nullptr};
 std::atomic<bool> one_path{false};
 
-constexpr int kFew = 8;                // with more rows than this, a BLAS multiplies plain weights faster
+constexpr int kFew = 32;               // with more rows than this, a BLAS multiplies plain weights faster
 constexpr int kPanel = 64;             // rows of plain weights that are one task for it
 constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
 constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
@@ -109,9 +109,9 @@ void multiply_plain(const std::vector<Product>& products, const float* x, int co
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
     if (w.plain != nullptr)
-      floats().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+      dense().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
     else
-      halves().multiply(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+      dense().multiply_half(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
     add_bias(task, count);
   });
 }
@@ -128,7 +128,7 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
     static thread_local std::vector<float> wide;
     if (w.plain == nullptr) {
       wide.resize(std::max(wide.size(), static_cast<size_t>(task.last - task.first) * w.columns));
-      halves().widen(w.half, begin, static_cast<size_t>(task.last - task.first) * w.columns, wide.data());
+      dense().widen(w.half, begin, static_cast<size_t>(task.last - task.first) * w.columns, wide.data());
       panel = wide.data();
     }
     sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns, panel, w.columns,

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "halves.h"
+#include "dense.h"
 #include "kernels.h"
 
 namespace ingot {

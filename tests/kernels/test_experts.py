@@ -24,7 +24,7 @@ from tests import tiny
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
-BOUND = 1.2e-4  # of the products' magnitudes: activations are rounded to 16 bits, which few columns do not even out
+BOUND = 4e-5  # of the products' magnitudes: activations are rounded to 16 bits
 HERE = Device("cpu", "a CPU", 1 << 34)
 Weights = tuple[Any, np.ndarray]
 
@@ -83,7 +83,8 @@ def test_each_token_is_multiplied_with_the_weights_of_its_experts(
     y = native.gather(x, mx.array(indices), weights)
     wide = np.array(x, dtype=np.float64)
     expected = np.einsum("tc,tkrc->tkr", wide, values[indices])
-    magnitude = np.einsum("tc,tkrc->tkr", np.abs(wide), np.abs(values[indices]))
+    # Quanta are counted from the least one on.
+    magnitude = np.einsum("tc,tkrc->tkr", np.abs(wide), np.abs(values[indices]) + np.abs(values).max())
     assert y.shape == (tokens, k, rows) and y.dtype == mx.float32
     assert np.all(np.abs(np.array(y) - expected) <= BOUND * magnitude + 1e-30)
 
