@@ -123,6 +123,12 @@ def lookup(ids: mx.array, weights: Any) -> mx.array:
     return rows
 
 
+def draw(logits: mx.array, draws: Sequence[tuple[float, int, float, float, float]]) -> mx.array:
+    """A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1))."""
+    tokens: mx.array = _loaded().draw(logits, draws)
+    return tokens
+
+
 def use_one_path() -> None:
     """Compute a row the same way however many there are."""
     if (native := _loaded()) is not None:

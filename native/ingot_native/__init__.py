@@ -5,6 +5,7 @@ import mlx.core  # noqa: F401  (the extension shares its array type)
 from ingot_native._native import (
     Stack,
     Weights,
+    draw,
     gather,
     gather_gated,
     instruction_set,
@@ -18,6 +19,7 @@ from ingot_native._native import (
 __all__ = [
     "Stack",
     "Weights",
+    "draw",
     "gather",
     "gather_gated",
     "instruction_set",

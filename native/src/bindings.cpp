@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "draw.h"
 #include "experts.h"
 #include "kernels.h"
 #include "linear.h"
@@ -90,6 +91,16 @@ NB_MODULE(_native, module) {
   nb::module_::import_("mlx.core");
   bind_stack(module);
   bind_experts(module);
+  module.def(
+      "draw",
+      [](const mlx::core::array& logits, const std::vector<std::tuple<float, int, float, float, float>>& draws) {
+        std::vector<ingot::Draw> taken;
+        for (const auto& [temperature, top_k, top_p, min_p, at] : draws)
+          taken.push_back({temperature, top_p, min_p, at, top_k});
+        return ingot::draw(logits, std::move(taken));
+      },
+      "logits"_a, "draws"_a,
+      "A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1)).");
   module.def(
       "linear",
       [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },
