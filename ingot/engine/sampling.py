@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.engine.request import Sampling
+from ingot.kernels import native
 from ingot.text.guide import Mask
 
 _MASK = (1 << 64) - 1
@@ -152,6 +153,8 @@ def masked(logits: mx.array, masks: Sequence[Mask | None]) -> mx.array:
 
 
 def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    if native.available() and mx.default_device() == mx.cpu:
+        return native.draw(logits, [_drawing(row) for row in rows])
     greedy = mx.argmax(logits, axis=-1)
     if all(row.sampling.greedy for row in rows):
         return greedy
@@ -162,6 +165,12 @@ def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
         probabilities = mx.where(probabilities >= _least(probabilities, rows), probabilities, 0.0)
     drawn = _first_above(probabilities, draws)
     return mx.where(mx.array([row.sampling.greedy for row in rows]), greedy, drawn)
+
+
+def _drawing(row: SampledRow) -> tuple[float, int, float, float, float]:
+    sampling = row.sampling
+    temperature = 0.0 if sampling.greedy else sampling.temperature
+    return temperature, sampling.top_k or 0, sampling.top_p, sampling.min_p, uniform(row.seed, row.sampled)
 
 
 def _filters(sampling: Sampling) -> bool:

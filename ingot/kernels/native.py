@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.kernels import fastblas
 
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
+MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
+
+
+class Gating(NamedTuple):
+    """gate * sigmoid(slope * gate) * (up + offset), with gate cut off above `limit`, up on both sides."""
+
+    slope: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
 
 
 @cache
@@ -62,6 +72,8 @@ def describe() -> str | None:
 
 def covers(*, bits: int, group_size: int, mode: str) -> bool:
     """Whether a packed layer of this form can be multiplied as it is."""
+    if {"mode": mode, "bits": bits, "group_size": group_size} == MXFP4:
+        return available()
     return available() and mode == "affine" and bits in BITS and group_size in GROUPS
 
 
@@ -75,13 +87,31 @@ def packed_weights(
 ) -> Any:
     """A packed matrix, put into the order that this machine's kernels want. Only where `covers`.
 
-    Its `arrays` (quanta, scales, biases) take the place of those given, which need not be kept.
+    With an axis more, there is one for each of several experts. Its `arrays` (quanta, scales, biases) take the place of
+    those given, which need not be kept. Without biases, the mode is mxfp4.
     """
+    if biases is None:
+        return _loaded().Weights.mxfp4(quanta, scales, bias)
     return _loaded().Weights.packed(quanta, scales, biases, bias, group_size=group_size, bits=bits)
 
 
 def plain_weights(weight: mx.array, bias: mx.array | None) -> Any:
+    """A matrix [rows, columns], or [experts, rows, columns]. bfloat16 and float16 are kept as they are."""
     return _loaded().Weights.plain(weight, bias)
+
+
+def gather(x: mx.array, indices: mx.array, weights: Any) -> mx.array:
+    """x [..., columns] times the weights of the experts `indices` [..., k]: [..., k, rows]."""
+    product: mx.array = _loaded().gather(x, indices, weights)
+    return product
+
+
+def gather_gated(x: mx.array, indices: mx.array, experts: Sequence[Any], gating: Gating) -> mx.array:
+    """The MLPs of the experts `indices` [..., k], whose weights are `experts` (gate, up, down): [..., k, rows]."""
+    gate, up, down = experts
+    slope, limit, offset = gating
+    made: mx.array = _loaded().gather_gated(x, indices, gate, up, down, slope=slope, limit=limit, offset=offset)
+    return made
 
 
 def linear(x: mx.array, weights: Any) -> mx.array:
@@ -94,6 +124,12 @@ def lookup(ids: mx.array, weights: Any) -> mx.array:
     """The rows of packed weights that `ids` name."""
     rows: mx.array = _loaded().lookup(ids, weights)
     return rows
+
+
+def draw(logits: mx.array, draws: Sequence[tuple[float, int, float, float, float]]) -> mx.array:
+    """A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1))."""
+    tokens: mx.array = _loaded().draw(logits, draws)
+    return tokens
 
 
 def use_one_path(one: bool = True) -> None:

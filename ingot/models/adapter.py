@@ -29,7 +29,7 @@ from ingot.models.gates import swap_gates
 from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.norms import swap_norms
-from ingot.models.precision import settle
+from ingot.models.precision import kept_narrow, settle
 from ingot.models.probe import Findings, Probe
 from ingot.models.recurrent import swap_recurrences
 from ingot.models.upstream import caches, load_config, load_model
@@ -266,8 +266,11 @@ def _said(error: BaseException) -> str:
 
 
 def _main_dtype(model: Any) -> mx.Dtype:
+    """What most is computed in. Weights that are widened as they are multiplied say nothing about it."""
+    widened = kept_narrow(model)
     sizes: dict[mx.Dtype, int] = {}
-    for _, array in parameters(model):
+    for path, array in parameters(model):
         if mx.issubdtype(array.dtype, mx.floating):
-            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
+            dtype = mx.float32 if path in widened else array.dtype
+            sizes[dtype] = sizes.get(dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype])

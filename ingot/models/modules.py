@@ -56,22 +56,51 @@ class PackedEmbedding(nn.QuantizedEmbedding):
         return native.linear(x, self.native)
 
 
-def packed(module: Any) -> Any:
-    """A packed layer that the native kernels compute, with its weights in their order."""
-    taken = adopt(module, _PACKED[type(module)])
+class DenseLinear(nn.Linear):
+    """Multiplies plain weights on CPUs, in the number format that they have: float32, or one of 16 bits."""
+
+    native: Any
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+class DenseEmbedding(nn.Embedding):
+    """Looks up rows of weights that a `DenseLinear` could multiply, as float32; as an output head it is one."""
+
+    native: Any
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return self.weight[ids].astype(mx.float32)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+def packed(module: Any, cls: type) -> Any:
+    """A packed layer as the class `cls`, which the native kernels compute, with its weights in their order."""
+    taken = adopt(module, cls)
     bias = module.bias if "bias" in module else None
-    weights = native.packed_weights(module.weight, module.scales, module.biases, bias, module.group_size, module.bits)
+    biases = module.get("biases")
+    weights = native.packed_weights(module.weight, module.scales, biases, bias, module.group_size, module.bits)
     taken.native = weights
     taken.weight, taken.scales, taken.biases = weights.arrays[:3]
     return taken
 
 
-_PACKED: dict[type, type] = {nn.QuantizedLinear: PackedLinear, nn.QuantizedEmbedding: PackedEmbedding}
+def dense(module: Any, cls: type) -> Any:
+    """A plain layer as the class `cls`, which the native kernels compute."""
+    taken = adopt(module, cls)
+    taken.native = native.plain_weights(module.weight, module.bias if "bias" in module else None)
+    taken.weight = taken.native.arrays[0]
+    if "bias" in module:
+        taken.bias = taken.native.arrays[1]
+    return taken
 
 
 def weights_of(module: Any) -> Any:
     """A linear layer as the native kernels take it; None where they do not know its form."""
-    if isinstance(module, PackedLinear):
+    if isinstance(module, PackedLinear | DenseLinear):
         return module.native
     bias = module.bias if "bias" in module else None
     return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
@@ -117,6 +146,14 @@ class SelectivePackedEmbedding(_SelectsBeforeHead, PackedEmbedding):
     pass
 
 
+class SelectiveDenseLinear(_SelectsBeforeCall, DenseLinear):
+    pass
+
+
+class SelectiveDenseEmbedding(_SelectsBeforeHead, DenseEmbedding):
+    pass
+
+
 SELECTIVE: dict[type, type] = {
     nn.Linear: SelectiveLinear,
     nn.QuantizedLinear: SelectiveQuantizedLinear,
@@ -124,6 +161,8 @@ SELECTIVE: dict[type, type] = {
     nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
     PackedLinear: SelectivePackedLinear,
     PackedEmbedding: SelectivePackedEmbedding,
+    DenseLinear: SelectiveDenseLinear,
+    DenseEmbedding: SelectiveDenseEmbedding,
 }
 
 

@@ -1,12 +1,13 @@
 """Which number format the weights take on this device, decided before a byte of them is read.
 
-CPUs compute float32 fast and float16 very slowly. The native kernels multiply most packed weights as they are; MLX's
-own are slow at it on CPUs, so what the native ones do not cover is unpacked where memory allows. GPUs keep what the
-file holds.
+CPUs compute float32 fast and float16 very slowly. The native kernels multiply most weights as they are in the file,
+packed or in 16 bits, with activations in float32; MLX's own are slow at it on CPUs, so what the native ones do not
+cover is unpacked and widened where memory allows. GPUs keep what the file holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,20 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.modules import packed, parameters
+from ingot.models.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
+from ingot.models.modules import (
+    DenseEmbedding,
+    DenseLinear,
+    PackedEmbedding,
+    PackedLinear,
+    dense,
+    packed,
+    parameters,
+)
 from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+NARROW = (mx.bfloat16, mx.float16)
 UNPACK_SHARE = 0.5
 """Weights are unpacked to float32 when they then take at most this share of the device's memory."""
 
@@ -42,52 +53,119 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
 
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     room = device.memory * UNPACK_SHARE
-    multiply_packed(model)
+    multiply_packed(model, room)
+    multiply_dense(model, NARROW)
+    notes = _settle_rest(model, room)
+    fuse_experts(model)
+    return notes
+
+
+def _settle_rest(model: nn.Module, room: float) -> list[str]:
+    """What the native kernels do not multiply as it is."""
     if unpacked_bytes(model) <= room:
         unpack(model)
-        model.set_dtype(mx.float32)
+        multiply_dense(model, NARROW)
+        _cast(model, mx.float32)
+        multiply_dense(model, (mx.float32,))
         return []
-    if sum(weight.nbytes for _, weight in _floating(model)) * 2 <= room:
-        model.set_dtype(mx.float32)
+    if sum(weight.nbytes for _, weight in _loose(model)) * 2 <= room:
+        _cast(model, mx.float32)
         return ["weights stay packed: unpacked they would not fit in memory (slower)"]
-    model.set_dtype(mx.bfloat16)
+    _cast(model, mx.bfloat16)
     return ["weights are bfloat16: float32 would not fit in memory (slower)"]
 
 
-def _floating(model: nn.Module) -> list[tuple[str, mx.array]]:
-    return [(path, array) for path, array in parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
+def kept_narrow(model: nn.Module) -> set[str]:
+    """Paths of the weights of 16 bits that the native kernels widen as they multiply."""
+    return {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, _KEPT)}
 
 
-def _packed(model: nn.Module) -> list[tuple[str, Any]]:
+def _loose(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """Floating weights that no native layer multiplies as they are."""
+    kept = kept_narrow(model)
     return [
-        (path, module)
-        for path, module in model.named_modules()
-        if type(module) in _UNPACKED and module.get("global_scale") is None
+        (path, array)
+        for path, array in parameters(model)
+        if mx.issubdtype(array.dtype, mx.floating) and path not in kept
     ]
 
 
-def multiply_packed(model: nn.Module) -> None:
-    """Swap packed layers for ones that the native kernels multiply as they are."""
-    found = [
-        (path, packed(module))
-        for path, module in _packed(model)
-        if type(module) in (nn.QuantizedLinear, nn.QuantizedEmbedding)
-        and native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode)
-    ]
-    model.update_modules(tree_unflatten(found))
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    model.update(tree_unflatten([(path, array.astype(dtype)) for path, array in _loose(model)]))
+
+
+def _swap(model: nn.Module, wanted: Callable[[Any], bool], swapped: Callable[[Any], nn.Module]) -> None:
+    """Swap modules one after another, so that the weights of one at a time exist twice."""
+    found = [path for path, module in model.named_modules() if wanted(module)]
+    for path in found:
+        model.update_modules(tree_unflatten([(path, swapped(_at(model, path)))]))
+
+
+def _at(model: Any, path: str) -> Any:
+    for name in path.split("."):
+        model = model[int(name)] if isinstance(model, list) else model[name]
+    return model
+
+
+def _is_packed(module: Any) -> bool:
+    return type(module) in _UNPACKED and module.get("global_scale") is None
+
+
+def _packed(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((path, module) for path, module in model.named_modules() if _is_packed(module))
+
+
+def multiply_packed(model: nn.Module, room: float) -> None:
+    """Swap packed layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
+
+    def covered(module: Any) -> bool:
+        return _is_packed(module) and native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode)
+
+    growth = sum(_growth(module) for _, module in _packed(model) if covered(module))
+    fits = growth + sum(array.nbytes for _, array in parameters(model)) <= room
+    _swap(
+        model,
+        lambda module: covered(module) and (fits or not _growth(module)),
+        lambda module: packed(module, _PACKED[type(module)]),
+    )
+
+
+def _growth(module: Any) -> int:
+    """Bytes that a layer gains by being arranged: mxfp4 becomes bytes, with two factors for 32 of them."""
+    if module.mode != "mxfp4":
+        return 0
+    return module.weight.size * 8 * 10 // 8 - module.weight.nbytes
+
+
+def multiply_dense(model: nn.Module, formats: tuple[mx.Dtype, ...]) -> None:
+    """Swap plain layers in these formats for ones that the native kernels multiply."""
+    if native.available():
+        _swap(
+            model,
+            lambda module: type(module) in _DENSE and module.weight.dtype in formats,
+            lambda module: dense(module, _DENSE[type(module)]),
+        )
 
 
 def unpacked_bytes(model: nn.Module) -> int:
-    """Bytes of all weights with what is left to unpack as float32."""
-    layers = _packed(model)
+    """Bytes of all weights with what is left to unpack as unpacked, and what is left to widen as float32."""
+    layers = list(_packed(model))
     inside = {f"{path}.{name}" for path, module in layers for name in module}
-    loose = sum(array.size for path, array in parameters(model) if path not in inside)
-    return 4 * (loose + sum(module.weight.size * 32 // module.bits for _, module in layers))
+    kept = kept_narrow(model)
+    loose = sum(
+        array.nbytes if path in kept else 4 * array.size for path, array in parameters(model) if path not in inside
+    )
+    return loose + sum(module.weight.size * 32 // module.bits * _format(module).size for _, module in layers)
 
 
 def unpack(model: nn.Module) -> None:
-    """Swap packed layers for plain float32 ones of the same values."""
-    model.update_modules(tree_unflatten([(path, _unpacked(module)) for path, module in _packed(model)]))
+    """Swap packed layers for plain ones of the same values."""
+    _swap(model, _is_packed, _unpacked)
+
+
+def _format(module: Any) -> mx.Dtype:
+    """What a packed layer's values fit in, exactly but for the modes whose scales are any numbers."""
+    return mx.bfloat16 if module.mode in ("mxfp8", "nvfp4") and native.available() else mx.float32
 
 
 def _unpacked(module: Any) -> nn.Module:
@@ -98,7 +176,7 @@ def _unpacked(module: Any) -> nn.Module:
         group_size=module.group_size,
         bits=module.bits,
         mode=module.mode,
-    ).astype(mx.float32)
+    ).astype(_format(module))
     mx.eval(weight)
     cls: Any = _UNPACKED[type(module)]
     plain = cls.__new__(cls)
@@ -114,3 +192,10 @@ _UNPACKED: dict[type, type] = {
     nn.QuantizedEmbedding: nn.Embedding,
     QuantizedSwitchLinear: SwitchLinear,
 }
+_PACKED: dict[type, type] = {
+    nn.QuantizedLinear: PackedLinear,
+    nn.QuantizedEmbedding: PackedEmbedding,
+    QuantizedSwitchLinear: PackedSwitchLinear,
+}
+_DENSE: dict[type, type] = {nn.Linear: DenseLinear, nn.Embedding: DenseEmbedding, SwitchLinear: DenseSwitchLinear}
+_KEPT = (DenseLinear, DenseEmbedding, DenseSwitchLinear)

@@ -44,10 +44,22 @@ import_upstream("mlx_lm")
 
 from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: E402
+from mlx_lm.models.activations import SwigluOAI  # noqa: E402
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
 from mlx_lm.utils import load_config, load_model  # noqa: E402
 
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: what mlx-lm declares of it is less than what its models use."""
 
-__all__ = ["ArraysCache", "QuantizedSwitchLinear", "SwitchLinear", "caches", "load_config", "load_model", "rope_utils"]
+__all__ = [
+    "ArraysCache",
+    "QuantizedSwitchLinear",
+    "SwiGLU",
+    "SwigluOAI",
+    "SwitchGLU",
+    "SwitchLinear",
+    "caches",
+    "load_config",
+    "load_model",
+    "rope_utils",
+]

@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "attend.h"
+#include "draw.h"
+#include "experts.h"
 #include "kernels.h"
 #include "linear.h"
 #include "pool.h"
@@ -25,10 +27,28 @@ namespace {
 
 using Arrays = std::vector<mlx::core::array>;
 
+void bind_experts(nb::module_& module) {
+  module.def(
+      "gather",
+      [](const mlx::core::array& x, const mlx::core::array& indices, std::shared_ptr<ingot::Weights> weights) {
+        return ingot::gather(x, indices, std::move(weights));
+      },
+      "x"_a, "indices"_a, "weights"_a, "x [..., columns] times the weights of experts [..., k]: [..., k, rows].");
+  module.def(
+      "gather_gated",
+      [](const mlx::core::array& x, const mlx::core::array& indices, std::shared_ptr<ingot::Weights> gate,
+         std::shared_ptr<ingot::Weights> up, std::shared_ptr<ingot::Weights> down, float slope, float limit, float offset) {
+        return ingot::gather_gated(x, indices, {std::move(gate), std::move(up), std::move(down), {slope, limit, offset}});
+      },
+      "x"_a, "indices"_a, "gate"_a, "up"_a, "down"_a, nb::kw_only(), "slope"_a, "limit"_a, "offset"_a,
+      "down(gate * sigmoid(slope * gate) * (up + offset)) of experts [..., k]: [..., k, rows of down].");
+}
+
 void bind_stack(nb::module_& module) {
-  nb::class_<ingot::Weights>(module, "Weights", "A matrix [rows, columns] as the kernels take it.")
+  nb::class_<ingot::Weights>(module, "Weights", "A matrix [rows, columns], or one for each of several experts, as the kernels take it.")
       .def_static("packed", &ingot::Weights::packed, "quanta"_a, "scales"_a, "biases"_a, "bias"_a.none(), nb::kw_only(),
                   "group_size"_a, "bits"_a)
+      .def_static("mxfp4", &ingot::Weights::mxfp4, "quanta"_a, "scales"_a, "bias"_a.none())
       .def_static("plain", &ingot::Weights::plain, "weight"_a, "bias"_a.none())
       .def_prop_ro("arrays", &ingot::Weights::arrays, "What it keeps alive.")
       .def_prop_ro("shape", [](const ingot::Weights& w) { return std::make_pair(w.matrix().rows, w.matrix().columns); });
@@ -134,6 +154,17 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_rows(module);
   ingot::bind_recurrent(module);
+  bind_experts(module);
+  module.def(
+      "draw",
+      [](const mlx::core::array& logits, const std::vector<std::tuple<float, int, float, float, float>>& draws) {
+        std::vector<ingot::Draw> taken;
+        for (const auto& [temperature, top_k, top_p, min_p, at] : draws)
+          taken.push_back({temperature, top_p, min_p, at, top_k});
+        return ingot::draw(logits, std::move(taken));
+      },
+      "logits"_a, "draws"_a,
+      "A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1)).");
   module.def(
       "linear",
       [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "dense.h"
 #include "floats.h"
 #include "kernels.h"
 #include "recurrence.h"
@@ -25,12 +26,14 @@ struct Set {
   const Kernels& kernels;
   const Floats& floats;
   const Recurrence& recurrence;
+  const Dense& dense;
 };
 #define INGOT_SET(name)                      \
   extern const Kernels kernels_##name;       \
   extern const Floats floats_##name;         \
   extern const Recurrence recurrence_##name; \
-  const Set name{kernels_##name, floats_##name, recurrence_##name};
+  extern const Dense dense_##name;           \
+  const Set name{kernels_##name, floats_##name, recurrence_##name, dense_##name};
 
 INGOT_SET(portable)
 #if defined(__x86_64__)
@@ -96,5 +99,7 @@ const Kernels& kernels() { return set().kernels; }
 const Floats& floats() { return set().floats; }
 
 const Recurrence& recurrence() { return set().recurrence; }
+
+const Dense& dense() { return set().dense; }
 
 }  // namespace ingot

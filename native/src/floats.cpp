@@ -452,25 +452,9 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
   }
 }
 
-template <int M>
-void some_rows(const float* w, const float* x, int columns, int first, int last, float* y, size_t stride) {
-  int n = first;
-  for (; n + 2 <= last; n += 2)
-    products<M, 2>(x, columns, w + static_cast<size_t>(n) * columns, columns, columns, y + n, stride);
-  for (; n < last; n++) products<M, 1>(x, columns, w + static_cast<size_t>(n) * columns, columns, columns, y + n, stride);
-}
-
-void multiply(const float* w, const float* x, int columns, int count, int first, int last, float* y, size_t stride) {
-  int m = 0;
-  for (; m + 4 <= count; m += 4)
-    some_rows<4>(w, x + static_cast<size_t>(m) * columns, columns, first, last, y + m * stride, stride);
-  for (; m < count; m++)
-    some_rows<1>(w, x + static_cast<size_t>(m) * columns, columns, first, last, y + m * stride, stride);
-}
-
 }  // namespace
 
 extern const Floats INGOT_NAME(floats);
-const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend, multiply};
+const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend};
 
 }  // namespace ingot

@@ -34,8 +34,6 @@ struct Floats {
   // are any, is a score that takes its share of the weights and adds nothing. `scratch`: see attend_scratch.
   void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
                  int keys, const float* sinks, float* scratch, float* out);
-  // y[m * stride + n] = x[m] . w[n] for n in [first, last) and m in [0, count).
-  void (*multiply)(const float* w, const float* x, int columns, int count, int first, int last, float* y, size_t stride);
 };
 
 constexpr int kKeyBlock = 64;  // keys whose scores exist at once

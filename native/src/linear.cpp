@@ -90,6 +90,7 @@ class Lookup : public OfWeights {
 
 mx::array linear(const mx::array& x, std::shared_ptr<const Weights> weights, mx::StreamOrDevice s) {
   const Matrix& w = weights->matrix();
+  require(weights->matrices().size() == 1, "these are the weights of experts");
   require(x.ndim() >= 1 && x.shape(-1) == w.columns, "x and the weights disagree about the width");
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   mx::Shape shape = x.shape();
@@ -100,7 +101,7 @@ mx::array linear(const mx::array& x, std::shared_ptr<const Weights> weights, mx:
 
 mx::array lookup(const mx::array& ids, std::shared_ptr<const Weights> weights, mx::StreamOrDevice s) {
   const Matrix& w = weights->matrix();
-  require(w.plain == nullptr, "only packed weights are looked up here");
+  require(w.is_packed() && weights->matrices().size() == 1, "only packed weights are looked up here");
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   mx::Shape shape = ids.shape();
   shape.push_back(w.columns);

@@ -1,5 +1,7 @@
 #include "packing.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -42,11 +44,12 @@ void read_row(const uint8_t* p, int bits, int columns, uint8_t* out) {
 }
 
 // Where a row's quanta go in the tile that begins at `tile`.
-void write_row(const uint8_t* row, int columns, int place, int tile_rows, int bits, bool signed_bytes, uint8_t* tile) {
+void write_row(const uint8_t* row, int columns, int place, int tile_rows, int bits, uint8_t* tile) {
+  const uint8_t shift = kernels().signed_bytes ? 128 : 0;
   for (int k = 0; k < columns; k++) {
     const size_t block = k / kBlock, step = k % kBlock / 4, t = k % 4;
     if (bits == 8) {
-      tile[(block * 8 + step) * tile_rows * 4 + place * 4 + t] = signed_bytes ? row[k] ^ 128 : row[k];
+      tile[(block * 8 + step) * tile_rows * 4 + place * 4 + t] = row[k] ^ shift;
     } else {
       uint8_t& both = tile[(block * 4 + step / 2) * tile_rows * 4 + place * 4 + t];
       both = static_cast<uint8_t>(both | row[k] << (step % 2 * 4));
@@ -60,40 +63,98 @@ bool fits_halves(const mx::array& numbers) {
   return mx::array_equal(mx::astype(mx::astype(numbers, mx::float16, cpu), mx::float32, cpu), numbers, cpu).item<bool>();
 }
 
+// The extents of weights, and of the arrays that hold them arranged.
+struct Extents {
+  int experts, rows, columns, group, tile, stored;
+  bool many;  // there is an axis for the experts
+
+  int groups() const { return columns / group; }
+  int tiles() const { return (rows + tile - 1) / tile; }
+  mx::Shape shape(int width) const {
+    return many ? mx::Shape{experts, tiles() * tile, width} : mx::Shape{tiles() * tile, width};
+  }
+};
+
+Extents extents(const mx::array& quanta, const mx::array& scales, int group, int bits, int stored) {
+  const int axes = quanta.ndim();
+  require((axes == 2 || axes == 3) && static_cast<int>(scales.ndim()) == axes, "weights must be matrices");
+  require(quanta.dtype() == mx::uint32, "quanta must be uint32");
+  require(quanta.shape(0) > 0, "there are no experts");
+  const int rows = quanta.shape(-2), columns = scales.shape(-1) * group;
+  require(scales.shape(-2) == rows && scales.shape(0) == quanta.shape(0) &&
+              static_cast<int64_t>(quanta.shape(-1)) * 32 == static_cast<int64_t>(columns) * bits,
+          "quanta and scales disagree");
+  return {axes == 3 ? quanta.shape(0) : 1, rows, columns, group, kernels().tile, stored, axes == 3};
+}
+
+struct Factors {
+  float scale, bias;
+};
+
+// read(n, row) gives the bytes of row n, factors(i) the scale and the bias of group i; both count through all experts.
+template <class Read, class Factor>
+Arranged filled(const Extents& e, const Read& read, const Factor& factors) {
+  const size_t tile_bytes = static_cast<size_t>(e.tile) * e.columns * e.stored / 8;
+  const size_t tiles = static_cast<size_t>(e.experts) * e.tiles(), groups = e.groups();
+  Made<uint8_t> quanta(e.shape(e.columns * e.stored / 32), mx::uint32, tile_bytes * tiles);
+  Made<float> scales(e.shape(e.groups()), mx::float32, tiles * e.tile * groups);
+  Made<float> biases(e.shape(e.groups()), mx::float32, tiles * e.tile * groups);
+  Pool::shared().each(static_cast<int>(tiles), [&](int index) {
+    std::vector<uint8_t> row(e.columns);
+    const int expert = index / e.tiles(), first = index % e.tiles() * e.tile;
+    for (int place = 0; place < std::min(e.tile, e.rows - first); place++) {
+      const size_t n = static_cast<size_t>(expert) * e.rows + first + place;
+      read(n, row.data());
+      write_row(row.data(), e.columns, place, e.tile, e.stored, quanta.data + index * tile_bytes);
+      for (size_t g = 0; g < groups; g++) {
+        const Factors own = factors(n * groups + g);
+        const size_t to = (index * groups + g) * e.tile + place;
+        scales.data[to] = own.scale;
+        biases.data[to] = own.bias;
+      }
+    }
+  });
+  const bool fit = fits_halves(scales.array) && fits_halves(biases.array);
+  auto kept = [&](const mx::array& factors) { return fit ? settled(factors, mx::float16) : factors; };
+  return {quanta.array, kept(scales.array), kept(biases.array), e.experts, e.rows, e.columns, e.group, e.stored};
+}
+
 }  // namespace
 
 Arranged arrange(const mx::array& quanta, const mx::array& scales, const mx::array& biases, int group, int bits) {
   require(bits >= 2 && bits <= 8 && bits != 7, "bits must be 2, 3, 4, 5, 6 or 8");
   require(group == 32 || group == 64 || group == 128, "the group size must be 32, 64 or 128");
-  require(quanta.ndim() == 2 && scales.ndim() == 2 && biases.shape() == scales.shape(), "weights must be matrices");
-  require(quanta.dtype() == mx::uint32, "quanta must be uint32");
-  const int rows = quanta.shape(0), columns = scales.shape(1) * group, groups = scales.shape(1);
-  require(scales.shape(0) == rows && static_cast<int64_t>(quanta.shape(1)) * 32 == static_cast<int64_t>(columns) * bits,
-          "quanta and scales disagree");
-  const Kernels& use = kernels();
-  const int stored = bits <= 4 ? 4 : 8, tile = use.tile, tiles = (rows + tile - 1) / tile;
+  require(biases.shape() == scales.shape(), "weights must be matrices");
+  const Extents e = extents(quanta, scales, group, bits, bits <= 4 ? 4 : 8);
   const mx::array from = settled(quanta, mx::uint32), scale = settled(scales, mx::float32), bias = settled(biases, mx::float32);
-  const size_t tile_bytes = static_cast<size_t>(tile) * columns * stored / 8;
-  Made<uint8_t> out({tiles * tile, columns * stored / 32}, mx::uint32, tile_bytes * tiles);
-  Made<float> out_scales({tiles * tile, groups}, mx::float32, static_cast<size_t>(tiles) * tile * groups);
-  Made<float> out_biases({tiles * tile, groups}, mx::float32, static_cast<size_t>(tiles) * tile * groups);
-  const bool shifted = stored == 8 && use.signed_bytes;
-  const size_t row_bytes = static_cast<size_t>(columns) * bits / 8;
-  Pool::shared().each(tiles, [&](int index) {
-    std::vector<uint8_t> row(columns);
-    for (int n = index * tile; n < std::min(rows, (index + 1) * tile); n++) {
-      read_row(reinterpret_cast<const uint8_t*>(from.data<uint32_t>()) + n * row_bytes, bits, columns, row.data());
-      write_row(row.data(), columns, n % tile, tile, stored, shifted, out.data + index * tile_bytes);
-      for (int g = 0; g < groups; g++) {
-        const size_t at = static_cast<size_t>(n) * groups + g, to = (static_cast<size_t>(index) * groups + g) * tile + n % tile;
-        out_scales.data[to] = scale.data<float>()[at];
-        out_biases.data[to] = bias.data<float>()[at];
-      }
-    }
-  });
-  const bool fit = fits_halves(out_scales.array) && fits_halves(out_biases.array);
-  auto kept = [&](const mx::array& factors) { return fit ? settled(factors, mx::float16) : factors; };
-  return {out.array, kept(out_scales.array), kept(out_biases.array), stored};
+  const size_t row_bytes = static_cast<size_t>(e.columns) * bits / 8;
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(from.data<uint32_t>());
+  return filled(
+      e,
+      [&](size_t n, uint8_t* row) { read_row(bytes + n * row_bytes, bits, e.columns, row); },
+      [&, s = scale.data<float>(), b = bias.data<float>()](size_t i) { return Factors{s[i], b[i]}; });
+}
+
+Arranged arrange_mxfp4(const mx::array& quanta, const mx::array& scales) {
+  constexpr int kGroup = 32, kBits = 4;
+  // Doubled, all values are whole numbers: they become bytes, with nought in the middle.
+  constexpr int8_t kDoubled[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  require(scales.dtype() == mx::uint8, "scales must be uint8");
+  const Extents e = extents(quanta, scales, kGroup, kBits, 8);
+  const mx::array from = settled(quanta, mx::uint32), scale = settled(scales, mx::uint8);
+  constexpr int kNought = 12;
+  const size_t row_bytes = static_cast<size_t>(e.columns) * kBits / 8;
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(from.data<uint32_t>());
+  return filled(
+      e,
+      [&](size_t n, uint8_t* row) {
+        read_row(bytes + n * row_bytes, kBits, e.columns, row);
+        for (int k = 0; k < e.columns; k++) row[k] = static_cast<uint8_t>(kDoubled[row[k]] + kNought);
+      },
+      [s = scale.data<uint8_t>()](size_t i) {
+        const float half = std::ldexp(1.0f, s[i] - 128);
+        return Factors{half, -half * static_cast<float>(kNought)};
+      });
 }
 
 }  // namespace ingot

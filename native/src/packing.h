@@ -5,16 +5,21 @@
 
 namespace ingot {
 
-// What mx.quantize gives, arranged: the same values, in tiles (see kernels.h).
+// What mx.quantize gives, arranged: the same values, in tiles (see kernels.h). Where there is a matrix for each of
+// several experts, each begins with a tile of its own.
 struct Arranged {
   mlx::core::array quanta;  // uint32; the last tile filled up
   mlx::core::array scales, biases;  // [rows of whole tiles, groups], float16 where that is exact, else float32
+  int experts, rows, columns, group;
   int bits;  // 4, or 8 where there were more
 };
 
-// Weights [rows, columns] of 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128. Evaluates them.
-// Raises std::invalid_argument for anything else.
+// Weights [rows, columns] or [experts, rows, columns] of 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128. Evaluates
+// them. Raises std::invalid_argument for anything else.
 Arranged arrange(const mlx::core::array& quanta, const mlx::core::array& scales, const mlx::core::array& biases,
                  int group, int bits);
+
+// The same for mode "mxfp4": numbers of 4 bits with a power of two for each 32 of them.
+Arranged arrange_mxfp4(const mlx::core::array& quanta, const mlx::core::array& scales);
 
 }  // namespace ingot

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "floats.h"
+#include "dense.h"
 #include "pool.h"
 
 namespace ingot {
@@ -13,7 +13,7 @@ namespace {
 std::atomic<Sgemm> blas{nullptr};
 std::atomic<bool> one_path{false};
 
-constexpr int kFew = 8;                // with more rows than this, a BLAS multiplies plain weights faster
+constexpr int kFew = 32;               // with more rows than this, a BLAS multiplies plain weights faster
 constexpr int kPanel = 64;             // rows of plain weights that are one task for it
 constexpr int kMany = 16;              // with more rows than this, wide products of packed weights are faster
 constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
@@ -44,8 +44,7 @@ std::vector<Task> divided(const std::vector<Product>& products) {
   std::vector<Task> tasks;
   for (const Product& product : products) {
     const Matrix& w = *product.w;
-    const size_t row_bytes = w.plain != nullptr ? 4 * w.columns : w.packed.blocks() * w.packed.block_bytes();
-    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / row_bytes))), tasks);
+    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / w.row_bytes()))), tasks);
   }
   return tasks;
 }
@@ -131,7 +130,10 @@ void multiply_plain(const std::vector<Product>& products, const float* x, int co
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
-    floats().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+    if (w.plain != nullptr)
+      dense().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
+    else
+      dense().multiply_half(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
     add_bias(task, count);
   });
 }
@@ -143,8 +145,16 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     const Task& task = tasks[index];
     const Matrix& w = *task.product->w;
-    sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns,
-          w.plain + static_cast<size_t>(task.first) * w.columns, w.columns, 0.0f, task.product->y + task.first, w.rows);
+    const size_t begin = static_cast<size_t>(task.first) * w.columns;
+    const float* panel = w.plain + begin;
+    static thread_local std::vector<float> wide;
+    if (w.plain == nullptr) {
+      wide.resize(std::max(wide.size(), static_cast<size_t>(task.last - task.first) * w.columns));
+      dense().widen(w.half, begin, static_cast<size_t>(task.last - task.first) * w.columns, wide.data());
+      panel = wide.data();
+    }
+    sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns, panel, w.columns,
+          0.0f, task.product->y + task.first, w.rows);
     add_bias(task, count);
   });
 }
@@ -165,19 +175,37 @@ void use_blas(Sgemm sgemm) { blas = sgemm; }
 
 void use_one_path(bool one) { one_path = one; }
 
-void multiply(const std::vector<Product>& products, const float* x, int count) {
+namespace {
+
+// What may be used for many rows; null where nothing else is than for few.
+struct Paths {
+  Sgemm sgemm;
+  const Wide* wide;
+};
+
+void multiply_with(const std::vector<Product>& products, const float* x, int count, Paths paths) {
   std::vector<Product> packed, plain;
-  for (const Product& product : products) (product.w->plain == nullptr ? packed : plain).push_back(product);
-  if (const Wide* use = wide(); use != nullptr && count > kMany && !one_path && !packed.empty())
+  for (const Product& product : products) (product.w->is_packed() ? packed : plain).push_back(product);
+  if (!packed.empty() && count > kMany && paths.wide != nullptr)
     in_parts(packed, x, count, kWideRowsAtOnce,
-             [use](const auto& part, const float* rows, int some) { multiply_wide(part, rows, some, *use); });
+             [&](const auto& part, const float* rows, int some) { multiply_wide(part, rows, some, *paths.wide); });
   else if (!packed.empty())
     in_parts(packed, x, count, kRowsAtOnce, multiply_packed);
   if (plain.empty()) return;
-  if (Sgemm sgemm = blas.load(); count > kFew && sgemm != nullptr && !one_path)
-    multiply_plain_many(plain, x, count, sgemm);
+  if (count > kFew && paths.sgemm != nullptr)
+    multiply_plain_many(plain, x, count, paths.sgemm);
   else
     in_parts(plain, x, count, kRowsAtOnce, multiply_plain);
+}
+
+}  // namespace
+
+void multiply(const std::vector<Product>& products, const float* x, int count) {
+  multiply_with(products, x, count, one_path ? Paths{} : Paths{blas.load(), wide()});
+}
+
+void multiply_one_path(const std::vector<Product>& products, const float* x, int count) {
+  multiply_with(products, x, count, Paths{});
 }
 
 }  // namespace ingot

@@ -3,16 +3,24 @@
 
 #include <vector>
 
+#include "dense.h"
 #include "kernels.h"
 
 namespace ingot {
 
-// Weights [rows, columns]: plain float32, or packed.
+// Weights [rows, columns]: plain, in 32 bits or in 16, or packed.
 struct Matrix {
   PackedMatrix packed{};
   const float* plain = nullptr;  // takes the place of `packed`
+  HalfMatrix half{};             // so does this
   const float* bias = nullptr;   // added to every product; may be missing
   int rows = 0, columns = 0;
+
+  bool is_packed() const { return plain == nullptr && half.values == nullptr; }
+  size_t row_bytes() const {
+    if (is_packed()) return packed.blocks() * packed.block_bytes();
+    return static_cast<size_t>(columns) * (plain != nullptr ? sizeof(float) : sizeof(uint16_t));
+  }
 };
 
 struct Product {
@@ -23,6 +31,9 @@ struct Product {
 // y = x times the transpose of w, for matrices of the same width that share x [count, columns]. A row of x is computed
 // the same way whatever the others are, but with many rows maybe in another way than with few.
 void multiply(const std::vector<Product>& products, const float* x, int count);
+
+// The same, with plain weights too: for rows whose number says something about other rows.
+void multiply_one_path(const std::vector<Product>& products, const float* x, int count);
 
 // cblas_sgemm of a BLAS that may be called from several threads at once and uses one thread for each call. Plain
 // weights are multiplied by it where there are many rows.

@@ -3,8 +3,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "packing.h"
-
 namespace ingot {
 namespace mx = mlx::core;
 
@@ -20,39 +18,64 @@ void require(bool holds, const char* what) {
 
 Weights Weights::packed(const mx::array& quanta, const mx::array& scales, const mx::array& biases,
                         const std::optional<mx::array>& bias, int group, int bits) {
-  const Arranged arranged = arrange(quanta, scales, biases, group, bits);
+  return arranged(arrange(quanta, scales, biases, group, bits), bias);
+}
+
+Weights Weights::mxfp4(const mx::array& quanta, const mx::array& scales, const std::optional<mx::array>& bias) {
+  return arranged(arrange_mxfp4(quanta, scales), bias);
+}
+
+Weights Weights::arranged(const Arranged& from, const std::optional<mx::array>& bias) {
   Weights made;
-  made.owned_ = {arranged.quanta, arranged.scales, arranged.biases};
-  made.matrix_.rows = quanta.shape(0);
-  made.matrix_.columns = scales.shape(1) * group;
-  made.matrix_.packed = {reinterpret_cast<const uint8_t*>(arranged.quanta.data<uint32_t>()),
-                         arranged.scales.data<void>(),
-                         arranged.biases.data<void>(),
-                         made.matrix_.rows,
-                         made.matrix_.columns,
-                         group,
-                         arranged.bits,
-                         arranged.scales.dtype() == mx::float16};
+  made.owned_ = {from.quanta, from.scales, from.biases};
+  const size_t quanta = from.quanta.nbytes() / from.experts, factors = from.scales.nbytes() / from.experts;
+  for (int expert = 0; expert < from.experts; expert++) {
+    Matrix matrix;
+    matrix.rows = from.rows;
+    matrix.columns = from.columns;
+    matrix.packed = {reinterpret_cast<const uint8_t*>(from.quanta.data<uint32_t>()) + expert * quanta,
+                     from.scales.data<char>() + expert * factors,
+                     from.biases.data<char>() + expert * factors,
+                     from.rows,
+                     from.columns,
+                     from.group,
+                     from.bits,
+                     from.scales.dtype() == mx::float16};
+    made.matrices_.push_back(matrix);
+  }
   made.take_bias(bias);
   return made;
 }
 
 Weights Weights::plain(const mx::array& weight, const std::optional<mx::array>& bias) {
-  require(weight.ndim() == 2, "a weight must be a matrix");
+  require(weight.ndim() == 2 || weight.ndim() == 3, "a weight must be a matrix");
+  const bool brain = weight.dtype() == mx::bfloat16, half = brain || weight.dtype() == mx::float16;
   Weights made;
-  made.owned_ = {settled(weight, mx::float32)};
-  made.matrix_.rows = weight.shape(0);
-  made.matrix_.columns = weight.shape(1);
-  made.matrix_.plain = made.owned_[0].data<float>();
+  made.owned_ = {settled(weight, half ? weight.dtype() : mx::float32)};
+  const int experts = weight.ndim() == 3 ? weight.shape(0) : 1;
+  for (int expert = 0; expert < experts; expert++) {
+    Matrix matrix;
+    matrix.rows = weight.shape(-2);
+    matrix.columns = weight.shape(-1);
+    const size_t begin = static_cast<size_t>(expert) * matrix.rows * matrix.columns;
+    if (half)
+      matrix.half = {reinterpret_cast<const uint16_t*>(made.owned_[0].data<char>()) + begin, brain};
+    else
+      matrix.plain = made.owned_[0].data<float>() + begin;
+    made.matrices_.push_back(matrix);
+  }
   made.take_bias(bias);
   return made;
 }
 
 void Weights::take_bias(const std::optional<mx::array>& bias) {
+  require(!matrices_.empty(), "there are no experts");
   if (!bias) return;
-  require(bias->size() == static_cast<size_t>(matrix_.rows), "the bias must have a value for each row");
+  const size_t rows = matrix().rows;
+  require(bias->size() == rows * matrices_.size(), "the bias must have a value for each row");
   owned_.push_back(settled(*bias, mx::float32));
-  matrix_.bias = owned_.back().data<float>();
+  for (size_t expert = 0; expert < matrices_.size(); expert++)
+    matrices_[expert].bias = owned_.back().data<float>() + expert * rows;
 }
 
 Vector::Vector(const mx::array& values, int size) : owned_(settled(values, mx::float32)) {
