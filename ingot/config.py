@@ -238,6 +238,9 @@ class Settings:
         high=60_000.0,
     )
     prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
+    deterministic: bool = setting(
+        False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"
+    )
 
     mcp_config: Path | None = setting(  # noqa: RUF009
         None,

@@ -50,6 +50,7 @@ def load(
 ) -> Loaded:
     """Runs on the engine thread, the only one that may touch mlx."""
     here = device.current()
+    native.use_one_path(settings.deterministic)
     total = (
         memory_bytes(settings.memory, here.memory) if settings.memory else int(here.memory * DEVICE_SHARE[here.kind])
     )

@@ -62,7 +62,7 @@ def advice() -> str | None:
 
 
 def describe() -> str | None:
-    """The instruction set and the threads in use, such as "avx512vnni and amx, 2 threads"; None without the extension."""
+    """The instruction sets and the threads in use, such as "avx512vnni and amx, 2 threads"; None without them."""
     native = _loaded()
     if native is None:
         return None

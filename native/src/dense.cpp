@@ -1,6 +1,8 @@
 // Compiled several times with different flags; INGOT_ISA names the result.
 #include "dense.h"
 
+#include "fused.h"
+
 #include <bit>
 #include <cstring>
 
@@ -92,7 +94,7 @@ inline void products(const typename Format::Value* w, const float* x, size_t col
     for (int b = 0; b < N; b++) {
       const Lanes weights = Format::lanes(w + b * columns + d);
 #pragma GCC unroll 4
-      for (int a = 0; a < M; a++) sums[a][b] += own[a] * weights;
+      for (int a = 0; a < M; a++) sums[a][b] = fused(own[a], weights, sums[a][b]);
     }
   };
   size_t d = 0;
@@ -114,7 +116,7 @@ inline void products(const typename Format::Value* w, const float* x, size_t col
     for (int b = 0; b < N; b++) {
       float sum = 0;
       for (int l = 0; l < kLanes; l++) sum += sums[a][b][l];
-      for (size_t rest = d; rest < columns; rest++) sum += x[a * columns + rest] * Format::one(w[b * columns + rest]);
+      for (size_t rest = d; rest < columns; rest++) sum = fused(x[a * columns + rest], Format::one(w[b * columns + rest]), sum);
       y[a * stride + b] = sum;
     }
 }

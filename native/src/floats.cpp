@@ -2,6 +2,8 @@
 // which the compiler turns into vectors without being allowed to reorder sums.
 #include "floats.h"
 
+#include "fused.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -57,15 +59,14 @@ template <class F>
 inline F exponential(F given) {
   const F least = F{} - 87.0f, x = given < least ? least : given;
   // So large that its last bit is worth one: the sum's last bits are the nearest whole number.
-  const F shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-  F r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  F y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
+  const F shifted = fused(x, 1.44269504f, F{} + 12582912.0f), n = shifted - 12582912.0f;
+  const F r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
+  F y = fused(r, 1.9875691500e-4f, F{} + 1.3981999507e-3f);
+  y = fused(y, r, F{} + 8.3334519073e-3f);
+  y = fused(y, r, F{} + 4.1665795894e-2f);
+  y = fused(y, r, F{} + 1.6666665459e-1f);
+  y = fused(y, r, F{} + 5.0000001201e-1f);
+  y = fused(y * r, r, r) + 1.0f;
   const Integer<F> exponent = (std::bit_cast<Integer<F>>(shifted) << 23) + (127 << 23);
   y = y * std::bit_cast<F>(exponent);
   return given < least ? F{} : y;
@@ -172,24 +173,6 @@ void rotate(float* head, const float* cosines, const float* sines, int dims, boo
   }
 }
 
-// Q queries times K keys: the loaded values are used Q or K times each.
-template <int Q, int K>
-inline void products(const float* q, size_t q_stride, const float* k, size_t k_stride, int dim, float* out, size_t stride) {
-  float lanes[Q][K][kLanes] = {};
-  int d = 0;
-  for (; d + kLanes <= dim; d += kLanes)
-#pragma GCC unroll 4
-    for (int a = 0; a < Q; a++)
-#pragma GCC unroll 4
-      for (int b = 0; b < K; b++)
-        for (int l = 0; l < kLanes; l++) lanes[a][b][l] += q[a * q_stride + d + l] * k[b * k_stride + d + l];
-  for (int l = 0; d < dim; d++, l++)
-    for (int a = 0; a < Q; a++)
-      for (int b = 0; b < K; b++) lanes[a][b][l] += q[a * q_stride + d] * k[b * k_stride + d];
-  for (int a = 0; a < Q; a++)
-    for (int b = 0; b < K; b++) out[a * stride + b] = total(lanes[a][b]);
-}
-
 constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
 constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
 constexpr int kWide = kVector == 4 ? 4 : 2;              // vectors of values that are summed at once
@@ -222,12 +205,12 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
     for (int a = 0; a < R; a++) {
       const Part row = loaded<Part>(q + static_cast<size_t>(a) * dim + d);
 #pragma GCC unroll 8
-      for (int b = 0; b < K; b++) parts[a][b] += row * keys[b];
+      for (int b = 0; b < K; b++) parts[a][b] = fused(row, keys[b], parts[a][b]);
     }
   }
   for (int p = 0; d < dim; d++, p++)
     for (int a = 0; a < R; a++)
-      for (int b = 0; b < K; b++) parts[a][b][p] += q[static_cast<size_t>(a) * dim + d] * k[static_cast<size_t>(b) * dim + d];
+      for (int b = 0; b < K; b++) parts[a][b][p] = fused(q[static_cast<size_t>(a) * dim + d], k[static_cast<size_t>(b) * dim + d], parts[a][b][p]);
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++) {
     float* to = out + static_cast<size_t>(a) * kKeyBlock;
@@ -273,8 +256,8 @@ inline void panel_scores(const float* q, const float* keys, int dim, float* out)
       const float* values = q + static_cast<size_t>(d) * kRows;
 #pragma GCC unroll 8
       for (int a = 0; a < kRows; a++) {
-        part[a][0] += one * values[a];
-        part[a][1] += two * values[a];
+        part[a][0] = fused(one, values[a], part[a][0]);
+        part[a][1] = fused(two, values[a], part[a][1]);
       }
     }
 #pragma GCC unroll 8
@@ -345,14 +328,14 @@ inline void some_sums(const float* weights, const float* v, int lo, int hi, int 
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++)
 #pragma GCC unroll 8
-      for (int b = 0; b < W; b++) parts[a][b] += values[b] * weights[static_cast<size_t>(a) * kKeyBlock + j];
+      for (int b = 0; b < W; b++) parts[a][b] = fused(values[b], weights[static_cast<size_t>(a) * kKeyBlock + j], parts[a][b]);
   }
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++)
 #pragma GCC unroll 8
     for (int b = 0; b < W; b++) {
       float* at = sums + static_cast<size_t>(a) * dim + b * kVector;
-      stored(at, loaded<Vec>(at) * worth[a] + parts[a][b]);
+      stored(at, fused(loaded<Vec>(at), worth[a], parts[a][b]));
     }
 }
 
@@ -365,9 +348,9 @@ void summed(const float* weights, const float* v, int lo, int hi, int dim, const
   for (; d < dim; d++)
     for (int a = 0; a < R; a++) {
       float part = 0;
-      for (int j = lo; j < hi; j++) part += v[static_cast<ptrdiff_t>(j) * dim + d] * weights[static_cast<size_t>(a) * kKeyBlock + j];
+      for (int j = lo; j < hi; j++) part = fused(v[static_cast<ptrdiff_t>(j) * dim + d], weights[static_cast<size_t>(a) * kKeyBlock + j], part);
       float& at = sums[static_cast<size_t>(a) * dim + d];
-      at = at * worth[a] + part;
+      at = fused(at, worth[a], part);
     }
 }
 

@@ -1,6 +1,8 @@
 // Compiled several times with different flags; INGOT_ISA names the result.
 #include "recurrence.h"
 
+#include "fused.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -158,7 +160,7 @@ inline void convolve_some(const float* const* rows, int missing, const Filter& f
 #pragma GCC unroll 4
   for (int tap = missing; tap < taps; tap++)
 #pragma GCC unroll 4
-    for (int i = 0; i < N; i++) sums[i] += load(f.weight + tap * f.stride + c + i * kLanes) * load(rows[tap] + c + i * kLanes);
+    for (int i = 0; i < N; i++) sums[i] = fused(load(f.weight + tap * f.stride + c + i * kLanes), load(rows[tap] + c + i * kLanes), sums[i]);
   if (f.silu) silu(sums);
 #pragma GCC unroll 4
   for (int i = 0; i < N; i++) store(y + c + i * kLanes, sums[i]);
@@ -168,7 +170,7 @@ inline void convolve_some(const float* const* rows, int missing, const Filter& f
 void convolve_rest(const float* const* rows, int missing, const Filter& f, int c, int left, float* y) {
   Vec sums[1] = {f.bias == nullptr ? Vec{} : load(f.bias + c, left)};
   for (int tap = missing; tap < f.taps; tap++)
-    sums[0] += load(f.weight + tap * f.stride + c, left) * load(rows[tap] + c, left);
+    sums[0] = fused(load(f.weight + tap * f.stride + c, left), load(rows[tap] + c, left), sums[0]);
   if (f.silu) silu(sums);
   store(y + c, sums[0], left);
 }
@@ -198,7 +200,7 @@ void normalise(float* x, int size, float eps, float gain) {
   Vec sum{};
   for (int i = 0; i < size; i += kLanes) {
     const Vec v = load(x + i, size - i);
-    sum += v * v;
+    sum = fused(v, v, sum);
   }
   const float scale = gain / std::sqrt(total(sum) + eps);
   for (int i = 0; i < size; i += kLanes) store(x + i, load(x + i, size - i) * scale, size - i);
@@ -210,7 +212,7 @@ inline Four products(const float* s, int size, const float* k) {
   for (int d = 0; d < size; d += kLanes) {
     const Vec kd = load(k + d);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) sums[r] += load(s + static_cast<size_t>(r) * size + d) * kd;
+    for (int r = 0; r < R; r++) sums[r] = fused(load(s + static_cast<size_t>(r) * size + d), kd, sums[r]);
   }
   return totals<R>(sums);
 }
@@ -227,10 +229,10 @@ inline Four advance(float* __restrict s, int size, float decay, Four update, con
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
       float* at = s + static_cast<size_t>(r) * size + d;
-      const Vec sd = load(at) * decay + kd * update[r];
+      const Vec sd = fused(load(at), decay, kd * update[r]);
       store(at, sd);
-      sums[r] += sd * qd;
-      if constexpr (Next) next_sums[r] += sd * nd;
+      sums[r] = fused(sd, qd, sums[r]);
+      if constexpr (Next) next_sums[r] = fused(sd, nd, next_sums[r]);
     }
   }
   if constexpr (Next) ahead = totals<R>(next_sums);

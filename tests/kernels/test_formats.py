@@ -18,6 +18,7 @@ from ingot.models.adapter import adapt
 from ingot.models.modules import DenseEmbedding, DenseLinear, PackedLinear
 from ingot.models.precision import settle
 from tests import tiny
+from tests.kernels.rounding import WIDE_BOUND, half_steps
 from tests.kernels.test_experts import greedy
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
@@ -74,9 +75,11 @@ def test_products_with_mxfp4_are_right_for_any_shape(rows: int, width: int, coun
     x = mx.random.normal((count, 32 * width), key=mx.random.key(width))
     y = native.linear(x, native.packed_weights(quanta, scales, None, None, 32, 4))
     wide = np.array(x, dtype=np.float64)
-    # Where bytes have no sign, weights are counted from the least one on.
-    magnitude = np.abs(wide) @ (np.abs(values) + np.abs(values).max()).T
-    assert np.all(np.abs(np.array(y) - wide @ values.T) <= 4e-5 * magnitude)
+    # Weights are counted from the least one on, or from the least that a byte holds.
+    magnitude = np.abs(wide) @ (np.abs(values) + 12 * np.abs(values).max()).T
+    rounding = half_steps(wide) @ np.abs(values).T
+    sums = (WIDE_BOUND if native.has_wide() else 2e-6) * magnitude
+    assert np.all(np.abs(np.array(y) - wide @ values.T) <= rounding + sums)
 
 
 def exact_mxfp4(quanta: mx.array, scales: mx.array) -> np.ndarray:
@@ -106,7 +109,7 @@ def test_packed_layers_of_every_mode_give_the_products_of_their_values(form: str
     expected = x @ weight.astype(mx.float32).T + (holder.up.bias if bias else 0)
     assert settle(holder, HERE, None) == []
     assert isinstance(holder.up, PackedLinear if form == "mxfp4" else DenseLinear)
-    assert mx.allclose(holder.up(x), expected, atol=1e-4).item()
+    assert mx.allclose(holder.up(x), expected, atol=2e-2 if form == "mxfp4" else 1e-4).item()
 
 
 def test_weights_of_mxfp4_that_do_not_fit_together_are_refused() -> None:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
+from tests.kernels.rounding import WIDE_BOUND, half_steps
 
 # Where everything is expected to be built, missing kernels are a failure and not a reason to skip.
 EXPECTED = sys.platform == "linux" and "CI" in os.environ
 pytestmark = pytest.mark.skipif(not native.available() and not EXPECTED, reason=f"{native.advice()}")
 
-# Of the products' magnitudes: sums are float32, and where there are instructions for that, many rows are bfloat16.
+# Of the products' magnitudes, besides the rounding of activations: sums are float32.
 BOUND = 2e-6
-WIDE_BOUND = 2**-7
 
 
 def packed(rows: int, columns: int, bits: int, group: int, seed: int) -> tuple[Any, np.ndarray]:
@@ -64,11 +64,10 @@ def test_products_are_right_for_any_shape(
 
 
 def allowed(x: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How far products may be off: activations are rounded to 8 bits, in blocks of 32 with a scale of their own."""
-    largest = np.abs(x).reshape(x.shape[0], -1, 32).max(axis=-1)
-    half_a_step = np.repeat(largest / 127 / 2, 32, axis=-1)
+    """How far products may be off."""
     magnitude = np.abs(x) @ np.abs(values).T
-    return np.maximum(half_a_step @ np.abs(values).T + BOUND * magnitude, WIDE_BOUND * magnitude * native.has_wide())
+    rounded = half_steps(x) @ np.abs(values).T + BOUND * magnitude
+    return np.maximum(rounded, WIDE_BOUND * magnitude * native.has_wide())
 
 
 def test_products_are_as_exact_as_8_bits_allow() -> None:

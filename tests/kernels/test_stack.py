@@ -17,7 +17,7 @@ from ingot.kernels import native
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 HIDDEN, INNER, LAYERS, EPS = 64, 96, 2, 1e-5
-BOUND = 2e-4  # of the largest value; activations are rounded to 16 bits before each product with packed weights
+BOUND = 2e-4  # of the largest value
 
 
 class Reference:
