@@ -26,7 +26,6 @@ from tests.kernels.rounding import half_steps
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 BOUND = 4e-6  # of the products' magnitudes, besides the rounding of activations
-PACKED = ("4 bits", "8 bits", "mxfp4")
 HERE = Device("cpu", "a CPU", 1 << 34)
 Weights = tuple[Any, np.ndarray]
 
@@ -60,6 +59,10 @@ FORMS: dict[str, Callable[[tuple[int, ...], int], Weights]] = {
 }
 
 
+def is_packed(form: str) -> bool:
+    return "bits" in form or form == "mxfp4"
+
+
 def choices(tokens: int, k: int, experts: int, seed: int) -> np.ndarray:
     dice = np.random.default_rng(seed)
     return np.stack([dice.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
@@ -88,7 +91,7 @@ def test_each_token_is_multiplied_with_the_weights_of_its_experts(
     # Quanta are counted from the least one on.
     magnitude = np.einsum("tc,tkrc->tkr", np.abs(wide), np.abs(values[indices]) + np.abs(values).max())
     assert y.shape == (tokens, k, rows) and y.dtype == mx.float32
-    rounding = np.einsum("tc,tkrc->tkr", half_steps(wide), np.abs(values[indices])) * (form in PACKED)
+    rounding = np.einsum("tc,tkrc->tkr", half_steps(wide), np.abs(values[indices])) * is_packed(form)
     assert np.all(np.abs(np.array(y) - expected) <= rounding + BOUND * magnitude + 1e-30)
 
 
@@ -121,7 +124,7 @@ def test_the_mlps_of_experts_are_right(
     y = native.gather_gated(x, mx.array(indices), [weights for weights, _ in made], gating)
     expected = gated(np.array(x, dtype=np.float64), indices, [values for _, values in made], *gating)
     assert y.shape == expected.shape
-    assert np.abs(np.array(y) - expected).max() <= (3e-2 if form in PACKED else 1e-3) * np.abs(expected).max()
+    assert np.abs(np.array(y) - expected).max() <= (3e-2 if is_packed(form) else 1e-3) * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
@@ -203,7 +206,7 @@ def test_mlx_lm_s_layers_give_the_same_after_the_swap(
     assert type(holder.mlp.up_proj) in (PackedSwitchLinear, DenseSwitchLinear)
     ours = holder.mlp(x, indices)
     assert ours.shape == expected.shape
-    bound = 3e-2 if form in PACKED else 1e-3
+    bound = 3e-2 if is_packed(form) else 1e-3
     assert mx.abs(ours - expected).max().item() <= bound * mx.abs(expected).max().item()
     through = holder.mlp.up_proj(x[..., None, None, :], indices)
     reference = theirs.up_proj(x[..., None, None, :], indices)
