@@ -8,7 +8,7 @@ ARGS ?=
 BACKEND ?=
 export BACKEND
 
-.PHONY: help serve test test-clients test-oracle bench check format setup clean
+.PHONY: help serve test test-clients test-oracle sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
+	@echo "make sanitize      the kernels' tests on a build that watches memory"
 	@echo "make bench         compare with other servers"
 	@echo "make format        put the code in shape"
 	@echo "make setup         everything for development, and the pre-commit hook"
@@ -36,6 +37,9 @@ test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -m oracle $(ARGS)
+
+sanitize: $(VENV)/.ready-test $(VENV)/.ready-kernels
+	tools/sanitize $(ARGS)
 
 bench: $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	$(BIN)/python -m bench $(ARGS)

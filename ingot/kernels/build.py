@@ -46,7 +46,8 @@ def build_native() -> str:
     if missing:
         return f"kernels: no {' and no '.join(missing)}; packed weights are unpacked (slower, and more memory)"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", str(NATIVE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         reason = done.stderr.strip()[-2000:]
         return f"kernels: the native kernels could not be built; packed weights are unpacked.\n{reason}"

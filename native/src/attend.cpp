@@ -15,7 +15,7 @@ namespace ingot {
 namespace mx = mlx::core;
 namespace {
 
-constexpr int kTileRows = 64;  // queries times heads that share keys, of one task
+constexpr int kTileRows = 96;  // queries times heads that share keys, of one task
 constexpr int kSerial = 4;     // fewer tokens than this are not worth sharing out
 
 // Some queries of the heads that share keys.

@@ -175,7 +175,7 @@ void rotate(float* head, const float* cosines, const float* sines, int dims, boo
 
 constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
 constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
-constexpr int kWide = kVector == 4 ? 4 : 2;              // vectors of values that are summed at once
+constexpr int kWide = kVector == 8 ? 2 : 4;              // vectors of values that are summed at once
 constexpr int kParts = 4;                                // sums that a score is made of
 constexpr int kPacked = 12;                              // rows from which it pays to turn the keys around
 
@@ -269,16 +269,37 @@ inline void panel_scores(const float* q, const float* keys, int dim, float* out)
     for (int b = 0; b < 2; b++) stored(out + static_cast<size_t>(a) * kKeyBlock + b * kVector, sums[a][b]);
 }
 
+// Four values of four keys, turned around: four keys of four values.
+inline void turn(const float* k, int dim, float* panel) {
+  typedef int32_t Order __attribute__((vector_size(16)));
+  Part keys[4];
+  for (int i = 0; i < 4; i++) keys[i] = loaded<Part>(k + static_cast<ptrdiff_t>(i) * dim);
+  const Part a = __builtin_shuffle(keys[0], keys[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(keys[2], keys[3], Order{0, 4, 1, 5});
+  const Part c = __builtin_shuffle(keys[0], keys[1], Order{2, 6, 3, 7}), d = __builtin_shuffle(keys[2], keys[3], Order{2, 6, 3, 7});
+  stored(panel, __builtin_shuffle(a, b, Order{0, 1, 4, 5}));
+  stored(panel + kPanel, __builtin_shuffle(a, b, Order{2, 3, 6, 7}));
+  stored(panel + 2 * kPanel, __builtin_shuffle(c, d, Order{0, 1, 4, 5}));
+  stored(panel + 3 * kPanel, __builtin_shuffle(c, d, Order{2, 3, 6, 7}));
+}
+
+// The keys [begin, begin + kPanel), value by value; those outside [lo, hi) are zero.
+void turn_keys(const float* k, int begin, int lo, int hi, int dim, float* panel) {
+  for (int j = 0; j < kPanel; j += 4) {
+    const int key = begin + j;
+    const float* from = k + static_cast<ptrdiff_t>(key) * dim;
+    int d = 0;
+    if (key >= lo && key + 4 <= hi)
+      for (; d + 4 <= dim; d += 4) turn(from + d, dim, panel + static_cast<size_t>(d) * kPanel + j);
+    for (; d < dim; d++)
+      for (int i = 0; i < 4; i++)
+        panel[static_cast<size_t>(d) * kPanel + j + i] =
+            key + i >= lo && key + i < hi ? from[static_cast<ptrdiff_t>(i) * dim + d] : 0.0f;
+  }
+}
+
 void scored_together(const float* q, int rows, const float* k, int lo, int hi, int dim, float* panel, float* scores) {
   for (int begin = lo / kPanel * kPanel; begin < hi; begin += kPanel) {
-    for (int j = 0; j < kPanel; j++) {
-      const int key = begin + j;
-      const float* from = k + static_cast<ptrdiff_t>(key) * dim;
-      if (key >= lo && key < hi)
-        for (int d = 0; d < dim; d++) panel[static_cast<size_t>(d) * kPanel + j] = from[d];
-      else
-        for (int d = 0; d < dim; d++) panel[static_cast<size_t>(d) * kPanel + j] = 0.0f;
-    }
+    turn_keys(k, begin, lo, hi, dim, panel);
     for (int row = 0; row < rows; row += kRows)
       panel_scores(q + static_cast<size_t>(row) * dim, panel, dim, scores + static_cast<size_t>(row) * kKeyBlock + begin);
   }
