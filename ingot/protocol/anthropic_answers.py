@@ -22,7 +22,7 @@ from ingot.engine.request import (
 from ingot.errors import IngotError
 from ingot.protocol.answers import Head, Receipt, Streamed, Whole
 from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

@@ -20,7 +20,7 @@ from ingot.protocol.anthropic_content import (
     UserMessage,
 )
 from ingot.protocol.fields import Reading
-from ingot.protocol.responses_sealing import Seal, UnreadableContent
+from ingot.protocol.sealing import Seal, UnreadableContent
 
 ChatMessage = dict[str, Any]
 

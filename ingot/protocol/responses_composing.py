@@ -47,7 +47,7 @@ from ingot.protocol.responses_growing import (
     Output,
     item_id,
 )
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 from ingot.protocol.responses_tools import Toolbox
 
 

@@ -26,7 +26,7 @@ from ingot.protocol.responses_answers import (
     SummaryText,
     entries,
 )
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 from ingot.protocol.responses_tools import CUSTOM_PARAMETER, Offer
 
 ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")

@@ -12,7 +12,7 @@ from ingot.protocol import bounds
 from ingot.protocol.fields import Anything, Either, Kind, ListOf, OneOf, Reading, Schema, Terms, Text
 from ingot.protocol.messages import TEXT_ONLY
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 
 MEDIA: Final = {
     "input_image": f"(image) {TEXT_ONLY}",

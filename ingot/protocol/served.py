@@ -13,7 +13,7 @@ from ingot.engine.request import ModelCard
 from ingot.protocol.encoders import terms_of
 from ingot.protocol.fields import Reading, Terms
 from ingot.protocol.names import check_aliases, with_aliases
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 from ingot.text.encodings import Encodings
 from ingot.text.formats.format import Format
 from ingot.text.formats.registry import detect, format_named, thinking_named

@@ -340,39 +340,45 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
 #else
 
 constexpr int kLanes = 8;
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
+typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
-// Numbers up to 2^22, rounded to the nearest integer, to the even one of two.
-inline int32_t rounded(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: what is added to it is cut to an integer in its lowest bits
-  return std::bit_cast<int32_t>(x + kMagic) - std::bit_cast<int32_t>(kMagic);
+inline Lanes lanes(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 
 Spread spread(const float* x) {
-  float largest[kLanes] = {}, square[kLanes] = {};
-  for (int i = 0; i < kBlock; i += kLanes)
-    for (int l = 0; l < kLanes; l++) {
-      const float size = std::fabs(x[i + l]);
-      largest[l] = size > largest[l] ? size : largest[l];
-      square[l] += x[i + l] * x[i + l];
-    }
-  for (int l = 1; l < kLanes; l++) {
-    largest[0] = std::max(largest[0], largest[l]);
-    square[0] += square[l];
+  Lanes largest{}, square{};
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const Lanes v = lanes(x + i), size = v < 0 ? -v : v;
+    largest = size > largest ? size : largest;
+    square += v * v;
   }
-  return {largest[0], square[0] / kBlock};
+  float most = 0, sum = 0;
+  for (int l = 0; l < kLanes; l++) {
+    most = std::max(most, largest[l]);
+    sum += square[l];
+  }
+  return {most, sum / kBlock};
 }
 
 Rounded round_block(const float* x, float largest, int8_t* values) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer in its lowest bits
   const float inverse = largest > 0 ? kLargest / largest : 0;
-  int32_t sum[kLanes] = {};
-  for (int i = 0; i < kBlock; i += kLanes)
-    for (int l = 0; l < kLanes; l++) {
-      const int32_t integer = rounded(x[i + l] * inverse);
-      values[i + l] = static_cast<int8_t>(integer);
-      sum[l] += integer;
-    }
-  for (int l = 1; l < kLanes; l++) sum[0] += sum[l];
-  return {largest / kLargest, sum[0]};
+  IntLanes sum{};
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const Lanes shifted = lanes(x + i) * inverse + kMagic;
+    const IntLanes integers = std::bit_cast<IntLanes>(shifted) - std::bit_cast<int32_t>(kMagic);
+    const ByteLanes bytes = __builtin_convertvector(integers, ByteLanes);
+    std::memcpy(values + i, &bytes, sizeof(bytes));
+    sum += integers;
+  }
+  int32_t whole = 0;
+  for (int l = 0; l < kLanes; l++) whole += sum[l];
+  return {largest / kLargest, whole};
 }
 
 #endif

@@ -21,6 +21,7 @@ constexpr int kWideRowsAtOnce = 2048;  // more, as weights are unpacked anew for
 constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
 constexpr size_t kTaskBytes = 1 << 17;  // weights of a task: they stay in the second-level cache for all rows
 constexpr int kLeastRows = 16;
+constexpr int kLeastPanel = 32, kMostPanel = 128;  // rows of packed weights that are unpacked at once for wide products
 
 // Some rows of one matrix.
 struct Task {
@@ -114,7 +115,11 @@ void multiply_wide(const std::vector<Product>& products, const float* x, int cou
   const int whole = (count + use.rows - 1) / use.rows * use.rows;
   std::vector<uint16_t> rounded(whole * columns);
   Pool::shared().each(count, [&](int row) { use.round(x + row * columns, columns, &rounded[row * columns]); });
-  const std::vector<Task> tasks = divided(products);
+  int rows = 0;
+  for (const Product& product : products) rows += product.w->rows;
+  const int share = rows / (Pool::shared().threads() * kTasksPerThread) / kLeastPanel * kLeastPanel;
+  std::vector<Task> tasks;
+  for (const Product& product : products) divide(product, std::clamp(share, kLeastPanel, kMostPanel), tasks);
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     static thread_local std::vector<uint16_t> scratch;
     const Task& task = tasks[index];

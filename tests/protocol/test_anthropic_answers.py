@@ -27,7 +27,7 @@ from ingot.errors import Cancelled, ContextOverflow, IngotError, NotFound, Overl
 from ingot.protocol.answers import Head
 from ingot.protocol.anthropic_answers import Edits, MessageStreamed, MessageWhole, Telling
 from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.responses_sealing import Seal
+from ingot.protocol.sealing import Seal
 
 SEAL = Seal.of(b"secret", "")
 HEAD = Head("msg_1", 1, "toy", "fp", ["quux"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.fields import Reading, Terms
 from ingot.protocol.responses_items import HOSTED_ITEMS, ITEMS, Conversation
-from ingot.protocol.responses_sealing import Seal, UnreadableContent
+from ingot.protocol.sealing import Seal, UnreadableContent
 
 SEAL = Seal.of(b"a secret", "tenant")
 TERMS = Terms(("toy",), 300, 60.0)
