@@ -47,8 +47,8 @@ from ingot.protocol.responses_growing import (
     Output,
     item_id,
 )
-from ingot.protocol.sealing import Seal
 from ingot.protocol.responses_tools import Toolbox
+from ingot.protocol.sealing import Seal
 
 
 @dataclass(frozen=True, slots=True)

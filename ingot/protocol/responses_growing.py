@@ -26,8 +26,8 @@ from ingot.protocol.responses_answers import (
     SummaryText,
     entries,
 )
-from ingot.protocol.sealing import Seal
 from ingot.protocol.responses_tools import CUSTOM_PARAMETER, Offer
+from ingot.protocol.sealing import Seal
 
 ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")
 

@@ -33,8 +33,8 @@ from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, Overloaded, Un
 from ingot.protocol.responses import Kept, Plan, PreviousNotFound, Surroundings, read_response
 from ingot.protocol.responses_body import ResponsesBody
 from ingot.protocol.responses_growing import TextArgument
-from ingot.protocol.sealing import Seal
 from ingot.protocol.responses_tools import RemoteTool
+from ingot.protocol.sealing import Seal
 from ingot.protocol.served import Served
 from ingot.text.tokenizer import Tokenizer
 from tests import scripted
