@@ -1,11 +1,11 @@
 """An agent's session, turn by turn: how much of each prompt the server had already, and what that saves.
 
 python -m bench.agent                          the packaged model to 7,000 tokens, small random ones to 16,000
-python -m bench.agent --models hybrid --turns 8 --tokens 3000 --no-cold
+python -m bench.agent --models hybrid --turns 8 --tokens 3000 --cold 0
 python -m bench.agent --vllm-mlx /path/to/venv/bin/vllm-mlx --json figures.json
 
 Every server is sent the same session, with its own answers in it, one turn after another. `possible` is what the server
-had computed by the end of the turn before. The session is then sent to ingot again with the cache off: the cold time.
+had computed by the end of the turn before. Some turns are then sent to ingot again with the cache off: the cold time.
 """
 
 from __future__ import annotations
@@ -141,13 +141,11 @@ def _echo(answer: Any) -> Message:
     return kept | ({"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {})
 
 
-def cold(server: servers.Running, warm: Replay, session: Session) -> Replay:
-    """The same prompts once more, with nothing to take over."""
-    again = Replay("ingot, cache off", messages=warm.messages)
-    for messages in warm.messages:
-        answer, seconds = ask(server, messages, cache="off", **session.body)
-        again.turns.append(measured(answer, seconds, again.turns[-1] if again.turns else None))
-    return again
+def cold(server: servers.Running, warm: Replay, session: Session, count: int) -> dict[int, float]:
+    """Seconds of some turns, the last of them the session's last, with nothing to take over."""
+    turns = len(warm.messages)
+    chosen = sorted({turns - 1 - turns * number // count for number in range(min(count, turns))})
+    return {turn: ask(server, warm.messages[turn], cache="off", **session.body)[1] for turn in chosen}
 
 
 @contextmanager
@@ -170,12 +168,12 @@ def run(model: str, chosen: argparse.Namespace) -> list[Replay]:
         session = Session(agent_models.knows_tools(folder))
         with started(folder, chosen) as running:
             replays = played([Player(each.name, each, session, course, forced=False) for each in running], course)
-            if chosen.cold:
-                replays.append(cold(running[0], replays[0], session))
+            apart = cold(running[0], replays[0], session, chosen.cold)
             if session.native and chosen.own_calls:
                 own = Player("ingot, own calls", running[0], Session(True, seed=1), course, forced=True)
                 replays += played([own], course)
     show(model, replays)
+    show_cold(replays[0], apart)
     return replays
 
 
@@ -202,6 +200,14 @@ def show(model: str, replays: Sequence[Replay]) -> None:
         print(f"{replay.name:>24}: {share} of what was possible (least {least:.1%}), {replay.seconds:.1f} s {ratio}")
 
 
+def show_cold(warm: Replay, cold: dict[int, float]) -> None:
+    if not cold:
+        return
+    seconds, kept = sum(cold.values()), sum(warm.turns[turn].seconds for turn in cold)
+    named = ", ".join(str(turn + 1) for turn in cold)
+    print(f"with the cache off, turns {named}: {seconds:.1f} s, instead of {kept:.1f} s: {seconds / kept:.1f}x")
+
+
 def _cell(turn: Turn) -> str:
     share = "      -" if turn.share is None else f"{turn.share:>7.1%}"
     return f"{share} {turn.seconds * 1e3:>7.0f} ms {(turn.reason or '')[:4]:>5}"
@@ -215,7 +221,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help=f"of the last prompt (default: 7000 or {LONG_TOKENS})")
     parser.add_argument("--servers", type=words(("mlx_lm", "none")), default=("mlx_lm",), help="to compare with")
     parser.add_argument("--vllm-mlx", type=Path, help="the program vllm-mlx, in an environment of its own")
-    parser.add_argument("--cold", action=argparse.BooleanOptionalAction, default=True, help="replay with the cache off")
+    parser.add_argument("--cold", type=int, default=3, help="turns to repeat with the cache off (default: 3)")
     parser.add_argument("--own-calls", action=argparse.BooleanOptionalAction, default=True, help="and with calls")
     parser.add_argument("--json", type=Path, help="write every turn's figures here")
     return parser.parse_args(arguments)

@@ -92,15 +92,17 @@ def test_a_server_that_does_not_say_what_it_had_has_no_share() -> None:
     assert turn.share is None and Replay("x", [turn]).share is None
 
 
-def test_the_cold_replay_sends_the_same_prompts_with_the_cache_off() -> None:
+def test_turns_are_repeated_with_the_cache_off_the_last_among_them() -> None:
     client, session = Counting(), Session(False)
     warm = play(client, session)
     count = len(client.bodies)
     server = Running("counting", client, "default", 0)  # type: ignore[arg-type]
-    again = agent.cold(server, warm, session)
-    assert [body["messages"] for body in client.bodies[count:]] == warm.messages
+    again = agent.cold(server, warm, session, 2)
+    assert len(again) == 2 and len(warm.messages) - 1 in again
+    assert [body["messages"] for body in client.bodies[count:]] == [warm.messages[turn] for turn in again]
     assert all(body["cache"] == "off" for body in client.bodies[count:])
-    assert again.share == 0
+    assert agent.cold(server, warm, session, 0) == {}
+    assert list(agent.cold(server, warm, session, 999)) == list(range(len(warm.messages)))
 
 
 def test_a_forced_turn_names_a_tool() -> None:
