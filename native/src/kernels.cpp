@@ -401,12 +401,11 @@ void quantise(const float* x, int columns, int group, int lot, int place, Quanti
     Rounded rest{0, 0};
     if (found.largest * found.largest > kOutlier * kOutlier * found.mean_square) {
       rest = round_rest(x, main, values, rests);
-      std::atomic_ref(out.marks[static_cast<size_t>(block) * lot]).store(1, std::memory_order_relaxed);
-    } else {
-      std::memset(rests, 0, kBlock);
+      out.rest_scales[at] = rest.scale;
+      // Other rows of the lot may be rounded at the same time.
+      std::atomic_ref(out.marks[static_cast<size_t>(block) * lot]).fetch_or(1 << place, std::memory_order_relaxed);
     }
     out.scales[at] = main.scale;
-    out.rest_scales[at] = rest.scale;
     float& whole = out.sums[static_cast<size_t>(block / per_group) * lot + place];
     whole = (block % per_group == 0 ? found.mean_square * 0.0f : whole) + main.scale * static_cast<float>(main.sum) +
             rest.scale * static_cast<float>(rest.sum);
@@ -461,7 +460,11 @@ void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, 
       const Block<Bits> weights(quanta);
       const size_t at = static_cast<size_t>(block) * M;
       add_products<M>(weights, x.values + at * kBlock, x.scales + at, scale, sums);
-      if (x.marks[at] != 0) add_products<M>(weights, x.rests + at * kBlock, x.rest_scales + at, scale, sums);
+      if (const uint8_t marks = x.marks[at]; marks != 0)
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++)
+          if (marks >> m & 1)
+            sums[m] = plus(sums[m], weights.product(x.rests + (at + m) * kBlock), scale, x.rest_scales[at + m]);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) sums[m] = plus(sums[m], bias, x.sums[group * M + m]);

@@ -29,14 +29,14 @@ struct PackedMatrix {
 };
 
 // Activations as integers of 8 bits, value = scale * integer + rest_scale * rest. One that is far larger than its block
-// would leave the others few bits: what rounding took from such a block is the rest; of others it is zero. Rows that
-// are multiplied together are a lot: for each block of columns, a lot has that of one row after another. Of `count`
-// rows, as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
+// would leave the others few bits: what rounding took from such a block is the rest; others have none. Rows that are
+// multiplied together are a lot: for each block of columns, a lot has that of one row after another. Of `count` rows,
+// as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
 struct Quantised {
   int8_t *values, *rests;
   float *scales, *rest_scales;  // one a block
   float* sums;                  // of the rounded activations that meet one group of weights
-  uint8_t* marks;               // one a block of a lot, at its first row: whether any row has a rest there
+  uint8_t* marks;               // one a block of a lot, at its first row: which rows have a rest there, a bit each
 };
 
 constexpr int kLot = 8;
