@@ -144,7 +144,8 @@ def _echo(answer: Any) -> Message:
 def cold(server: servers.Running, warm: Replay, session: Session, count: int) -> dict[int, float]:
     """Seconds of some turns, the last of them the session's last, with nothing to take over."""
     turns = len(warm.messages)
-    chosen = sorted({turns - 1 - turns * number // count for number in range(min(count, turns))})
+    count = min(count, turns)
+    chosen = sorted(turns - 1 - turns * number // count for number in range(count))
     return {turn: ask(server, warm.messages[turn], cache="off", **session.body)[1] for turn in chosen}
 
 

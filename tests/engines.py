@@ -37,9 +37,11 @@ def start(
     """A running engine; `memory` are the bytes that states may take."""
 
     def load() -> Loaded:
+        from ingot.kernels import native
         from ingot.kernels.device import current
         from ingot.models.adapter import adapt
 
+        native.use_one_path()  # without which equality holds but for the last bits
         adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], current(), widest=widest)
         total = adapter.weight_bytes + (memory or 1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)

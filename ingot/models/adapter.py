@@ -117,14 +117,15 @@ def adapt(
     fused = device.kind == "cpu" and fuse_layers(model)
     if device.kind == "cpu":
         swap_recurrences(model)
-    if not fused:
+    if device.kind == "cpu" and not fused:
         swap_mixers(model, unfused=device.unfused_attention)
-        if device.kind == "cpu":
-            swap_gates(model)
+        swap_gates(model)
     if device.kind == "cpu" and native.available():
         swap_norms(model)
     selection = select_at_heads(model)
-    found, margin = _probe(model, selection, family, widest)
+    # On GPUs launches run one after another: CUDA refuses some mixed ones, and is slower at the others.
+    mixing = device.kind == "cpu" and family not in UNMIXED
+    found, margin = _probe(model, selection, widest, mixing=mixing)
     return Adapter(
         model,
         config,
@@ -151,7 +152,7 @@ def layer_states(model: Any, widest: int, margin: int) -> list[LayerState]:
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
 
 
-def _probe(model: Any, selection: Selection | None, family: str, widest: int) -> tuple[Findings, int]:
+def _probe(model: Any, selection: Selection | None, widest: int, *, mixing: bool) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
 
     def findings(margin: int) -> Findings:
@@ -160,7 +161,7 @@ def _probe(model: Any, selection: Selection | None, family: str, widest: int) ->
             partial(_forward_mixed, model, selection),
             lambda: Slots(layer_states(model, widest, margin)),
             _main_dtype(model),
-            mixing=family not in UNMIXED,
+            mixing=mixing,
         ).run()
 
     found = findings(0)
