@@ -321,10 +321,11 @@ class RecurrentState(LayerState, ArraysCache):
         return [None if part is None else mx.take(part, mx.array([slot]), axis=0) for part in self.cache]
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
-        """Give a row a state that `row` gave."""
+        """Give a row a state that `row` gave, which stays as it is."""
         for index, part in enumerate(parts):
             if part is not None:
-                self._store(index, slot, part)
+                # A copy: with one slot, what is stored would be all of the state, and states are written in place.
+                self._store(index, slot, mx.take(part, mx.array([0]), axis=0))
 
     def _store(self, index: int, slot: int, rows: mx.array) -> None:
         part = self.cache[index]
