@@ -30,6 +30,7 @@ pytestmark = pytest.mark.oracle
 
 SETTINGS = Settings(memory="3GB", context=1024)
 GENERATED = 24
+NEARLY_AS_GOOD = 0.25  # in logits
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +82,8 @@ def test_its_logits_over_a_cut_prompt_are_those_of_transformers(
         assert apart(logits, right[begin : begin + len(piece)]) < 1e-3
 
 
-def test_what_it_answers_is_what_transformers_answers(folder: Path, oracle: Any, prompt: list[int]) -> None:
-    ids = torch.tensor([prompt])
-    # Said, as otherwise the ends of turns in the prompt pass for padding.
-    seen = torch.ones_like(ids)
-    with torch.no_grad():
-        continued = oracle.generate(
-            ids, attention_mask=seen, max_new_tokens=GENERATED, do_sample=False, eos_token_id=None
-        )
+def test_what_it_answers_is_what_transformers_might_answer(folder: Path, oracle: Any, prompt: list[int]) -> None:
+    """CPUs round activations to 8 bits: of two tokens that are nearly as good, the other may be chosen."""
     engine = start_engine(SETTINGS, folder, name=DEFAULT_MODEL, source="packaged")
     request = Request(
         "greedy",
@@ -99,4 +94,10 @@ def test_what_it_answers_is_what_transformers_answers(folder: Path, oracle: Any,
     )
     deltas = [event for event in answer(engine, request) if isinstance(event, TextDelta)]
     engine.close()
-    assert [token.chosen.token for delta in deltas for token in delta.tokens] == continued[0, len(prompt) :].tolist()
+    chosen = [token.chosen.token for delta in deltas for token in delta.tokens]
+    assert len(chosen) == GENERATED
+    with torch.no_grad():
+        logits = oracle(torch.tensor([[*prompt, *chosen]])).logits[0, len(prompt) - 1 : -1]
+    behind = logits.max(dim=-1).values - logits.gather(1, torch.tensor(chosen)[:, None])[:, 0]
+    assert (behind == 0).float().mean() > 0.9
+    assert behind.max() < NEARLY_AS_GOOD
