@@ -131,7 +131,10 @@ def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[in
         other = Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
         for count in streams:
             levels = [run_level(each, plan, count) for each in (target, other)]
-            speeds, waits = [level.tokens_per_s for level in levels], [1 / level.ttft_s.p50 for level in levels]
+            if any(level.failed or level.ttft is None for level in levels):
+                raise IngotError(f"requests failed: {[level.errors for level in levels]}")
+            speeds = [level.output_tokens_per_second for level in levels]
+            waits = [1 / level.ttft.p50 for level in levels if level.ttft is not None]
             found.append(Figure(f"{count} streams, tokens/s", [speeds[0]], [speeds[1]]))
             found.append(Figure(f"{count} streams, 1/TTFT", [waits[0]], [waits[1]]))
     return found
@@ -185,18 +188,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = compare(build, weights, model, chosen.threads, chosen.rounds, chosen.quick)
             if chosen.limits:
                 _print_limits(model, found)
+            print(f"\n{chosen.shape or DEFAULT_MODEL}, {chosen.threads} threads, tokens per second")
+            print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
+            _print_rows(found)
             if chosen.streams:
-                found += through_http(build, weights, folder, chosen.streams, chosen.threads)
+                served = through_http(build, weights, folder, chosen.streams, chosen.threads)
+                _print_rows(served)
+                found += served
     except IngotError as error:
         print(f"bench.cpu: {error.message}", file=sys.stderr)
         return 1
-    print(f"\n{chosen.shape or DEFAULT_MODEL}, {chosen.threads} threads, tokens per second")
-    print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
-    for figure in found:
-        print(figure.row())
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(figure) for figure in found], indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _print_rows(figures: Sequence[Figure]) -> None:
+    for figure in figures:
+        print(figure.row(), flush=True)
 
 
 def _print_limits(model: Model, found: Sequence[Figure]) -> None:
