@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "floats.h"
+#include "in_place.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -145,13 +146,8 @@ class AttentionPrimitive : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
-    for (mx::array& output : outputs)
-      if (&output.inputs() != &inputs) output.inputs().clear();
-    for (const mx::array& input : inputs) {
-      if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Attention: an input is not contiguous");
-      encoder.set_input_array(input);
-    }
+    let_go(inputs, outputs);
+    take_whole(encoder, inputs);
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
     outputs[1].copy_shared_buffer(inputs[3]);
     outputs[2].copy_shared_buffer(inputs[4]);

@@ -57,7 +57,8 @@ void bind_stack(nb::module_& module) {
           "__init__",
           [](ingot::Stack* made, const mlx::core::array& angles, int heads, int kv_heads, int head_dim, float scale,
              float eps, int rope_dims, bool rope_neighbours, float rope_gain) {
-            new (made) ingot::Stack({heads, kv_heads, head_dim, scale, eps, rope_dims, rope_neighbours, rope_gain}, angles);
+            auto rotation = std::make_shared<ingot::Rotation>(angles, rope_dims, rope_neighbours, rope_gain);
+            new (made) ingot::Stack({heads, kv_heads, head_dim, scale, eps}, std::move(rotation));
           },
           "angles"_a, nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "eps"_a, "rope_dims"_a,
           "rope_neighbours"_a, "rope_gain"_a)

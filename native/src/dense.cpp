@@ -2,6 +2,7 @@
 #include "dense.h"
 
 #include "fused.h"
+#include "isa.h"
 
 #include <bit>
 #include <cstring>
@@ -12,21 +13,11 @@
 #include <immintrin.h>
 #endif
 
-#define INGOT_NAME(name) INGOT_NAME_(name, INGOT_ISA)
-#define INGOT_NAME_(name, isa) INGOT_NAME__(name, isa)
-#define INGOT_NAME__(name, isa) name##_##isa
-
 namespace ingot {
 namespace {
 
 // Lanes of a vector, and rows of weights that meet four rows of x: as many sums as registers hold.
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kAtOnce = 4;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8, kAtOnce = 2;
-#else
-constexpr int kLanes = 4, kAtOnce = 4;
-#endif
+constexpr int kLanes = kVector, kAtOnce = kVector == 8 ? 2 : 4;
 
 // The compiler's own vectors: loops over lanes it leaves as loops where several sums are under way.
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));

@@ -3,6 +3,7 @@
 #include "floats.h"
 
 #include "fused.h"
+#include "isa.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,10 +12,6 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
-
-#define INGOT_NAME(name) INGOT_NAME_(name, INGOT_ISA)
-#define INGOT_NAME_(name, isa) INGOT_NAME__(name, isa)
-#define INGOT_NAME__(name, isa) name##_##isa
 
 namespace ingot {
 namespace {
@@ -26,14 +23,6 @@ float total(const float* lanes) {
   for (int i = 0; i < kLanes; i++) sum += lanes[i];
   return sum;
 }
-
-#if defined(__AVX512F__)
-constexpr int kVector = 16;
-#elif defined(__AVX2__)
-constexpr int kVector = 8;
-#else
-constexpr int kVector = 4;
-#endif
 
 typedef float Vec __attribute__((vector_size(4 * kVector)));
 typedef int32_t IntegerVec __attribute__((vector_size(4 * kVector)));

@@ -1,6 +1,8 @@
 // Compiled several times with different flags; INGOT_ISA names the result.
 #include "kernels.h"
 
+#include "isa.h"
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -13,9 +15,6 @@
 #include <immintrin.h>
 #endif
 
-#define INGOT_NAME(name) INGOT_NAME_(name, INGOT_ISA)
-#define INGOT_NAME_(name, isa) INGOT_NAME__(name, isa)
-#define INGOT_NAME__(name, isa) name##_##isa
 #define INGOT_TEXT(name) INGOT_TEXT_(name)
 #define INGOT_TEXT_(name) #name
 

@@ -2,26 +2,17 @@
 #include "recurrence.h"
 
 #include "fused.h"
+#include "isa.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#define INGOT_NAME(name) INGOT_NAME_(name, INGOT_ISA)
-#define INGOT_NAME_(name, isa) INGOT_NAME__(name, isa)
-#define INGOT_NAME__(name, isa) name##_##isa
-
 namespace ingot {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
+constexpr int kLanes = kVector;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));

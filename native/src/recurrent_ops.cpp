@@ -4,6 +4,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "in_place.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -150,9 +151,7 @@ class OverStates : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
-    for (mx::array& output : outputs)
-      if (&output.inputs() != &inputs) output.inputs().clear();
+    let_go(inputs, outputs);
     for (const mx::array& input : inputs) encoder.set_input_array(input);
     const size_t states = call_->row_sizes.size(), given = inputs.size() - states;
     std::vector<Rows> rows;

@@ -7,6 +7,7 @@
 
 #include "attend.h"
 #include "floats.h"
+#include "in_place.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -34,18 +35,19 @@ struct Stack::Work {
   Work(const StackShape& shape, int tokens, int hidden, int inner)
       : tokens(tokens), normed(size(tokens, hidden)), q(size(tokens, shape.heads * shape.head_dim)), attended(q.size()),
         k(size(tokens, shape.kv_heads * shape.head_dim)), v(k.size()), gate(size(tokens, inner)), up(gate.size()),
-        out(size(tokens, hidden)), cosines(size(tokens, shape.rope_dims / 2)), sines(cosines.size()) {}
+        out(size(tokens, hidden)) {}
 
   static size_t size(int a, int b) { return static_cast<size_t>(a) * b; }
 
   int tokens;
-  std::vector<float> normed, q, attended, k, v, gate, up, out, cosines, sines;
+  std::vector<float> normed, q, attended, k, v, gate, up, out;
   std::vector<Span> spans;
+  std::shared_ptr<const Rotation::Table> turns;
 };
 
-Stack::Stack(StackShape shape, const mx::array& angles) : shape_(shape), angles_(angles, shape.rope_dims / 2) {
+Stack::Stack(StackShape shape, std::shared_ptr<const Rotation> rotation) : shape_(shape), rotation_(std::move(rotation)) {
   require(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "heads must come in equal groups");
-  require(shape.rope_dims >= 0 && shape.rope_dims <= shape.head_dim && shape.rope_dims % 2 == 0, "rope_dims do not fit");
+  require(rotation_->dims() <= shape.head_dim, "more is turned than a head has");
 }
 
 void Stack::add(StackLayer layer) {
@@ -68,19 +70,9 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
                 const std::vector<float*>& values, int capacity) const {
   const int width = hidden(), inner = layers_[0].gate.matrix().rows;
   Work work(shape_, tokens, width, inner);
-  const int half = shape_.rope_dims / 2;
-  for (const Piece& piece : pieces) {
+  for (const Piece& piece : pieces)
     work.spans.push_back({piece.first, piece.count, piece.slot, piece.start, piece.start, 0});
-    for (int i = 0; i < piece.count; i++) {
-      float *cosines = &work.cosines[Work::size(piece.first + i, half)], *sines = &work.sines[Work::size(piece.first + i, half)];
-      for (int d = 0; d < half; d++) {
-        // In double: at far positions a float would not hold the angle's turns.
-        const double angle = static_cast<double>(piece.start + i) * angles_.data()[d];
-        cosines[d] = static_cast<float>(std::cos(angle)) * shape_.rope_gain;
-        sines[d] = static_cast<float>(std::sin(angle)) * shape_.rope_gain;
-      }
-    }
-  }
+  work.turns = rotation_->table(work.spans, tokens);
 
   const Floats& use = floats();
   for (size_t index = 0; index < layers_.size(); index++) {
@@ -113,7 +105,7 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
 void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
                    int capacity) const {
   const Floats& use = floats();
-  const int dim = shape_.head_dim, half = shape_.rope_dims / 2;
+  const int dim = shape_.head_dim;
   const size_t q_width = Work::size(shape_.heads, dim), kv_width = Work::size(shape_.kv_heads, dim);
   auto place = [&](const Piece& piece, int head, int position) {
     return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * capacity + position) * dim;
@@ -121,16 +113,15 @@ void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>
   for (const Piece& piece : pieces)
     each_token(piece.count, [&](int i) {
       const int token = piece.first + i;
-      const float *cosines = work.cosines.data() + Work::size(token, half), *sines = work.sines.data() + Work::size(token, half);
       for (int head = 0; head < shape_.heads; head++) {
         float* q = &work.q[token * q_width + Work::size(head, dim)];
         if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
-        use.rotate(q, cosines, sines, shape_.rope_dims, shape_.rope_neighbours);
+        rotation_->turn(q, *work.turns, token);
       }
       for (int head = 0; head < shape_.kv_heads; head++) {
         float* k = &work.k[token * kv_width + Work::size(head, dim)];
         if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
-        use.rotate(k, cosines, sines, shape_.rope_dims, shape_.rope_neighbours);
+        rotation_->turn(k, *work.turns, token);
         const size_t to = place(piece, head, piece.start + i);
         std::memcpy(keys + to, k, sizeof(float) * dim);
         std::memcpy(values + to, &work.v[token * kv_width + Work::size(head, dim)], sizeof(float) * dim);
@@ -149,13 +140,8 @@ class StackPrimitive : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    // Every output holds all inputs until it is evaluated, and what many hold is nobody's to overwrite.
-    for (mx::array& output : outputs)
-      if (&output.inputs() != &inputs) output.inputs().clear();
-    for (const mx::array& input : inputs) {
-      if (!input.flags().row_contiguous) throw std::runtime_error("ingot_native.Stack: an input is not contiguous");
-      encoder.set_input_array(input);
-    }
+    let_go(inputs, outputs);
+    take_whole(encoder, inputs);
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
     for (size_t i = 1; i < outputs.size(); i++) outputs[i].copy_shared_buffer(inputs[i]);
     for (mx::array& output : outputs) encoder.set_output_array(output);

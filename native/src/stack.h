@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mlx/mlx.h"
+#include "rotation.h"
 #include "weights.h"
 
 namespace ingot {
@@ -19,9 +20,6 @@ struct StackShape {
   int heads, kv_heads, head_dim;
   float scale;  // of the scores
   float eps;    // of the norms
-  int rope_dims;
-  bool rope_neighbours;  // pairs are neighbours; else half of the dims apart
-  float rope_gain;       // multiplies what is rotated
 };
 
 struct StackLayer {
@@ -38,8 +36,7 @@ struct Piece {
 
 class Stack {
  public:
-  // `angles` [rope_dims / 2]: what a pair turns by from one position to the next.
-  Stack(StackShape shape, const mlx::core::array& angles);
+  Stack(StackShape shape, std::shared_ptr<const Rotation> rotation);
   void add(StackLayer layer);
   int size() const { return static_cast<int>(layers_.size()); }
 
@@ -56,7 +53,7 @@ class Stack {
               int capacity) const;
 
   StackShape shape_;
-  Vector angles_;
+  std::shared_ptr<const Rotation> rotation_;
   std::vector<StackLayer> layers_;
 };
 
