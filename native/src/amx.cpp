@@ -1,34 +1,14 @@
-// Products of many rows on machines with AMX: weights and activations are rounded to bfloat16, sums are float32.
-#include <immintrin.h>
+// Products of many rows in register tiles: weights and activations are rounded to bfloat16, sums are float32.
+#include "amx.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "kernels.h"
 
 namespace ingot {
 namespace {
 
-constexpr int kTile = 16;                           // rows of weights that lie together, and rows of a register tile
-constexpr int kTileNumbers = kTile * kBlock;        // of weights in one register tile
 constexpr int kSteps = kBlock / 4;
-
-// Eight register tiles of 16 rows of 64 bytes: four sums, two of activations, two of weights.
-struct alignas(64) Shape {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-class Tiles {
- public:
-  Tiles() {
-    static const Shape shape;
-    // Not the intrinsic, before which gcc 12 may leave out the stores that fill the shape.
-    asm volatile("ldtilecfg %0" : : "m"(shape));
-  }
-  ~Tiles() { _tile_release(); }
-};
+constexpr int kMostPairs = kWideMost / kTile / 2;
+constexpr int kChunk = 18;  // blocks of columns whose activations stay in the first-level cache for all panels
 
 inline __m512 factors(const PackedMatrix& w, const void* from, size_t at) {
   if (w.halves) return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(from) + at)));
@@ -38,21 +18,14 @@ inline __m512 factors(const PackedMatrix& w, const void* from, size_t at) {
 // Quanta of 16 rows and four columns, a row in each lane, as two rows of a register tile: pairs of columns.
 inline void unpack_step(__m512i quanta, __m512 scale, __m512 bias, uint16_t* out) {
   const __m512i byte = _mm512_set1_epi32(255);
-  // From the first columns of all rows, then the second, to the two of one row side by side.
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   auto column = [&](__m512i shifted) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(shifted, byte)), scale, bias);
   };
-  auto pair = [&](__m512 first, __m512 second, uint16_t* to) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
-  };
-  pair(column(quanta), column(_mm512_srli_epi32(quanta, 8)), out);
-  pair(column(_mm512_srli_epi32(quanta, 16)), column(_mm512_srli_epi32(quanta, 24)), out + 2 * kTile);
+  _mm512_storeu_si512(out, paired(column(quanta), column(_mm512_srli_epi32(quanta, 8))));
+  _mm512_storeu_si512(out + kBlock, paired(column(_mm512_srli_epi32(quanta, 16)), column(_mm512_srli_epi32(quanta, 24))));
 }
 
-// The 16 rows from `n` on, as one register tile for each block of columns.
+// The 16 rows from `n` on: a panel, one register tile for each block of columns.
 void unpack(const PackedMatrix& w, int n, uint16_t* out) {
   const int per_group = w.group / kBlock;
   const size_t block_bytes = kTile * w.block_bytes();
@@ -73,85 +46,89 @@ void unpack(const PackedMatrix& w, int n, uint16_t* out) {
   }
 }
 
-struct Place {
-  float* y;
-  size_t stride;
-  int rows, columns;  // that are wanted of the 16 each
-};
-
-// `store(to, stride)` writes a register tile; which one must be a literal.
-template <class Store>
-inline void keep(Place place, const Store& store) {
-  if (place.rows >= kTile && place.columns >= kTile) {
-    store(place.y, place.stride * sizeof(float));
-    return;
-  }
-  alignas(64) float all[kTile * kTile];
-  store(all, kTile * sizeof(float));
-  for (int m = 0; m < std::min(kTile, place.rows); m++)
-    std::memcpy(place.y + m * place.stride, all + m * kTile, sizeof(float) * std::min(kTile, place.columns));
-}
-
-// M times 16 rows of activations with N times 16 rows of weights.
-template <int M, int N>
-void products(const uint16_t* x, size_t columns, const uint16_t* weights, int blocks, Place place) {
-  const size_t row_bytes = columns * sizeof(uint16_t);
-  const uint16_t *lower = x + kTile * columns, *second = weights + static_cast<size_t>(blocks) * kTileNumbers;
-  _tile_zero(0);
-  if constexpr (N == 2) _tile_zero(1);
-  if constexpr (M == 2) _tile_zero(2);
-  if constexpr (M == 2 && N == 2) _tile_zero(3);
-  for (int block = 0; block < blocks; block++) {
-    _tile_loadd(4, x + static_cast<size_t>(block) * kBlock, row_bytes);
-    _tile_loadd(6, weights + static_cast<size_t>(block) * kTileNumbers, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N == 2) {
-      _tile_loadd(7, second + static_cast<size_t>(block) * kTileNumbers, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (M == 2) {
-      _tile_loadd(5, lower + static_cast<size_t>(block) * kBlock, row_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (N == 2) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  const Place right{place.y + kTile, place.stride, place.rows, place.columns - kTile};
-  const Place below{place.y + kTile * place.stride, place.stride, place.rows - kTile, place.columns};
-  const Place beyond{below.y + kTile, place.stride, below.rows, right.columns};
-  keep(place, [](float* to, size_t bytes) { _tile_stored(0, to, bytes); });
-  if constexpr (N == 2) keep(right, [](float* to, size_t bytes) { _tile_stored(1, to, bytes); });
-  if constexpr (M == 2) keep(below, [](float* to, size_t bytes) { _tile_stored(2, to, bytes); });
-  if constexpr (M == 2 && N == 2) keep(beyond, [](float* to, size_t bytes) { _tile_stored(3, to, bytes); });
-}
-
-void multiply(const PackedMatrix& w, const uint16_t* x, int count, int first, int last, uint16_t* scratch, float* y,
-              size_t stride) {
+// use(m, pair, sums) for the rows from m on with each two panels of weights; sums as add_products has them.
+template <class Use>
+void each_product(WideRows x, const uint16_t* panels, int count, const Use& use) {
   const Tiles tiles;
-  const int blocks = w.blocks(), panels = (last - first + kTile - 1) / kTile;
-  const size_t panel = static_cast<size_t>(blocks) * kTileNumbers, columns = w.columns;
-  for (int i = 0; i < panels; i++) unpack(w, first + i * kTile, scratch + i * panel);
-  for (int m = 0; m < count; m += 2 * kTile) {
-    const bool two = count - m > kTile;
-    for (int i = 0; i < panels; i += 2) {
-      const int n = first + i * kTile;
-      const Place place{y + m * stride + n, stride, count - m, last - n};
-      const auto use = panels - i > 1 ? (two ? products<2, 2> : products<1, 2>) : (two ? products<2, 1> : products<1, 1>);
-      use(x + m * columns, columns, scratch + i * panel, blocks, place);
+  const int blocks = x.columns / kBlock, parts = (blocks + kChunk - 1) / kChunk, size = (blocks + parts - 1) / parts;
+  const size_t panel = static_cast<size_t>(blocks) * kTileNumbers;
+  alignas(64) float sums[kMostPairs][4 * kTileSums];
+  for (int m = 0; m < x.count; m += 2 * kTile)
+    for (int begin = 0; begin < blocks; begin += size) {
+      const int some = std::min(size, blocks - begin);
+      const uint16_t* rows = x.values + static_cast<size_t>(m) * x.columns + static_cast<size_t>(begin) * kTileNumbers;
+      for (int i = 0; i < count; i += 2) {
+        float* own = sums[parts == 1 ? 0 : i / 2];
+        const uint16_t* weights = panels + i * panel + static_cast<size_t>(begin) * kTileNumbers;
+        add_products(x.count - m > kTile, count - i > 1, rows, panel, weights, panel, some, begin == 0, own);
+        if (begin + some == blocks) use(m, i / 2, own);
+      }
     }
-  }
 }
 
-void round(const float* x, size_t size, uint16_t* out) {
-  size_t i = 0;
-  for (; i + 16 <= size; i += 16) {
-    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), rounded);
+int panels_of(const WidePart& part) { return (part.last - part.first + kTile - 1) / kTile; }
+
+void multiply(const WidePart& part, WideRows x, uint16_t* scratch, bool adds, float* y, size_t stride) {
+  const int count = panels_of(part);
+  const size_t panel = static_cast<size_t>(kTile) * x.columns;
+  for (int i = 0; i < count; i++) unpack(part.w, part.first + i * kTile, scratch + i * panel);
+  each_product(x, scratch, count, [&](int m, int pair, const float* sums) {
+    for (int j = 0; j < std::min(2, count - 2 * pair); j++) {
+      const int n = part.first + (2 * pair + j) * kTile;
+      const __mmask16 wanted = lanes(part.last - n);
+      const __m512 bias = part.bias ? _mm512_maskz_loadu_ps(wanted, part.bias + n) : _mm512_setzero_ps();
+      for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
+        float* to = y + (m + row) * stride + n;
+        __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + (row / kTile * 2 + j) * kTileSums + row % kTile * kTile), bias);
+        if (adds) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(wanted, to));
+        _mm512_mask_storeu_ps(to, wanted, sum);
+      }
+    }
+  });
+}
+
+// silu(gate) * up. What it is rounded to has 8 bits.
+inline __m512 gated(__m512 gate, __m512 up) {
+  const __m512 one = _mm512_set1_ps(1.0f), e = power_of_two(_mm512_mul_ps(gate, _mm512_set1_ps(-kLog2e)));
+  return _mm512_mul_ps(_mm512_mul_ps(gate, up), _mm512_rcp14_ps(_mm512_add_ps(one, e)));
+}
+
+void multiply_gated(const WidePart& gate, const WidePart& up, WideRows x, uint16_t* scratch, WideRows y) {
+  const int count = panels_of(gate);
+  const size_t panel = static_cast<size_t>(kTile) * x.columns;
+  for (int i = 0; i < count; i++) {
+    unpack(gate.w, gate.first + i * kTile, scratch + 2 * i * panel);
+    unpack(up.w, up.first + i * kTile, scratch + (2 * i + 1) * panel);
   }
+  auto bias = [](const WidePart& part, int n) {
+    return part.bias ? _mm512_loadu_ps(part.bias + n) : _mm512_setzero_ps();
+  };
+  each_product(x, scratch, 2 * count, [&](int m, int pair, const float* sums) {
+    const int n = gate.first + pair * kTile;
+    const __m512 gate_bias = bias(gate, n), up_bias = bias(up, n);
+    uint16_t* to = y.values + static_cast<size_t>(m) * y.columns + static_cast<size_t>(n / kBlock) * kTileNumbers + n % kBlock;
+    for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
+      const float* own = sums + row / kTile * 2 * kTileSums + row % kTile * kTile;
+      const __m512 g = _mm512_add_ps(_mm512_load_ps(own), gate_bias);
+      const __m512 u = _mm512_add_ps(_mm512_load_ps(own + kTileSums), up_bias);
+      uint16_t* at = to + static_cast<size_t>(row / kTile) * kTile * y.columns + row % kTile * kBlock;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh(gated(g, u)));
+    }
+  });
+}
+
+void round(const float* x, int row, WideRows out) {
+  uint16_t* to = out.values + static_cast<size_t>(row / kTile) * kTile * out.columns + row % kTile * kBlock;
+  for (int k = 0; k < out.columns; k += kBlock, to += kTileNumbers)
+    _mm512_storeu_si512(to, rounded(_mm512_loadu_ps(x + k), _mm512_loadu_ps(x + k + kTile)));
 }
 
 }  // namespace
 
+void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k,
+                     const float* v, int keys, const float* sinks, float* out);
+
 extern const Wide wide_amx;
-const Wide wide_amx = {"amx", kTile, round, multiply};
+const Wide wide_amx = {"amx", round, multiply, multiply_gated, attend_in_tiles};
 
 }  // namespace ingot

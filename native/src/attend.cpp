@@ -11,27 +11,34 @@
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
 #include "pool.h"
+#include "product.h"
 
 namespace ingot {
 namespace mx = mlx::core;
 namespace {
 
 constexpr int kTileRows = 96;  // queries times heads that share keys, of one task
+constexpr int kWideRows = 192;  // the same, where there are so many that all are taken at once
+constexpr int kMany = 48;       // from which on they are
 constexpr int kSerial = 4;     // fewer tokens than this are not worth sharing out
 
 // Some queries of the heads that share keys.
 struct Task {
   const Span* span;
   int kv_head, first, count;
+  bool wide;
 };
 
 std::vector<Task> tasks_of(const Heads& how, const std::vector<Span>& spans) {
-  const int block = std::max(1, kTileRows / (how.heads / how.kv_heads));
+  const int group = how.heads / how.kv_heads;
   std::vector<Task> tasks;
-  for (const Span& span : spans)
+  for (const Span& span : spans) {
+    const bool wide = may_go_wide() && span.count * group >= kMany;
+    const int block = std::max(1, (wide ? kWideRows : kTileRows) / group);
     for (int first = 0; first < span.count; first += block)
       for (int head = 0; head < how.kv_heads; head++)
-        tasks.push_back({&span, head, first, std::min(block, span.count - first)});
+        tasks.push_back({&span, head, first, std::min(block, span.count - first), wide});
+  }
   // The latest queries see the most keys: they go first, so that the threads end together.
   std::reverse(tasks.begin(), tasks.end());
   return tasks;
@@ -68,14 +75,18 @@ void attend(const Heads& how, const std::vector<Span>& spans, const float* q, co
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
     const Task& task = tasks[index];
     const Span& span = *task.span;
-    static thread_local std::vector<float> scratch;
-    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, how.size)));
     const size_t from = (static_cast<size_t>(span.slot) * how.kv_heads + task.kv_head) * capacity * how.size;
     const size_t at = (span.first + task.first) * stride + static_cast<size_t>(task.kv_head) * group * how.size;
     const Sight sight{how.size, how.scale, how.cap, span.window, (span.start - span.place) % kKeyBlock};
-    floats().attend(sight, q + at, task.count, group, stride, keys + from, values + from,
-                    span.place + task.first + task.count, how.sinks ? how.sinks + task.kv_head * group : nullptr,
-                    scratch.data(), out + at);
+    const int seen = span.place + task.first + task.count;
+    const float* sinks = how.sinks ? how.sinks + task.kv_head * group : nullptr;
+    if (task.wide) {
+      wide()->attend(sight, q + at, task.count, group, stride, keys + from, values + from, seen, sinks, out + at);
+      return;
+    }
+    static thread_local std::vector<float> scratch;
+    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, how.size)));
+    floats().attend(sight, q + at, task.count, group, stride, keys + from, values + from, seen, sinks, scratch.data(), out + at);
   });
 }
 

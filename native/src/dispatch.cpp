@@ -5,6 +5,7 @@
 #include "floats.h"
 #include "kernels.h"
 #include "recurrence.h"
+#include "wide.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

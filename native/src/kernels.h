@@ -55,16 +55,6 @@ inline Lot lot_of(int row, int count) {
   return {first, size};
 }
 
-// Products of many rows at once, in bfloat16, for machines with instructions for that.
-struct Wide {
-  const char* name;
-  int rows;  // activations come in multiples of so many rows, filled up with zeros
-  void (*round)(const float* x, size_t size, uint16_t* out);  // a multiple of kBlock numbers
-  // As Kernels::multiply. `scratch` holds the numbers of the rows [first, last), filled up to whole tiles.
-  void (*multiply)(const PackedMatrix& w, const uint16_t* x, int count, int first, int last, uint16_t* scratch, float* y,
-                   size_t stride);
-};
-
 struct Kernels {
   const char* name;
   int tile;  // rows of weights that lie together
@@ -81,6 +71,5 @@ struct Kernels {
 };
 
 const Kernels& kernels();  // the fastest set that this machine can run
-const Wide* wide();        // null where this machine has nothing of the kind
 
 }  // namespace ingot

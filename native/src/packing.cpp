@@ -15,13 +15,26 @@ namespace ingot {
 namespace mx = mlx::core;
 namespace {
 
+constexpr size_t kLine = 64;  // bytes
+
+// An array of that shape whose values, yet to be written, begin where a cache line does, which mlx does not promise.
+mx::array aligned(mx::Shape shape, mx::Dtype dtype) {
+  mx::array made(std::move(shape), dtype, nullptr, {});
+  const int extra = static_cast<int>(kLine / made.itemsize()), size = static_cast<int>(made.size());
+  mx::array owner(mx::allocator::malloc(made.nbytes() + kLine), {size + extra}, dtype);
+  const size_t off = (kLine - reinterpret_cast<uintptr_t>(owner.data<char>()) % kLine) % kLine;
+  mx::Strides strides(made.ndim(), 1);
+  for (int axis = static_cast<int>(made.ndim()) - 2; axis >= 0; axis--) strides[axis] = strides[axis + 1] * made.shape(axis + 1);
+  made.copy_shared_buffer(owner, strides, {true, true, made.ndim() == 1}, made.size(), static_cast<int64_t>(off / made.itemsize()));
+  made.set_status(mx::array::Status::available);
+  return made;
+}
+
 // An array of zeros to be filled in.
 template <class T>
 struct Made {
-  Made(mx::Shape shape, mx::Dtype dtype, size_t count)
-      : array(mx::allocator::malloc(count * sizeof(T)), std::move(shape), dtype),
-        data(reinterpret_cast<T*>(array.data<char>())) {
-    std::memset(data, 0, count * sizeof(T));
+  Made(mx::Shape shape, mx::Dtype dtype) : array(aligned(std::move(shape), dtype)), data(reinterpret_cast<T*>(array.data<char>())) {
+    std::memset(data, 0, array.nbytes());
   }
 
   mx::array array;
@@ -63,6 +76,13 @@ bool fits_halves(const mx::array& numbers) {
   return mx::array_equal(mx::astype(mx::astype(numbers, mx::float16, cpu), mx::float32, cpu), numbers, cpu).item<bool>();
 }
 
+mx::array halved(const mx::array& numbers) {
+  const mx::array halves = settled(numbers, mx::float16);
+  mx::array made = aligned(numbers.shape(), mx::float16);
+  std::memcpy(made.data<char>(), halves.data<char>(), halves.nbytes());
+  return made;
+}
+
 // The extents of weights, and of the arrays that hold them arranged.
 struct Extents {
   int experts, rows, columns, group, tile, stored;
@@ -96,9 +116,8 @@ template <class Read, class Factor>
 Arranged filled(const Extents& e, const Read& read, const Factor& factors) {
   const size_t tile_bytes = static_cast<size_t>(e.tile) * e.columns * e.stored / 8;
   const size_t tiles = static_cast<size_t>(e.experts) * e.tiles(), groups = e.groups();
-  Made<uint8_t> quanta(e.shape(e.columns * e.stored / 32), mx::uint32, tile_bytes * tiles);
-  Made<float> scales(e.shape(e.groups()), mx::float32, tiles * e.tile * groups);
-  Made<float> biases(e.shape(e.groups()), mx::float32, tiles * e.tile * groups);
+  Made<uint8_t> quanta(e.shape(e.columns * e.stored / 32), mx::uint32);
+  Made<float> scales(e.shape(e.groups()), mx::float32), biases(e.shape(e.groups()), mx::float32);
   Pool::shared().each(static_cast<int>(tiles), [&](int index) {
     std::vector<uint8_t> row(e.columns);
     const int expert = index / e.tiles(), first = index % e.tiles() * e.tile;
@@ -115,7 +134,7 @@ Arranged filled(const Extents& e, const Read& read, const Factor& factors) {
     }
   });
   const bool fit = fits_halves(scales.array) && fits_halves(biases.array);
-  auto kept = [&](const mx::array& factors) { return fit ? settled(factors, mx::float16) : factors; };
+  auto kept = [&](const mx::array& factors) { return fit ? halved(factors) : factors; };
   return {quanta.array, kept(scales.array), kept(biases.array), e.experts, e.rows, e.columns, e.group, e.stored};
 }
 

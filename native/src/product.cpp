@@ -17,11 +17,11 @@ constexpr int kFew = 32;               // with more rows than this, a BLAS multi
 constexpr int kPanel = 64;             // rows of plain weights that are one task for it
 constexpr int kMany = 48;              // with more rows than this, wide products of packed weights are faster
 constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
-constexpr int kWideRowsAtOnce = 2048;  // more, as weights are unpacked anew for each lot
 constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
 constexpr size_t kTaskBytes = 1 << 17;  // weights of a task: they stay in the second-level cache for all rows
 constexpr int kLeastRows = 16;
-constexpr int kLeastPanel = 32, kMostPanel = 128;  // rows of packed weights that are unpacked at once for wide products
+constexpr int kLeastPanel = 32;        // rows of packed weights that are unpacked at once for wide products
+constexpr size_t kPanelBytes = 1 << 19;  // that unpacked weights take at most, if that is not too few rows
 
 // Some rows of one matrix.
 struct Task {
@@ -109,27 +109,6 @@ void multiply_packed(const std::vector<Product>& products, const float* x, int c
   });
 }
 
-// Weights are unpacked, some rows at a time, and multiplied as bfloat16 by all activations.
-void multiply_wide(const std::vector<Product>& products, const float* x, int count, const Wide& use) {
-  const size_t columns = products[0].w->columns;
-  const int whole = (count + use.rows - 1) / use.rows * use.rows;
-  std::vector<uint16_t> rounded(whole * columns);
-  Pool::shared().each(count, [&](int row) { use.round(x + row * columns, columns, &rounded[row * columns]); });
-  int rows = 0;
-  for (const Product& product : products) rows += product.w->rows;
-  const int share = rows / (Pool::shared().threads() * kTasksPerThread) / kLeastPanel * kLeastPanel;
-  std::vector<Task> tasks;
-  for (const Product& product : products) divide(product, std::clamp(share, kLeastPanel, kMostPanel), tasks);
-  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
-    static thread_local std::vector<uint16_t> scratch;
-    const Task& task = tasks[index];
-    const Matrix& w = *task.product->w;
-    scratch.resize(std::max(scratch.size(), (task.last - task.first + kernels().tile) * columns));
-    use.multiply(w.packed, rounded.data(), count, task.first, task.last, scratch.data(), task.product->y, w.rows);
-    add_bias(task, count);
-  });
-}
-
 void multiply_plain(const std::vector<Product>& products, const float* x, int count) {
   const std::vector<Task> tasks = divided(products);
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
@@ -180,7 +159,66 @@ void use_blas(Sgemm sgemm) { blas = sgemm; }
 
 void use_one_path(bool one) { one_path = one; }
 
+bool may_go_wide() { return !one_path && wide() != nullptr; }
+
+Rounded::Rounded(const Wide& use, int count, int columns)
+    : use(use), count_(count), columns_(columns), values_(wide_size(count, columns)) {
+  const size_t whole = static_cast<size_t>(count) / kWideTile * kWideTile * columns;
+  std::fill(values_.data() + whole, values_.data() + wide_size(count, columns), 0);
+}
+
+const Wide* wide_for(const std::vector<const Matrix*>& weights, int count) {
+  if (!may_go_wide() || count <= kMany) return nullptr;
+  return std::all_of(weights.begin(), weights.end(), [](const Matrix* w) { return w->is_packed(); }) ? wide() : nullptr;
+}
+
 namespace {
+
+// Rows of weights that are one task, where `all` are to be multiplied.
+int panel_of(int all, int columns) {
+  const int share = all / (Pool::shared().threads() * kTasksPerThread) / kLeastPanel * kLeastPanel;
+  const int most = static_cast<int>(kPanelBytes / (sizeof(uint16_t) * columns)) / kLeastPanel * kLeastPanel;
+  return std::clamp(share, kLeastPanel, std::clamp(most, kLeastPanel, kWideMost));
+}
+
+uint16_t* panel_room(int rows, int columns) {
+  static thread_local Room<uint16_t> room;
+  return room.at_least(wide_size(rows, columns));
+}
+
+}  // namespace
+
+void multiply(const std::vector<Product>& products, const Rounded& x, bool adds) {
+  const int columns = x.rows().columns;
+  int all = 0;
+  for (const Product& product : products) all += product.w->rows;
+  std::vector<Task> tasks;
+  for (const Product& product : products) divide(product, panel_of(all, columns), tasks);
+  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+    const Task& task = tasks[index];
+    const Matrix& w = *task.product->w;
+    x.use.multiply({w.packed, w.bias, task.first, task.last}, x.rows(), panel_room(task.last - task.first, columns), adds,
+                   task.product->y, w.rows);
+  });
+}
+
+void multiply_gated(const Matrix& gate, const Matrix& up, const Rounded& x, Rounded& y) {
+  const int columns = x.rows().columns, size = panel_of(2 * gate.rows, columns) / 2;
+  Pool::shared().each((gate.rows + size - 1) / size, [&](int index) {
+    const int first = index * size, last = std::min(first + size, gate.rows);
+    x.use.multiply_gated({gate.packed, gate.bias, first, last}, {up.packed, up.bias, first, last}, x.rows(),
+                         panel_room(2 * (last - first), columns), y.rows());
+  });
+}
+
+namespace {
+
+void multiply_wide(const std::vector<Product>& products, const float* x, int count, const Wide& use) {
+  const int columns = products[0].w->columns;
+  Rounded rounded(use, count, columns);
+  Pool::shared().each(count, [&](int row) { rounded.put(row, x + static_cast<size_t>(row) * columns); });
+  multiply(products, rounded);
+}
 
 // What may be used for many rows; null where nothing else is than for few.
 struct Paths {
@@ -192,8 +230,7 @@ void multiply_with(const std::vector<Product>& products, const float* x, int cou
   std::vector<Product> packed, plain;
   for (const Product& product : products) (product.w->is_packed() ? packed : plain).push_back(product);
   if (!packed.empty() && count > kMany && paths.wide != nullptr)
-    in_parts(packed, x, count, kWideRowsAtOnce,
-             [&](const auto& part, const float* rows, int some) { multiply_wide(part, rows, some, *paths.wide); });
+    multiply_wide(packed, x, count, *paths.wide);
   else if (!packed.empty())
     in_parts(packed, x, count, kRowsAtOnce, multiply_packed);
   if (plain.empty()) return;

@@ -5,6 +5,8 @@
 
 #include "dense.h"
 #include "kernels.h"
+#include "room.h"
+#include "wide.h"
 
 namespace ingot {
 
@@ -34,6 +36,33 @@ void multiply(const std::vector<Product>& products, const float* x, int count);
 
 // The same, with plain weights too: for rows whose number says something about other rows.
 void multiply_one_path(const std::vector<Product>& products, const float* x, int count);
+
+// Activations of many rows as wide products take them.
+class Rounded {
+ public:
+  Rounded(const Wide& use, int count, int columns);
+  // Any thread may put rows.
+  void put(int row, const float* x) { use.round(x, row, rows()); }
+  WideRows rows() const { return {values_.data(), count_, columns_}; }
+
+  const Wide& use;
+
+ private:
+  int count_, columns_;
+  Room<uint16_t> values_;
+};
+
+// What multiplies so many rows with all of these weights at once; null where one row after another is better, or must be.
+const Wide* wide_for(const std::vector<const Matrix*>& weights, int count);
+
+// y = x times the transpose of w, or added to it.
+void multiply(const std::vector<Product>& products, const Rounded& x, bool adds = false);
+
+// y = silu(x times the transpose of gate) * (x times that of up).
+void multiply_gated(const Matrix& gate, const Matrix& up, const Rounded& x, Rounded& y);
+
+// Whether a row may be computed in another way where there are many.
+bool may_go_wide();
 
 // cblas_sgemm of a BLAS that may be called from several threads at once and uses one thread for each call. Plain
 // weights are multiplied by it where there are many rows.

@@ -32,15 +32,14 @@ void each_token(int tokens, const Body& body) {
 
 // What one layer leaves for the next step; made once for all layers.
 struct Stack::Work {
-  Work(const StackShape& shape, int tokens, int hidden, int inner)
-      : tokens(tokens), normed(size(tokens, hidden)), q(size(tokens, shape.heads * shape.head_dim)), attended(q.size()),
-        k(size(tokens, shape.kv_heads * shape.head_dim)), v(k.size()), gate(size(tokens, inner)), up(gate.size()),
-        out(size(tokens, hidden)) {}
+  Work(const StackShape& shape, int tokens)
+      : tokens(tokens), q(size(tokens, shape.heads * shape.head_dim)), attended(size(tokens, shape.heads * shape.head_dim)),
+        k(size(tokens, shape.kv_heads * shape.head_dim)), v(size(tokens, shape.kv_heads * shape.head_dim)) {}
 
   static size_t size(int a, int b) { return static_cast<size_t>(a) * b; }
 
   int tokens;
-  std::vector<float> normed, q, attended, k, v, gate, up, out;
+  Room<float> q, attended, k, v;
   std::vector<Span> spans;
   std::shared_ptr<const Rotation::Table> turns;
 };
@@ -66,40 +65,74 @@ void Stack::add(StackLayer layer) {
   layers_.push_back(std::move(layer));
 }
 
-void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<float*>& keys,
-                const std::vector<float*>& values, int capacity) const {
-  const int width = hidden(), inner = layers_[0].gate.matrix().rows;
-  Work work(shape_, tokens, width, inner);
+void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const States& states) const {
+  Work work(shape_, tokens);
   for (const Piece& piece : pieces)
     work.spans.push_back({piece.first, piece.count, piece.slot, piece.start, piece.start, 0});
   work.turns = rotation_->table(work.spans, tokens);
+  std::vector<const Matrix*> all;
+  for (const StackLayer& layer : layers_)
+    for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      all.push_back(&w->matrix());
+  if (const Wide* wide = wide_for(all, tokens))
+    run_wide(*wide, x, work, pieces, states);
+  else
+    run_rows(x, work, pieces, states);
+}
 
+void Stack::run_rows(float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const {
+  const int tokens = work.tokens, width = hidden(), inner = layers_[0].gate.matrix().rows;
+  Room<float> normed(Work::size(tokens, width)), out(Work::size(tokens, width));
+  Room<float> gate(Work::size(tokens, inner)), up(Work::size(tokens, inner));
   const Floats& use = floats();
+  auto row = [width](float* rows, int token) { return rows + Work::size(token, width); };
   for (size_t index = 0; index < layers_.size(); index++) {
     const StackLayer& layer = layers_[index];
     each_token(tokens, [&](int token) {
-      float* row = x + Work::size(token, width);
-      if (index > 0) use.add(row, &work.out[Work::size(token, width)], width);
-      use.rms_norm(row, layer.attention_norm.data(), shape_.eps, width, &work.normed[Work::size(token, width)]);
+      if (index > 0) use.add(row(x, token), row(out.data(), token), width);
+      use.rms_norm(row(x, token), layer.attention_norm.data(), shape_.eps, width, row(normed.data(), token));
     });
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}},
-             work.normed.data(), tokens);
-    attend(layer, work, pieces, keys[index], values[index], capacity);
-    multiply({{&layer.o.matrix(), work.out.data()}}, work.attended.data(), tokens);
+             normed.data(), tokens);
+    attend(layer, work, pieces, states.keys[index], states.values[index], states.capacity);
+    multiply({{&layer.o.matrix(), out.data()}}, work.attended.data(), tokens);
     each_token(tokens, [&](int token) {
-      float* row = x + Work::size(token, width);
-      use.add(row, &work.out[Work::size(token, width)], width);
-      use.rms_norm(row, layer.mlp_norm.data(), shape_.eps, width, &work.normed[Work::size(token, width)]);
+      use.add(row(x, token), row(out.data(), token), width);
+      use.rms_norm(row(x, token), layer.mlp_norm.data(), shape_.eps, width, row(normed.data(), token));
     });
-    multiply({{&layer.gate.matrix(), work.gate.data()}, {&layer.up.matrix(), work.up.data()}}, work.normed.data(), tokens);
+    multiply({{&layer.gate.matrix(), gate.data()}, {&layer.up.matrix(), up.data()}}, normed.data(), tokens);
     each_token(tokens, [&](int token) {
-      use.swiglu(&work.gate[Work::size(token, inner)], &work.up[Work::size(token, inner)], inner);
+      use.swiglu(gate.data() + Work::size(token, inner), up.data() + Work::size(token, inner), inner);
     });
-    multiply({{&layer.down.matrix(), work.out.data()}}, work.gate.data(), tokens);
+    multiply({{&layer.down.matrix(), out.data()}}, gate.data(), tokens);
   }
-  each_token(tokens, [&](int token) {
-    use.add(x + Work::size(token, width), &work.out[Work::size(token, width)], width);
-  });
+  each_token(tokens, [&](int token) { use.add(row(x, token), row(out.data(), token), width); });
+}
+
+// What lies between two products is rounded where it is made, and what a product adds is added by it: with many rows,
+// going through memory once more takes as long as the products.
+void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const {
+  const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
+  Rounded normed(use, tokens, width), attended(use, tokens, attention), inner(use, tokens, layers_[0].gate.matrix().rows);
+  auto norm = [&](const Vector& weight) {
+    Pool::shared().each(tokens, [&](int token) {
+      static thread_local Room<float> room;
+      float* row = room.at_least(width);
+      floats().rms_norm(x + Work::size(token, width), weight.data(), shape_.eps, width, row);
+      normed.put(token, row);
+    });
+  };
+  for (size_t index = 0; index < layers_.size(); index++) {
+    const StackLayer& layer = layers_[index];
+    norm(layer.attention_norm);
+    multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
+    attend(layer, work, pieces, states.keys[index], states.values[index], states.capacity);
+    Pool::shared().each(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
+    multiply({{&layer.o.matrix(), x}}, attended, true);
+    norm(layer.mlp_norm);
+    multiply_gated(layer.gate.matrix(), layer.up.matrix(), normed, inner);
+    multiply({{&layer.down.matrix(), x}}, inner, true);
+  }
 }
 
 void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
@@ -114,17 +147,17 @@ void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>
     each_token(piece.count, [&](int i) {
       const int token = piece.first + i;
       for (int head = 0; head < shape_.heads; head++) {
-        float* q = &work.q[token * q_width + Work::size(head, dim)];
+        float* q = work.q.data() + token * q_width + Work::size(head, dim);
         if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
         rotation_->turn(q, *work.turns, token);
       }
       for (int head = 0; head < shape_.kv_heads; head++) {
-        float* k = &work.k[token * kv_width + Work::size(head, dim)];
+        float* k = work.k.data() + token * kv_width + Work::size(head, dim);
         if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
         rotation_->turn(k, *work.turns, token);
         const size_t to = place(piece, head, piece.start + i);
         std::memcpy(keys + to, k, sizeof(float) * dim);
-        std::memcpy(values + to, &work.v[token * kv_width + Work::size(head, dim)], sizeof(float) * dim);
+        std::memcpy(values + to, work.v.data() + token * kv_width + Work::size(head, dim), sizeof(float) * dim);
       }
     });
   ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), keys, values, capacity,
@@ -155,7 +188,7 @@ class StackPrimitive : public mx::Primitive {
     encoder.dispatch([stack = stack_, pieces = pieces_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
                       bytes = outputs[0].nbytes(), tokens, keys = std::move(keys), values = std::move(values), capacity] {
       std::memcpy(x, from, bytes);
-      stack->run(x, tokens, pieces, keys, values, capacity);
+      stack->run(x, tokens, pieces, {keys, values, capacity});
     });
   }
 

@@ -40,15 +40,22 @@ class Stack {
   void add(StackLayer layer);
   int size() const { return static_cast<int>(layers_.size()); }
 
-  // x [tokens, hidden], in place. keys[i] and values[i] are [slots, kv_heads, capacity, head_dim].
-  void run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<float*>& keys,
-           const std::vector<float*>& values, int capacity) const;
+  // Of each layer, [slots, kv_heads, capacity, head_dim].
+  struct States {
+    const std::vector<float*>&keys, &values;
+    int capacity;
+  };
+
+  // x [tokens, hidden], in place.
+  void run(float* x, int tokens, const std::vector<Piece>& pieces, const States& states) const;
 
   const StackShape& shape() const { return shape_; }
   int hidden() const { return layers_.front().q.matrix().columns; }
 
  private:
   struct Work;
+  void run_rows(float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const;
+  void run_wide(const Wide& use, float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const;
   void attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
               int capacity) const;
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -115,13 +114,6 @@ def test_leading_axes_and_any_strides_are_kept() -> None:
     y = native.linear(x, weights)
     assert y.shape == (2, 3, 24)
     assert mx.array_equal(y, native.linear(mx.contiguous(x), weights)).item()
-
-
-@pytest.fixture
-def one_path() -> Iterator[None]:
-    native.use_one_path()
-    yield
-    native.use_one_path(False)
 
 
 @pytest.mark.usefixtures("one_path")

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice(
 
 HIDDEN, INNER, LAYERS, EPS = 64, 96, 2, 1e-5
 BOUND = 2e-4  # of the largest value
+PACKED_BOUND = 4e-2
+"""The same, between products of activations in 8 bits and in bfloat16."""
 
 
 class Reference:
@@ -46,7 +48,12 @@ class Reference:
             for _ in range(LAYERS)
         ]
 
-    def stack(self) -> native.Stack:
+    def stack(self, packed: bool = False) -> native.Stack:
+        def weights(weight: mx.array, bias: mx.array | None) -> Any:
+            if not packed:
+                return native.plain_weights(weight, bias)
+            return native.packed_weights(*mx.quantize(weight, 32, 4), bias, 32, 4)
+
         made = native.Stack(
             mx.array(self.angles),
             heads=self.heads,
@@ -63,7 +70,7 @@ class Reference:
             made.add(
                 norms=(arrays["attention_norm"], arrays["mlp_norm"]),
                 matrices=[
-                    native.plain_weights(arrays[name], arrays.get(f"{name}_bias"))
+                    weights(arrays[name], arrays.get(f"{name}_bias"))
                     for name in ("q", "k", "v", "o", "gate", "up", "down")
                 ],
                 head_norms=(arrays["q_norm"], arrays["k_norm"]) if self.normed else (None, None),
@@ -114,7 +121,8 @@ def states(kv_heads: int, size: int, slots: int, capacity: int = 64) -> list[mx.
     return [mx.zeros((slots, kv_heads, capacity, size)) for _ in range(LAYERS)]
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.usefixtures("one_path")
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data: st.DataObject) -> None:
     kv_heads, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
@@ -144,6 +152,20 @@ def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data:
     for text, output in zip(texts, outputs, strict=True):
         expected = reference(text)
         assert np.abs(np.concatenate(output) - expected).max() <= BOUND * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("tokens", [49, 100, 301])
+def test_many_tokens_at_once_come_out_as_they_do_one_by_one(tokens: int, one_path: None) -> None:
+    stack = Reference(6, 2, 32, 32, False, True).stack(packed=True)
+    x = mx.random.normal((tokens + 3, HIDDEN), key=mx.random.key(1))
+    found = []
+    for one in (True, False):
+        native.use_one_path(one)
+        keys, values = states(2, 32, 2, capacity=tokens), states(2, 32, 2, capacity=tokens)
+        y, keys, values = stack(x, keys, values, [(0, tokens, 1, 0), (tokens, 3, 0, 0)])
+        found.append([np.array(part) for part in (y, *keys, *values)])
+    for apart, together in zip(*found, strict=True):
+        assert np.abs(apart - together).max() <= PACKED_BOUND * np.abs(apart).max()
 
 
 def test_states_are_written_in_place() -> None:
