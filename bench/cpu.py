@@ -161,6 +161,7 @@ def memory_speed(megabytes: int = 512) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.cpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, help="a GGUF file whose tokenizer a random model gets")
     parser.add_argument("--shape", choices=tuple(gguf_models.SHAPES), help="a random model instead of the default one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both (default: one for each core)")
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="ingot-bench-") as scratch:
             home = Path(scratch)
             weights = (
-                gguf_models.write(chosen.shape, home, progress)
+                gguf_models.write(chosen.shape, home, progress, chosen.tokenizer)
                 if chosen.shape
                 else original(DEFAULT_MODEL, llama_cpp.KEPT.expanduser(), progress)
             )

@@ -17,6 +17,7 @@ BLOCK = 32  # weights of a Q4_1 block: a scale and a minimum of 16 bits each, th
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    kind: str
     layers: int
     hidden: int
     inner: int
@@ -38,18 +39,21 @@ class Shape:
         }
 
 
-SHAPES = {"qwen3-0.6b": Shape(layers=28, hidden=1024, inner=3072, heads=16, kv_heads=8, head_size=128)}
+SHAPES = {
+    "qwen3-0.6b": Shape("qwen3", layers=28, hidden=1024, inner=3072, heads=16, kv_heads=8, head_size=128),
+    "smollm2-135m": Shape("llama", layers=30, hidden=576, inner=1536, heads=9, kv_heads=3, head_size=64),
+}
 
 
-def write(name: str, folder: Path, progress: Progress) -> Path:
-    """A Qwen3 of that shape, packed as Q4_1, with the default model's tokenizer."""
+def write(name: str, folder: Path, progress: Progress, tokenizer: Path | None = None) -> Path:
+    """A model of that shape, packed as Q4_1, with the tokenizer of a GGUF file (the default model's)."""
     import gguf
 
     shape, path = SHAPES[name], folder / f"{name}.gguf"
-    tokenizer = gguf.GGUFReader(str(original(DEFAULT_MODEL, folder / "tokenizer", progress)))
+    source = gguf.GGUFReader(str(tokenizer or original(DEFAULT_MODEL, folder / "tokenizer", progress)))
     progress(f"writing a random {name}")
-    writer = gguf.GGUFWriter(str(path), "qwen3")
-    vocab = _copy_tokenizer(tokenizer, writer)
+    writer = gguf.GGUFWriter(str(path), shape.kind)
+    vocab = _copy_tokenizer(source, writer)
     writer.add_block_count(shape.layers)
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.hidden)
@@ -59,6 +63,7 @@ def write(name: str, folder: Path, progress: Progress) -> Path:
     writer.add_key_length(shape.head_size)
     writer.add_value_length(shape.head_size)
     writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(shape.head_size)
     writer.add_rope_freq_base(1e6)
     dice = np.random.default_rng(0)
     _add(writer, "token_embd.weight", (vocab, shape.hidden), dice)
@@ -68,7 +73,7 @@ def write(name: str, folder: Path, progress: Progress) -> Path:
             _add(writer, f"blk.{layer}.{matrix}.weight", size, dice)
         for norm, size in (("attn_norm", shape.hidden), ("ffn_norm", shape.hidden)):
             writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(size, np.float32))
-        for norm in ("attn_q_norm", "attn_k_norm"):
+        for norm in ("attn_q_norm", "attn_k_norm") if shape.kind == "qwen3" else ():
             writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(shape.head_size, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
