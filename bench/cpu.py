@@ -62,6 +62,15 @@ class Model:
 
         self.adapter = load(folder, current())
 
+    def products_per_token(self) -> int:
+        """Multiplications with weights that each token of a prompt takes."""
+        from ingot.models.modules import PackedLinear
+
+        shapes = [
+            module.native.shape for _, module in self.adapter.model.named_modules() if isinstance(module, PackedLinear)
+        ]
+        return sum(rows * columns for rows, columns in shapes)
+
     def prefill(self, tokens: int) -> float:
         """Tokens per second of one prompt, in one launch, as it is computed while nobody decodes."""
         return tokens / self._timed(tokens, 0, launches=1)
@@ -140,22 +149,39 @@ def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[in
     return found
 
 
-def memory_speed(megabytes: int = 512) -> float:
-    """Bytes per second that all threads together read, by adding up a large array."""
+def memory_speed(threads: int, megabytes: int = 512) -> float:
+    """Bytes per second that so many threads together read, by adding up a large array."""
     import threading
 
     import numpy as np
 
-    parts = [np.ones(megabytes << 17, np.float64) for _ in range(os.cpu_count() or 1)]
+    parts = [np.ones(megabytes << 17, np.float64) for _ in range(threads)]
     best = 0.0
     for _ in range(5):
-        threads = [threading.Thread(target=part.sum) for part in parts]
+        readers = [threading.Thread(target=part.sum) for part in parts]
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
         best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - began))
+    return best
+
+
+def product_speed(size: int = 2048, rows: int = 512) -> float:
+    """Multiplications with additions per second of one large product with packed weights, on all threads."""
+    import mlx.core as mx
+
+    from ingot.kernels import native
+
+    packed = native.packed_weights(*mx.quantize(mx.random.normal((size, size)), 32, 4), None, 32, 4)
+    x = mx.random.normal((rows, size))
+    mx.eval(x)
+    best = 0.0
+    for _ in range(10):
+        began = time.perf_counter()
+        mx.eval(native.linear(x, packed))
+        best = max(best, rows * size * size / (time.perf_counter() - began))
     return best
 
 
@@ -188,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model = Model(folder)
             found = compare(build, weights, model, chosen.threads, chosen.rounds, chosen.quick)
             if chosen.limits:
-                _print_limits(model, found)
+                _print_limits(model, found, chosen.threads)
             print(f"\n{chosen.shape or DEFAULT_MODEL}, {chosen.threads} threads, tokens per second")
             print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
             _print_rows(found)
@@ -209,12 +235,17 @@ def _print_rows(figures: Sequence[Figure]) -> None:
         print(figure.row(), flush=True)
 
 
-def _print_limits(model: Model, found: Sequence[Figure]) -> None:
-    speed = memory_speed()
-    decoded = next(figure for figure in found if figure.subject == f"decode at {DEPTHS[0]}")
-    used = model.adapter.weight_bytes * statistics.median(decoded.ours)
+def _print_limits(model: Model, found: Sequence[Figure], threads: int) -> None:
+    def speed(subject: str) -> float:
+        return statistics.median(next(figure for figure in found if figure.subject == subject).ours)
+
+    read, used = memory_speed(threads), model.adapter.weight_bytes * speed(f"decode at {DEPTHS[0]}")
     print(
-        f"\nreading memory: {speed / 1e9:.1f} GB/s; decoding reads {used / 1e9:.1f} GB/s of weights: {used / speed:.0%}"
+        f"\nreading memory: {read / 1e9:.1f} GB/s; decoding reads {used / 1e9:.1f} GB/s of weights: {used / read:.0%}"
+    )
+    most, done = product_speed(), model.products_per_token() * speed(f"prefill {PROMPTS[0]}")
+    print(
+        f"one large product: {most / 1e9:.0f} G multiply-adds/s; those of prefill: {done / 1e9:.0f}: {done / most:.0%}"
     )
 
 

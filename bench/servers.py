@@ -91,7 +91,7 @@ def ready_url(said: str) -> str | None:
 def environment() -> dict[str, str]:
     """This process's, without what would set ingot up differently; the number of threads holds for all."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_")}
-    threads = {name: value for name, value in os.environ.items() if name == "INGOT_THREADS"}
+    threads = {name: value for name, value in os.environ.items() if name in ("INGOT_THREADS", "INGOT_ISA")}
     return kept | threads | {"INGOT_CONFIG": os.devnull}
 
 

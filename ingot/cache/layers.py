@@ -122,10 +122,11 @@ class AppendState(LayerState):
             mx.eval(self.keys, self.values)
 
     def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [mx.take(array[:, :, :length], mx.array(rows), axis=0) for array in self.arrays()]
+        # MLX divides by the size of what it gathers and scatters, which ends the process where that is nothing.
+        return [mx.take(array[:, :, :length], mx.array(rows), axis=0) for array in self.arrays() if length]
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        for array, own in zip(self.arrays(), copies, strict=True):
+        for array, own in zip(self.arrays() if copies else [], copies, strict=True):
             array[mx.array(rows), :, : own.shape[2]] = own
 
     def arrays(self) -> list[mx.array]:

@@ -15,14 +15,70 @@ inline __m512 factors(const PackedMatrix& w, const void* from, size_t at) {
   return _mm512_loadu_ps(static_cast<const float*>(from) + at);
 }
 
-// Quanta of 16 rows and four columns, a row in each lane, as two rows of a register tile: pairs of columns.
-inline void unpack_step(__m512i quanta, __m512 scale, __m512 bias, uint16_t* out) {
-  const __m512i byte = _mm512_set1_epi32(255);
-  auto column = [&](__m512i shifted) {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(shifted, byte)), scale, bias);
-  };
-  _mm512_storeu_si512(out, paired(column(quanta), column(_mm512_srli_epi32(quanta, 8))));
-  _mm512_storeu_si512(out + kBlock, paired(column(_mm512_srli_epi32(quanta, 16)), column(_mm512_srli_epi32(quanta, 24))));
+// Where the bits of a quantum are a float's fraction, from bit `At` on, and the exponent makes bit `At` worth one, the float
+// is the quantum and what the exponent alone is worth.
+constexpr int fraction_exponent(int at) { return (127 + 23 - at) << 23; }
+constexpr float fraction_worth(int at) { return static_cast<float>(1 << (23 - at)); }
+
+// Numbers become bfloat16 by leaving out half of their bits, so they are made larger first, by half a unit of the last
+// bit that stays, on average. Those that need no rounding come out as they are.
+constexpr float kEnlarged = 1.0026f;
+
+// A scale for each of 16 rows, and what to add where quanta are fractions from the bits First and Second on.
+template <int First, int Second>
+struct Affine {
+  Affine(const PackedMatrix& w, size_t at) {
+    const __m512 larger = _mm512_set1_ps(kEnlarged);
+    scale = _mm512_mul_ps(factors(w, w.scales, at), larger);
+    const __m512 bias = _mm512_mul_ps(factors(w, w.biases, at), larger);
+    first = _mm512_fnmadd_ps(scale, _mm512_set1_ps(fraction_worth(First)), bias);
+    second = _mm512_fnmadd_ps(scale, _mm512_set1_ps(fraction_worth(Second)), bias);
+  }
+
+  // Of the quanta with `Bits` bits each that begin at bit At of each lane.
+  template <int At, int Bits>
+  __m512 numbers(__m512i lanes) const {
+    static_assert(At == First || At == Second);
+    constexpr int kAndOr = 0xea;  // (a & b) | c
+    const __m512i mask = _mm512_set1_epi32(((1 << Bits) - 1) << At), exponent = _mm512_set1_epi32(fraction_exponent(At));
+    const __m512 shifted = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(lanes, mask, exponent, kAndOr));
+    return _mm512_fmadd_ps(shifted, scale, At == First ? first : second);
+  }
+
+  __m512 scale, first, second;
+};
+
+// Two columns of 16 rows as a row of a register tile: the two of one row side by side.
+inline void put_pair(__m512 first, __m512 second, uint16_t* out) {
+  constexpr int kAndOr = 0xea;
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  _mm512_store_si512(out, _mm512_ternarylogic_epi32(_mm512_castps_si512(second), high,
+                                                    _mm512_srli_epi32(_mm512_castps_si512(first), 16), kAndOr));
+}
+
+// A block of columns of 16 rows as a register tile. Each lane has the bytes of one row.
+inline void unpack_fours(const PackedMatrix& w, size_t at, const uint8_t* p, uint16_t* out) {
+  const Affine<12, 16> affine(w, at);
+  for (int step = 0; step < kSteps; step += 2, p += 64, out += 8 * kTile) {
+    // Eight quanta a row: low halves of bytes are the first four columns, high halves the next. They begin at the bits
+    // 0, 8, 16, 24 and 4, 12, 20, 28.
+    const __m512i x = _mm512_loadu_si512(p);
+    const __m512i up_8 = _mm512_slli_epi32(x, 8), up_12 = _mm512_slli_epi32(x, 12);
+    const __m512i down_8 = _mm512_srli_epi32(x, 8), down_12 = _mm512_srli_epi32(x, 12);
+    put_pair(affine.numbers<12, 4>(up_12), affine.numbers<16, 4>(up_8), out);
+    put_pair(affine.numbers<16, 4>(x), affine.numbers<16, 4>(down_8), out + 2 * kTile);
+    put_pair(affine.numbers<12, 4>(up_8), affine.numbers<12, 4>(x), out + 4 * kTile);
+    put_pair(affine.numbers<12, 4>(down_8), affine.numbers<16, 4>(down_12), out + 6 * kTile);
+  }
+}
+
+inline void unpack_eights(const PackedMatrix& w, size_t at, const uint8_t* p, uint16_t* out) {
+  const Affine<8, 8> affine(w, at);
+  for (int step = 0; step < kSteps; step++, p += 64, out += 4 * kTile) {
+    const __m512i x = _mm512_loadu_si512(p);
+    put_pair(affine.numbers<8, 8>(_mm512_slli_epi32(x, 8)), affine.numbers<8, 8>(x), out);
+    put_pair(affine.numbers<8, 8>(_mm512_srli_epi32(x, 8)), affine.numbers<8, 8>(_mm512_srli_epi32(x, 16)), out + 2 * kTile);
+  }
 }
 
 // The 16 rows from `n` on: a panel, one register tile for each block of columns.
@@ -30,19 +86,12 @@ void unpack(const PackedMatrix& w, int n, uint16_t* out) {
   const int per_group = w.group / kBlock;
   const size_t block_bytes = kTile * w.block_bytes();
   const uint8_t* p = w.quanta + static_cast<size_t>(n / kTile) * w.blocks() * block_bytes;
-  const __m512i low = _mm512_set1_epi8(15);
   for (int block = 0; block < w.blocks(); block++, p += block_bytes, out += kTileNumbers) {
     const size_t at = static_cast<size_t>(n) * w.groups() + static_cast<size_t>(block / per_group) * kTile;
-    const __m512 scale = factors(w, w.scales, at), bias = factors(w, w.biases, at);
-    for (int step = 0; step < kSteps; step++) {
-      uint16_t* to = out + step * 4 * kTile;
-      if (w.bits == 8) {
-        unpack_step(_mm512_loadu_si512(p + 64 * step), scale, bias, to);
-      } else {
-        const __m512i both = _mm512_loadu_si512(p + 64 * (step / 2));
-        unpack_step(_mm512_and_si512(step % 2 == 0 ? both : _mm512_srli_epi16(both, 4), low), scale, bias, to);
-      }
-    }
+    if (w.bits == 4)
+      unpack_fours(w, at, p, out);
+    else
+      unpack_eights(w, at, p, out);
   }
 }
 
@@ -68,23 +117,29 @@ void each_product(WideRows x, const uint16_t* panels, int count, const Use& use)
 
 int panels_of(const WidePart& part) { return (part.last - part.first + kTile - 1) / kTile; }
 
+// Panels that are unpacked before they are multiplied: with few rows, two, which then are in the first-level cache still.
+int panels_at_once(int all, WideRows x) { return x.count <= 2 * kTile ? 2 : all; }
+
 void multiply(const WidePart& part, WideRows x, uint16_t* scratch, bool adds, float* y, size_t stride) {
-  const int count = panels_of(part);
+  const int all = panels_of(part), together = panels_at_once(all, x);
   const size_t panel = static_cast<size_t>(kTile) * x.columns;
-  for (int i = 0; i < count; i++) unpack(part.w, part.first + i * kTile, scratch + i * panel);
-  each_product(x, scratch, count, [&](int m, int pair, const float* sums) {
-    for (int j = 0; j < std::min(2, count - 2 * pair); j++) {
-      const int n = part.first + (2 * pair + j) * kTile;
-      const __mmask16 wanted = lanes(part.last - n);
-      const __m512 bias = part.bias ? _mm512_maskz_loadu_ps(wanted, part.bias + n) : _mm512_setzero_ps();
-      for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
-        float* to = y + (m + row) * stride + n;
-        __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + (row / kTile * 2 + j) * kTileSums + row % kTile * kTile), bias);
-        if (adds) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(wanted, to));
-        _mm512_mask_storeu_ps(to, wanted, sum);
+  for (int begin = 0; begin < all; begin += together) {
+    const int count = std::min(together, all - begin);
+    for (int i = 0; i < count; i++) unpack(part.w, part.first + (begin + i) * kTile, scratch + i * panel);
+    each_product(x, scratch, count, [&](int m, int pair, const float* sums) {
+      for (int j = 0; j < std::min(2, count - 2 * pair); j++) {
+        const int n = part.first + (begin + 2 * pair + j) * kTile;
+        const __mmask16 wanted = lanes(part.last - n);
+        const __m512 bias = part.bias ? _mm512_maskz_loadu_ps(wanted, part.bias + n) : _mm512_setzero_ps();
+        for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
+          float* to = y + (m + row) * stride + n;
+          __m512 sum = _mm512_add_ps(_mm512_load_ps(sums + (row / kTile * 2 + j) * kTileSums + row % kTile * kTile), bias);
+          if (adds) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(wanted, to));
+          _mm512_mask_storeu_ps(to, wanted, sum);
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 // silu(gate) * up. What it is rounded to has 8 bits.
@@ -94,27 +149,30 @@ inline __m512 gated(__m512 gate, __m512 up) {
 }
 
 void multiply_gated(const WidePart& gate, const WidePart& up, WideRows x, uint16_t* scratch, WideRows y) {
-  const int count = panels_of(gate);
+  const int all = panels_of(gate), together = std::max(1, panels_at_once(2 * all, x) / 2);
   const size_t panel = static_cast<size_t>(kTile) * x.columns;
-  for (int i = 0; i < count; i++) {
-    unpack(gate.w, gate.first + i * kTile, scratch + 2 * i * panel);
-    unpack(up.w, up.first + i * kTile, scratch + (2 * i + 1) * panel);
-  }
   auto bias = [](const WidePart& part, int n) {
     return part.bias ? _mm512_loadu_ps(part.bias + n) : _mm512_setzero_ps();
   };
-  each_product(x, scratch, 2 * count, [&](int m, int pair, const float* sums) {
-    const int n = gate.first + pair * kTile;
-    const __m512 gate_bias = bias(gate, n), up_bias = bias(up, n);
-    uint16_t* to = y.values + static_cast<size_t>(m) * y.columns + static_cast<size_t>(n / kBlock) * kTileNumbers + n % kBlock;
-    for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
-      const float* own = sums + row / kTile * 2 * kTileSums + row % kTile * kTile;
-      const __m512 g = _mm512_add_ps(_mm512_load_ps(own), gate_bias);
-      const __m512 u = _mm512_add_ps(_mm512_load_ps(own + kTileSums), up_bias);
-      uint16_t* at = to + static_cast<size_t>(row / kTile) * kTile * y.columns + row % kTile * kBlock;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh(gated(g, u)));
+  for (int begin = 0; begin < all; begin += together) {
+    const int count = std::min(together, all - begin), first = gate.first + begin * kTile;
+    for (int i = 0; i < count; i++) {
+      unpack(gate.w, first + i * kTile, scratch + 2 * i * panel);
+      unpack(up.w, first + i * kTile, scratch + (2 * i + 1) * panel);
     }
-  });
+    each_product(x, scratch, 2 * count, [&](int m, int pair, const float* sums) {
+      const int n = first + pair * kTile;
+      const __m512 gate_bias = bias(gate, n), up_bias = bias(up, n);
+      uint16_t* to = y.values + static_cast<size_t>(m) * y.columns + static_cast<size_t>(n / kBlock) * kTileNumbers + n % kBlock;
+      for (int row = 0; row < std::min(2 * kTile, x.count - m); row++) {
+        const float* own = sums + row / kTile * 2 * kTileSums + row % kTile * kTile;
+        const __m512 g = _mm512_add_ps(_mm512_load_ps(own), gate_bias);
+        const __m512 u = _mm512_add_ps(_mm512_load_ps(own + kTileSums), up_bias);
+        uint16_t* at = to + static_cast<size_t>(row / kTile) * kTile * y.columns + row % kTile * kBlock;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), (__m256i)_mm512_cvtneps_pbh(gated(g, u)));
+      }
+    });
+  }
 }
 
 void round(const float* x, int row, WideRows out) {

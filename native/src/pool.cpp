@@ -2,11 +2,13 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace ingot {
 namespace {
 
+constexpr int kTurns = 32;    // that a thread takes at most if all get the same: each is paid for by the others too
 constexpr int kLooks = 2000;  // how often a helper looks for the next loop before it sleeps
 
 int wanted_threads() {
@@ -44,7 +46,8 @@ Pool::Pool(int threads) {
 }
 
 void Pool::work() {
-  for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(context_, i);
+  for (int first; (first = next_.fetch_add(step_, std::memory_order_relaxed)) < count_;)
+    for (int i = first; i < std::min(first + step_, count_); i++) call_(context_, i);
 }
 
 void Pool::help() {
@@ -78,6 +81,7 @@ void Pool::run(int count, Call call, const void* context) {
   call_ = call;
   context_ = context;
   count_ = count;
+  step_ = std::max(1, count / (threads() * kTurns));
   next_.store(0);
   loop_.fetch_add(1);
   if (asleep_.load() > 0) loop_.notify_all();

@@ -35,7 +35,7 @@ class Pool {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   Call call_ = nullptr;
   const void* context_ = nullptr;
-  int count_ = 0;
+  int count_ = 0, step_ = 1;
   alignas(64) std::atomic<uint32_t> loop_{0};   // odd while a loop is open
   alignas(64) std::atomic<int> next_{0};
   alignas(64) std::atomic<int> inside_{0};      // helpers that may touch the open loop

@@ -162,3 +162,20 @@ def test_moving_rows_takes_no_more_memory_than_the_largest_layer(kind: str) -> N
     assert mx.get_peak_memory() - before <= largest
     assert slots.lengths == [60, 0, 0, 0]
     assert close(feed(slots, kind, 0, [7]), exact(kind, [*[1, 2, 3] * 20, 7]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moving_a_row_that_holds_nothing_asks_mlx_for_nothing_empty(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some processors MLX ends the process when it is to gather or scatter no values at all."""
+    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots.resize(3, 64)
+    feed(slots, kind, 0, [1, 2, 3])
+    taken: list[mx.array] = []
+    take = mx.take
+    monkeypatch.setattr(mx, "take", lambda *given, **named: taken.append(take(*given, **named)) or taken[-1])
+    slots.swap(1, 2)
+    slots.move(2, 1)
+    assert all(array.size for array in taken)
+    slots.swap(0, 2)
+    assert slots.lengths == [0, 0, 3]
+    assert close(feed(slots, kind, 2, [4]), exact(kind, [1, 2, 3, 4]))
