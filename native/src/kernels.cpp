@@ -309,7 +309,24 @@ struct Spread {
   float largest, mean_square;
 };
 
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__)
+
+Spread spread(const float* x) {
+  const __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
+  const __m512 square = _mm512_fmadd_ps(first, first, _mm512_mul_ps(second, second));
+  return {_mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second))), _mm512_reduce_add_ps(square) / kBlock};
+}
+
+Rounded round_block(const float* x, float largest, int8_t* values) {
+  const __m512 inverse = _mm512_set1_ps(largest > 0 ? kLargest / largest : 0);
+  const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), inverse));
+  const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(values), _mm512_cvtepi32_epi8(first));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16), _mm512_cvtepi32_epi8(second));
+  return {largest / kLargest, _mm512_reduce_add_epi32(_mm512_add_epi32(first, second))};
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
 
 Spread spread(const float* x) {
   float32x4_t largest = vdupq_n_f32(0), square = largest;
@@ -442,6 +459,11 @@ inline void keep(Sum sum, float* to, int wanted) {
   std::memcpy(to, all, sizeof(float) * wanted);
 }
 
+// With so few rows, weights are waited for: they are asked for that many bytes ahead, beyond the end of a page too, where
+// the processor itself stops looking ahead.
+constexpr int kWaiting = 2;
+constexpr size_t kAhead = 2048;
+
 // One tile of weights times the M activation rows of a lot, with the sums in registers over the whole width.
 template <int M, int Bits, class Factor>
 void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, size_t stride) {
@@ -456,6 +478,8 @@ void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, 
   for (int group = 0, block = 0; group < groups; group++, scales += kTile, biases += kTile) {
     const Sum scale = load(scales), bias = bias_of<Bits>(biases, scale);
     for (int end = block + per_group; block < end; block++, quanta += block_bytes) {
+      if constexpr (M <= kWaiting)
+        for (int line = 0; line < kTile * kBlock * Bits / 8; line += 64) __builtin_prefetch(quanta + kAhead + line);
       const Block<Bits> weights(quanta);
       const size_t at = static_cast<size_t>(block) * M;
       add_products<M>(weights, x.values + at * kBlock, x.scales + at, scale, sums);

@@ -15,7 +15,7 @@ std::atomic<bool> one_path{false};
 
 constexpr int kFew = 32;               // with more rows than this, a BLAS multiplies plain weights faster
 constexpr int kPanel = 64;             // rows of plain weights that are one task for it
-constexpr int kMany = 3;               // with more rows than this, wide products of packed weights are faster
+constexpr int kMany = 12;              // with more rows than this, wide products of packed weights are faster
 constexpr int kRowsAtOnce = 256;       // activation rows that are quantised and multiplied before the next ones
 constexpr int kTasksPerThread = 4;     // so that a thread that was held up does not hold up the others
 constexpr size_t kTaskBytes = 1 << 17;  // weights of a task: they stay in the second-level cache for all rows
