@@ -311,6 +311,7 @@ struct Block {
 #endif
 
 constexpr float kLargest = 127;
+constexpr float kMagic = 0x1.8p23f;  // what is added to it is rounded to an integer in its lowest bits
 
 struct Rounded {
   float scale;
@@ -340,11 +341,11 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
   const float inverse = largest > 0 ? kLargest / largest : 0;
   int32x4_t sum = vdupq_n_s32(0);
   for (int i = 0; i < kBlock; i += 16) {
-    int32x4_t n[4];
-    for (int j = 0; j < 4; j++) n[j] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse));
-    const int16x8_t first = vcombine_s16(vmovn_s32(n[0]), vmovn_s32(n[1]));
-    const int16x8_t second = vcombine_s16(vmovn_s32(n[2]), vmovn_s32(n[3]));
-    const int8x16_t all = vcombine_s8(vmovn_s16(first), vmovn_s16(second));
+    int16x8_t n[4];  // an integer in the first half of each pair
+    for (int j = 0; j < 4; j++)
+      n[j] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse), vdupq_n_f32(kMagic)));
+    const int16x8_t first = vuzp1q_s16(n[0], n[1]), second = vuzp1q_s16(n[2], n[3]);
+    const int8x16_t all = vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second));
     sum = vdotq_s32(sum, all, vdupq_n_s8(1));
     vst1q_s8(values + i, all);
   }
@@ -380,7 +381,6 @@ Spread spread(const float* x) {
 }
 
 Rounded round_block(const float* x, float largest, int8_t* values) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer in its lowest bits
   const float inverse = largest > 0 ? kLargest / largest : 0;
   IntLanes sum{};
   for (int i = 0; i < kBlock; i += kLanes) {
