@@ -38,7 +38,8 @@ inline float value(Half half) {
 }
 
 // For each instruction set: `Sum` and `Ints` hold a number for each row of a tile, `Bytes` four quanta of each.
-// `product` multiplies a block of weights with a block of activations, `products` with those of some rows of a lot.
+// `product` multiplies a block of weights with a block of activations, `products` with those of some rows of a lot. At
+// most `kMostTogether` rows are multiplied at once: more would not fit in registers, fewer would wait for each other.
 #if defined(__ARM_FEATURE_DOTPROD)
 
 constexpr int kTile = 4;
@@ -46,6 +47,7 @@ constexpr bool kSignedBytes = true;
 using Sum = float32x4_t;
 using Ints = int32x4_t;
 using Bytes = int8x16_t;
+constexpr int kMostTogether = 8;
 
 inline Sum zero() { return vdupq_n_f32(0); }
 inline Sum load(const float* p) { return vld1q_f32(p); }
@@ -54,10 +56,15 @@ inline void store(float* p, Sum sum) { vst1q_f32(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return vfmaq_n_f32(sum, a, b); }
 // Integers are added up in the lowest bits of a large float, 1.5 * 2^23, since taking it off again is four times as fast
 // as a conversion.
-inline Ints start() { return vdupq_n_s32(0x4b400000); }
-inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
-  const Sum number = vsubq_f32(vreinterpretq_f32_s32(product), vreinterpretq_f32_s32(start()));
-  return vfmaq_f32(sum, number, vmulq_n_f32(scales, scale));
+alignas(16) constexpr int32_t kStart[] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
+inline Ints start() {
+  Ints ints;
+  // From memory each time, as a copy of a register takes the place of a product.
+  asm volatile("ldr %q0, %1" : "=w"(ints) : "m"(kStart));
+  return ints;
+}
+inline Sum scaled(Ints product, Sum scales) {
+  return vmulq_f32(vsubq_f32(vreinterpretq_f32_s32(product), vdupq_n_f32(0x1.8p23f)), scales);
 }
 
 template <int Bits>
@@ -78,41 +85,50 @@ struct Block {
 
   Ints product(const int8_t* x) const {
     const Bytes first = vld1q_s8(x), second = vld1q_s8(x + 16);
-    Ints a = vdotq_laneq_s32(start(), w[0], first, 0), b = vdotq_laneq_s32(vdupq_n_s32(0), w[1], first, 1);
-    a = vdotq_laneq_s32(a, w[2], first, 2);
-    b = vdotq_laneq_s32(b, w[3], first, 3);
-    a = vdotq_laneq_s32(a, w[4], second, 0);
-    b = vdotq_laneq_s32(b, w[5], second, 1);
-    a = vdotq_laneq_s32(a, w[6], second, 2);
-    b = vdotq_laneq_s32(b, w[7], second, 3);
-    return vaddq_s32(a, b);
+    Ints sum = vdotq_laneq_s32(start(), w[0], first, 0);
+    sum = vdotq_laneq_s32(sum, w[1], first, 1);
+    sum = vdotq_laneq_s32(sum, w[2], first, 2);
+    sum = vdotq_laneq_s32(sum, w[3], first, 3);
+    sum = vdotq_laneq_s32(sum, w[4], second, 0);
+    sum = vdotq_laneq_s32(sum, w[5], second, 1);
+    sum = vdotq_laneq_s32(sum, w[6], second, 2);
+    return vdotq_laneq_s32(sum, w[7], second, 3);
   }
 
   template <int N>
   void products(const int8_t* x, Ints* sums) const {
-    if constexpr (N == 4) {
-      for (int n = 0; n < N; n++) sums[n] = start();
-      half(w, x, sums);
-      half(w + 4, x + 16, sums);
+    if constexpr (N % 4 == 0) {
+#pragma GCC unroll 2
+      for (int n = 0; n < N; n += 4) four(x + n * kBlock, sums + n);
     } else {
-      for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; n++) sums[n] = product(x + n * kBlock);
     }
   }
 
  private:
-  // Half a block times those of four rows. Written out, as the compiler would do one row after another, whose products
-  // wait for each other.
-  static void half(const Bytes* w, const int8_t* x, Ints* sums) {
-    const Bytes a = vld1q_s8(x), b = vld1q_s8(x + kBlock), c = vld1q_s8(x + 2 * kBlock), d = vld1q_s8(x + 3 * kBlock);
-#define INGOT_STEP(w, at)                     \
-  "sdot %0.4s, " w ".16b, %8.4b[" at "]\n"  \
-  "sdot %1.4s, " w ".16b, %9.4b[" at "]\n"  \
-  "sdot %2.4s, " w ".16b, %10.4b[" at "]\n" \
-  "sdot %3.4s, " w ".16b, %11.4b[" at "]\n"
-    asm(INGOT_STEP("%4", "0") INGOT_STEP("%5", "1") INGOT_STEP("%6", "2") INGOT_STEP("%7", "3")
-        : "+w"(sums[0]), "+w"(sums[1]), "+w"(sums[2]), "+w"(sums[3])
-        : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(a), "w"(b), "w"(c), "w"(d));
+  // The blocks of four rows. Written out, as the compiler would do one row after another, whose products wait for each
+  // other, and would do floats in between, to which cores turn from integers with a loss.
+  void four(const int8_t* x, Ints* sums) const {
+#define INGOT_LOAD(at)               \
+  "ldr q28, [%12, #" at "]\n"        \
+  "ldr q29, [%12, #" at " + 32]\n"   \
+  "ldr q30, [%12, #" at " + 64]\n"   \
+  "ldr q31, [%12, #" at " + 96]\n"
+#define INGOT_STEP(w, at)                   \
+  "sdot %0.4s, " w ".16b, v28.4b[" at "]\n" \
+  "sdot %1.4s, " w ".16b, v29.4b[" at "]\n" \
+  "sdot %2.4s, " w ".16b, v30.4b[" at "]\n" \
+  "sdot %3.4s, " w ".16b, v31.4b[" at "]\n"
+    asm("ldr %q0, %13\nldr %q1, %13\nldr %q2, %13\nldr %q3, %13\n"
+        INGOT_LOAD("0") INGOT_STEP("%4", "0") INGOT_STEP("%5", "1") INGOT_STEP("%6", "2") INGOT_STEP("%7", "3")
+        INGOT_LOAD("16") INGOT_STEP("%8", "0") INGOT_STEP("%9", "1") INGOT_STEP("%10", "2") INGOT_STEP("%11", "3")
+        : "=&w"(sums[0]), "=&w"(sums[1]), "=&w"(sums[2]), "=&w"(sums[3])
+        : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(w[4]), "w"(w[5]), "w"(w[6]), "w"(w[7]), "r"(x), "Q"(kStart),
+          "m"(*reinterpret_cast<const int8_t(*)[4 * kBlock]>(x))
+        : "v28", "v29", "v30", "v31");
 #undef INGOT_STEP
+#undef INGOT_LOAD
   }
 };
 
@@ -123,15 +139,14 @@ constexpr bool kSignedBytes = false;
 using Sum = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
+constexpr int kMostTogether = 4;
 
 inline Sum zero() { return _mm512_setzero_ps(); }
 inline Sum load(const float* p) { return _mm512_loadu_ps(p); }
 inline Sum load(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store(float* p, Sum sum) { _mm512_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum); }
-inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), _mm512_mul_ps(scales, _mm512_set1_ps(scale)), sum);
-}
+inline Sum scaled(Ints product, Sum scales) { return _mm512_mul_ps(_mm512_cvtepi32_ps(product), scales); }
 inline Ints four(const int8_t* x) {
   int32_t both;
   std::memcpy(&both, x, sizeof(both));
@@ -179,15 +194,14 @@ constexpr bool kSignedBytes = true;
 using Sum = __m256;
 using Ints = __m256i;
 using Bytes = __m256i;
+constexpr int kMostTogether = 4;
 
 inline Sum zero() { return _mm256_setzero_ps(); }
 inline Sum load(const float* p) { return _mm256_loadu_ps(p); }
 inline Sum load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(float* p, Sum sum) { _mm256_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), sum); }
-inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), _mm256_mul_ps(scales, _mm256_set1_ps(scale)), sum);
-}
+inline Sum scaled(Ints product, Sum scales) { return _mm256_mul_ps(_mm256_cvtepi32_ps(product), scales); }
 inline Ints four(const int8_t* x) {
   int32_t both;
   std::memcpy(&both, x, sizeof(both));
@@ -245,6 +259,7 @@ struct Sum {
 struct Ints {
   int32_t v[kTile];
 };
+constexpr int kMostTogether = 4;
 
 inline Sum zero() { return {}; }
 template <class Factor>
@@ -258,9 +273,9 @@ inline Sum plus(Sum sum, Sum a, float b) {
   for (int r = 0; r < kTile; r++) sum.v[r] += a.v[r] * b;
   return sum;
 }
-inline Sum plus(Sum sum, Ints product, Sum scales, float scale) {
-  for (int r = 0; r < kTile; r++) sum.v[r] += static_cast<float>(product.v[r]) * (scales.v[r] * scale);
-  return sum;
+inline Sum scaled(Ints product, Sum scales) {
+  for (int r = 0; r < kTile; r++) scales.v[r] *= static_cast<float>(product.v[r]);
+  return scales;
 }
 
 template <int Bits>
@@ -296,6 +311,7 @@ struct Block {
 #endif
 
 constexpr float kLargest = 127;
+constexpr float kMagic = 0x1.8p23f;  // what is added to it is rounded to an integer in its lowest bits
 
 struct Rounded {
   float scale;
@@ -342,11 +358,11 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
   const float inverse = largest > 0 ? kLargest / largest : 0;
   int32x4_t sum = vdupq_n_s32(0);
   for (int i = 0; i < kBlock; i += 16) {
-    int32x4_t n[4];
-    for (int j = 0; j < 4; j++) n[j] = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse));
-    const int16x8_t first = vcombine_s16(vmovn_s32(n[0]), vmovn_s32(n[1]));
-    const int16x8_t second = vcombine_s16(vmovn_s32(n[2]), vmovn_s32(n[3]));
-    const int8x16_t all = vcombine_s8(vmovn_s16(first), vmovn_s16(second));
+    int16x8_t n[4];  // an integer in the first half of each pair
+    for (int j = 0; j < 4; j++)
+      n[j] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse), vdupq_n_f32(kMagic)));
+    const int16x8_t first = vuzp1q_s16(n[0], n[1]), second = vuzp1q_s16(n[2], n[3]);
+    const int8x16_t all = vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second));
     sum = vdotq_s32(sum, all, vdupq_n_s8(1));
     vst1q_s8(values + i, all);
   }
@@ -382,7 +398,6 @@ Spread spread(const float* x) {
 }
 
 Rounded round_block(const float* x, float largest, int8_t* values) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer in its lowest bits
   const float inverse = largest > 0 ? kLargest / largest : 0;
   IntLanes sum{};
   for (int i = 0; i < kBlock; i += kLanes) {
@@ -437,14 +452,16 @@ inline Sum bias_of(const Factor* biases, Sum scale) {
 // A block of weights times the blocks of a lot's rows.
 template <int M, class Weights>
 inline void add_products(const Weights& weights, const int8_t* values, const float* factors, Sum scale, Sum* sums) {
-  // More products at a time would not fit in registers; fewer would wait for each other.
-  constexpr int kTogether = std::min(M, 4);
+  constexpr int kTogether = std::min(M, kMostTogether);
 #pragma GCC unroll 2
   for (int m = 0; m < M; m += kTogether) {
     Ints found[kTogether];
     weights.template products<kTogether>(values + m * kBlock, found);
-#pragma GCC unroll 4
-    for (int i = 0; i < kTogether; i++) sums[m + i] = plus(sums[m + i], found[i], scale, factors[m + i]);
+    Sum numbers[kTogether];
+#pragma GCC unroll 8
+    for (int i = 0; i < kTogether; i++) numbers[i] = scaled(found[i], scale);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTogether; i++) sums[m + i] = plus(sums[m + i], numbers[i], factors[m + i]);
   }
 }
 
@@ -466,9 +483,10 @@ constexpr size_t kAhead = 2048;
 
 // One tile of weights times the M activation rows of a lot, with the sums in registers over the whole width.
 template <int M, int Bits, class Factor>
-void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, size_t stride) {
+void tile(const PackedMatrix& w, Quantised x, int n, int last, float* y, size_t stride) {
+  constexpr size_t block_bytes = kTile * kBlock * Bits / 8;
   const int blocks = w.blocks(), per_group = w.group / kBlock, groups = w.groups();
-  const size_t block_bytes = kTile * w.block_bytes(), factors = static_cast<size_t>(n) * groups;
+  const size_t factors = static_cast<size_t>(n) * groups;
   const uint8_t* quanta = w.quanta + static_cast<size_t>(n / kTile) * blocks * block_bytes;
   const Factor* scales = static_cast<const Factor*>(w.scales) + factors;
   const Factor* biases = static_cast<const Factor*>(w.biases) + factors;
@@ -476,7 +494,7 @@ void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, 
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) sums[m] = zero();
   for (int group = 0, block = 0; group < groups; group++, scales += kTile, biases += kTile) {
-    const Sum scale = load(scales), bias = bias_of<Bits>(biases, scale);
+    const Sum scale = load(scales);
     for (int end = block + per_group; block < end; block++, quanta += block_bytes) {
       if constexpr (M <= kWaiting)
         for (int line = 0; line < kTile * kBlock * Bits / 8; line += 64) __builtin_prefetch(quanta + kAhead + line);
@@ -487,8 +505,9 @@ void tile(const PackedMatrix& w, const Quantised& x, int n, int last, float* y, 
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++)
           if (marks >> m & 1)
-            sums[m] = plus(sums[m], weights.product(x.rests + (at + m) * kBlock), scale, x.rest_scales[at + m]);
+            sums[m] = plus(sums[m], scaled(weights.product(x.rests + (at + m) * kBlock), scale), x.rest_scales[at + m]);
     }
+    const Sum bias = bias_of<Bits>(biases, scale);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) sums[m] = plus(sums[m], bias, x.sums[group * M + m]);
   }
