@@ -12,6 +12,7 @@
 #include "mlx/utils.h"
 #include "pool.h"
 #include "product.h"
+#include "room.h"
 
 namespace ingot {
 namespace mx = mlx::core;
@@ -110,34 +111,36 @@ void Attention::run(const float* q, const float* k, const float* v, int tokens, 
                     float* keys, float* values, int capacity, float* out) const {
   const int heads = how_.heads, kv_heads = how_.kv_heads, size = how_.size, taken = gated_ ? 2 * size : size;
   const size_t width = static_cast<size_t>(heads) * size, kv_width = static_cast<size_t>(kv_heads) * size;
-  std::vector<float> queries(tokens * width);
+  Room<float> queries(tokens * width);
   const auto table = rotation_ ? rotation_->table(spans, tokens) : nullptr;
-  int covered = 0;
-  for (const Span& span : spans) {
-    covered += span.count;
-    each_token(span.count, [&](int i) {
-      const int token = span.first + i;
-      float* own = &queries[token * width];
-      for (int head = 0; head < heads; head++)
-        std::memcpy(own + static_cast<size_t>(head) * size, q + (static_cast<size_t>(token) * heads + head) * taken, sizeof(float) * size);
-      if (q_norm_) normed(*q_norm_, own, heads, size);
-      static thread_local std::vector<float> scratch;
-      scratch.resize(std::max(scratch.size(), kv_width));
-      std::memcpy(scratch.data(), k + token * kv_width, sizeof(float) * kv_width);
-      if (k_norm_) normed(*k_norm_, scratch.data(), kv_heads, size);
-      if (table) {
-        for (int head = 0; head < heads; head++) rotation_->turn(own + static_cast<size_t>(head) * size, *table, token);
-        for (int head = 0; head < kv_heads; head++)
-          rotation_->turn(scratch.data() + static_cast<size_t>(head) * size, *table, token);
-      }
-      for (int head = 0; head < kv_heads; head++) {
-        const size_t to = ((static_cast<size_t>(span.slot) * kv_heads + head) * capacity + span.place + i) * size;
-        std::memcpy(keys + to, scratch.data() + static_cast<size_t>(head) * size, sizeof(float) * size);
-        std::memcpy(values + to, v + token * kv_width + static_cast<size_t>(head) * size, sizeof(float) * size);
-      }
-    });
-  }
-  if (covered < tokens) std::fill(out, out + tokens * width, 0.0f);
+  std::vector<const Span*> owners(tokens);
+  for (const Span& span : spans) std::fill_n(owners.begin() + span.first, span.count, &span);
+  each_token(tokens, [&](int token) {
+    const Span* span = owners[token];
+    if (span == nullptr) {
+      std::fill_n(out + token * width, width, 0.0f);
+      return;
+    }
+    float* own = queries.data() + token * width;
+    for (int head = 0; head < heads; head++)
+      std::memcpy(own + static_cast<size_t>(head) * size, q + (static_cast<size_t>(token) * heads + head) * taken, sizeof(float) * size);
+    if (q_norm_) normed(*q_norm_, own, heads, size);
+    static thread_local std::vector<float> scratch;
+    scratch.resize(std::max(scratch.size(), kv_width));
+    std::memcpy(scratch.data(), k + token * kv_width, sizeof(float) * kv_width);
+    if (k_norm_) normed(*k_norm_, scratch.data(), kv_heads, size);
+    if (table) {
+      for (int head = 0; head < heads; head++) rotation_->turn(own + static_cast<size_t>(head) * size, *table, token);
+      for (int head = 0; head < kv_heads; head++)
+        rotation_->turn(scratch.data() + static_cast<size_t>(head) * size, *table, token);
+    }
+    for (int head = 0; head < kv_heads; head++) {
+      const int place = span->place + token - span->first;
+      const size_t to = ((static_cast<size_t>(span->slot) * kv_heads + head) * capacity + place) * size;
+      std::memcpy(keys + to, scratch.data() + static_cast<size_t>(head) * size, sizeof(float) * size);
+      std::memcpy(values + to, v + token * kv_width + static_cast<size_t>(head) * size, sizeof(float) * size);
+    }
+  });
   attend(how_, spans, queries.data(), keys, values, capacity, out);
   if (!gated_) return;
   each_token(tokens, [&](int token) {

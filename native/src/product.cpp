@@ -62,6 +62,7 @@ class QuantisedRows {
   QuantisedRows(const float* x, int rows, int columns, int group)
       : group(group), values_(2 * static_cast<size_t>(rows) * columns), blocks_(static_cast<size_t>(rows) * columns / kBlock),
         scales_(2 * blocks_), sums_(static_cast<size_t>(rows) * columns / group), marks_(blocks_), columns_(columns) {
+    std::fill_n(marks_.data(), blocks_, 0);
     auto quantise = [&](int row) {
       const Lot lot = lot_of(row, rows);
       kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
@@ -82,10 +83,10 @@ class QuantisedRows {
   const int group;
 
  private:
-  std::vector<int8_t> values_;  // and the rests
+  Room<int8_t> values_;  // and the rests
   size_t blocks_;
-  std::vector<float> scales_, sums_;
-  std::vector<uint8_t> marks_;
+  Room<float> scales_, sums_;
+  Room<uint8_t> marks_;
   int columns_;
 };
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 namespace ingot {
 
@@ -13,8 +14,8 @@ class Room {
  public:
   Room() = default;
   explicit Room(size_t count) { at_least(count); }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
+  Room(Room&& other) noexcept : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
+  Room& operator=(Room&&) = delete;
   ~Room() { std::free(data_); }
 
   // Room for so many numbers; what was there is lost when it grows.

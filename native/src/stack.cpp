@@ -41,6 +41,7 @@ struct Stack::Work {
   int tokens;
   Room<float> q, attended, k, v;
   std::vector<Span> spans;
+  std::vector<const Piece*> owners;  // of each token; none of padding
   std::shared_ptr<const Rotation::Table> turns;
 };
 
@@ -67,20 +68,23 @@ void Stack::add(StackLayer layer) {
 
 void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const States& states) const {
   Work work(shape_, tokens);
-  for (const Piece& piece : pieces)
+  work.owners.resize(tokens);
+  for (const Piece& piece : pieces) {
     work.spans.push_back({piece.first, piece.count, piece.slot, piece.start, piece.start, 0});
+    std::fill_n(work.owners.begin() + piece.first, piece.count, &piece);
+  }
   work.turns = rotation_->table(work.spans, tokens);
   std::vector<const Matrix*> all;
   for (const StackLayer& layer : layers_)
     for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
       all.push_back(&w->matrix());
   if (const Wide* wide = wide_for(all, tokens))
-    run_wide(*wide, x, work, pieces, states);
+    run_wide(*wide, x, work, states);
   else
-    run_rows(x, work, pieces, states);
+    run_rows(x, work, states);
 }
 
-void Stack::run_rows(float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const {
+void Stack::run_rows(float* x, Work& work, const States& states) const {
   const int tokens = work.tokens, width = hidden(), inner = layers_[0].gate.matrix().rows;
   Room<float> normed(Work::size(tokens, width)), out(Work::size(tokens, width));
   Room<float> gate(Work::size(tokens, inner)), up(Work::size(tokens, inner));
@@ -94,7 +98,7 @@ void Stack::run_rows(float* x, Work& work, const std::vector<Piece>& pieces, con
     });
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}},
              normed.data(), tokens);
-    attend(layer, work, pieces, states.keys[index], states.values[index], states.capacity);
+    attend(layer, work, states.keys[index], states.values[index], states.capacity);
     multiply({{&layer.o.matrix(), out.data()}}, work.attended.data(), tokens);
     each_token(tokens, [&](int token) {
       use.add(row(x, token), row(out.data(), token), width);
@@ -111,7 +115,7 @@ void Stack::run_rows(float* x, Work& work, const std::vector<Piece>& pieces, con
 
 // What lies between two products is rounded where it is made, and what a product adds is added by it: with many rows,
 // going through memory once more takes as long as the products.
-void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const {
+void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states) const {
   const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
   Rounded normed(use, tokens, width), attended(use, tokens, attention), inner(use, tokens, layers_[0].gate.matrix().rows);
   auto norm = [&](const Vector& weight) {
@@ -126,7 +130,7 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<Pi
     const StackLayer& layer = layers_[index];
     norm(layer.attention_norm);
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
-    attend(layer, work, pieces, states.keys[index], states.values[index], states.capacity);
+    attend(layer, work, states.keys[index], states.values[index], states.capacity);
     Pool::shared().each(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
     multiply({{&layer.o.matrix(), x}}, attended, true);
     norm(layer.mlp_norm);
@@ -135,31 +139,30 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<Pi
   }
 }
 
-void Stack::attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
-                   int capacity) const {
+void Stack::attend(const StackLayer& layer, Work& work, float* keys, float* values, int capacity) const {
   const Floats& use = floats();
   const int dim = shape_.head_dim;
   const size_t q_width = Work::size(shape_.heads, dim), kv_width = Work::size(shape_.kv_heads, dim);
   auto place = [&](const Piece& piece, int head, int position) {
     return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * capacity + position) * dim;
   };
-  for (const Piece& piece : pieces)
-    each_token(piece.count, [&](int i) {
-      const int token = piece.first + i;
-      for (int head = 0; head < shape_.heads; head++) {
-        float* q = work.q.data() + token * q_width + Work::size(head, dim);
-        if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
-        rotation_->turn(q, *work.turns, token);
-      }
-      for (int head = 0; head < shape_.kv_heads; head++) {
-        float* k = work.k.data() + token * kv_width + Work::size(head, dim);
-        if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
-        rotation_->turn(k, *work.turns, token);
-        const size_t to = place(piece, head, piece.start + i);
-        std::memcpy(keys + to, k, sizeof(float) * dim);
-        std::memcpy(values + to, work.v.data() + token * kv_width + Work::size(head, dim), sizeof(float) * dim);
-      }
-    });
+  each_token(work.tokens, [&](int token) {
+    const Piece* piece = work.owners[token];
+    if (piece == nullptr) return;
+    for (int head = 0; head < shape_.heads; head++) {
+      float* q = work.q.data() + token * q_width + Work::size(head, dim);
+      if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
+      rotation_->turn(q, *work.turns, token);
+    }
+    for (int head = 0; head < shape_.kv_heads; head++) {
+      float* k = work.k.data() + token * kv_width + Work::size(head, dim);
+      if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
+      rotation_->turn(k, *work.turns, token);
+      const size_t to = place(*piece, head, piece->start + token - piece->first);
+      std::memcpy(keys + to, k, sizeof(float) * dim);
+      std::memcpy(values + to, work.v.data() + token * kv_width + Work::size(head, dim), sizeof(float) * dim);
+    }
+  });
   ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), keys, values, capacity,
                 work.attended.data());
 }

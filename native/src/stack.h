@@ -54,10 +54,9 @@ class Stack {
 
  private:
   struct Work;
-  void run_rows(float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const;
-  void run_wide(const Wide& use, float* x, Work& work, const std::vector<Piece>& pieces, const States& states) const;
-  void attend(const StackLayer& layer, Work& work, const std::vector<Piece>& pieces, float* keys, float* values,
-              int capacity) const;
+  void run_rows(float* x, Work& work, const States& states) const;
+  void run_wide(const Wide& use, float* x, Work& work, const States& states) const;
+  void attend(const StackLayer& layer, Work& work, float* keys, float* values, int capacity) const;
 
   StackShape shape_;
   std::shared_ptr<const Rotation> rotation_;
