@@ -150,6 +150,14 @@ def test_weights_that_do_not_fit_together_are_refused(change: dict[str, Any], me
         native.packed_weights(**asked)
 
 
+def test_weights_without_columns_are_refused() -> None:
+    quanta, scales, biases = (part[:, :0] for part in mx.quantize(mx.zeros((8, 128)), group_size=32, bits=4))
+    with pytest.raises(ValueError, match="columns"):
+        native.packed_weights(quanta, scales, biases, None, group_size=32, bits=4)
+    with pytest.raises(ValueError, match="columns"):
+        native.plain_weights(mx.zeros((8, 0)), None)
+
+
 def test_an_x_of_another_width_is_refused() -> None:
     weights, _ = packed(8, 128, 4, 32, 5)
     with pytest.raises(ValueError, match="width"):
