@@ -379,7 +379,8 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
 
 constexpr int kLanes = 8;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
-typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
+// Unsigned, as those of what is no number, or too small to be scaled, may add up to more than an integer holds.
+typedef uint32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
 inline Lanes lanes(const float* p) {
@@ -408,14 +409,14 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
   IntLanes sum{};
   for (int i = 0; i < kBlock; i += kLanes) {
     const Lanes shifted = lanes(x + i) * inverse + kMagic;
-    const IntLanes integers = std::bit_cast<IntLanes>(shifted) - std::bit_cast<int32_t>(kMagic);
+    const IntLanes integers = std::bit_cast<IntLanes>(shifted) - std::bit_cast<uint32_t>(kMagic);
     const ByteLanes bytes = __builtin_convertvector(integers, ByteLanes);
     std::memcpy(values + i, &bytes, sizeof(bytes));
     sum += integers;
   }
-  int32_t whole = 0;
+  uint32_t whole = 0;
   for (int l = 0; l < kLanes; l++) whole += sum[l];
-  return {largest / kLargest, whole};
+  return {largest / kLargest, static_cast<int32_t>(whole)};
 }
 
 #endif

@@ -84,6 +84,15 @@ def test_what_is_not_a_number_is_not_hidden() -> None:
         x[1, 77] = odd
         y = np.array(native.linear(x, weights))
         assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
+        x[1] = odd
+        y = np.array(native.linear(x, weights))
+        assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-37, 1e-40])
+def test_numbers_near_the_smallest_give_next_to_nothing(size: float) -> None:
+    weights, _ = packed(8, 128, 4, 32, 5)
+    assert np.abs(np.array(native.linear(mx.full((3, 128), size), weights))).max() < 1e-27
 
 
 @settings(max_examples=30)
