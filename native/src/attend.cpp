@@ -78,7 +78,8 @@ void attend(const Heads& how, const std::vector<Span>& spans, const float* q, co
     const Span& span = *task.span;
     const size_t from = (static_cast<size_t>(span.slot) * how.kv_heads + task.kv_head) * capacity * how.size;
     const size_t at = (span.first + task.first) * stride + static_cast<size_t>(task.kv_head) * group * how.size;
-    const Sight sight{how.size, how.scale, how.cap, span.window, (span.start - span.place) % kKeyBlock};
+    // A window that is wider than the states shows no more than they hold.
+    const Sight sight{how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kKeyBlock};
     const int seen = span.place + task.first + task.count;
     const float* sinks = how.sinks ? how.sinks + task.kv_head * group : nullptr;
     if (task.wide) {
@@ -188,9 +189,9 @@ class AttentionPrimitive : public mx::Primitive {
 void check_spans(const std::vector<Span>& spans, int tokens, const mx::Shape& states) {
   int end = 0;
   for (const Span& span : spans) {
-    require(span.first >= end && span.count > 0 && span.first + span.count <= tokens, "spans must follow one another");
+    require(span.first >= end && span.count > 0 && span.count <= tokens - span.first, "spans must follow one another");
     require(span.slot >= 0 && span.slot < states[0] && span.place >= 0 && span.start >= span.place &&
-                span.place + span.count <= states[2],
+                span.count <= states[2] - span.place && span.count <= kFarthest - span.start,
             "a span does not fit in the states");
     require(span.window >= 0, "a window is not negative");
     end = span.first + span.count;

@@ -40,10 +40,12 @@ inline float value(Half half) {
 // For each instruction set: `Sum` and `Ints` hold a number for each row of a tile, `Bytes` four quanta of each.
 // `product` multiplies a block of weights with a block of activations, `products` with those of some rows of a lot. At
 // most `kMostTogether` rows are multiplied at once: more would not fit in registers, fewer would wait for each other.
+// Loops over products are written out for `kWrittenOut` rows.
 #if defined(__ARM_FEATURE_DOTPROD)
 
 constexpr int kTile = 4;
 constexpr bool kSignedBytes = true;
+constexpr int kWrittenOut = kLot;
 using Sum = float32x4_t;
 using Ints = int32x4_t;
 using Bytes = int8x16_t;
@@ -136,6 +138,7 @@ struct Block {
 
 constexpr int kTile = 16;
 constexpr bool kSignedBytes = false;
+constexpr int kWrittenOut = kLot;
 using Sum = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
@@ -191,6 +194,7 @@ struct Block {
 
 constexpr int kTile = 8;
 constexpr bool kSignedBytes = true;
+constexpr int kWrittenOut = kLot;
 using Sum = __m256;
 using Ints = __m256i;
 using Bytes = __m256i;
@@ -253,6 +257,8 @@ struct Block {
 
 constexpr int kTile = 4;
 constexpr bool kSignedBytes = false;
+// A product here is a hundred instructions: written out for each row, it takes long to compile and gains nothing.
+constexpr int kWrittenOut = 1;
 struct Sum {
   float v[kTile];
 };
@@ -303,7 +309,7 @@ struct Block {
 
   template <int N>
   void products(const int8_t* x, Ints* sums) const {
-#pragma GCC unroll 4
+#pragma GCC unroll kWrittenOut
     for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
   }
 };
@@ -373,7 +379,8 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
 
 constexpr int kLanes = 8;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
-typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
+// Unsigned, as those of what is no number, or too small to be scaled, may add up to more than an integer holds.
+typedef uint32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
 inline Lanes lanes(const float* p) {
@@ -402,14 +409,14 @@ Rounded round_block(const float* x, float largest, int8_t* values) {
   IntLanes sum{};
   for (int i = 0; i < kBlock; i += kLanes) {
     const Lanes shifted = lanes(x + i) * inverse + kMagic;
-    const IntLanes integers = std::bit_cast<IntLanes>(shifted) - std::bit_cast<int32_t>(kMagic);
+    const IntLanes integers = std::bit_cast<IntLanes>(shifted) - std::bit_cast<uint32_t>(kMagic);
     const ByteLanes bytes = __builtin_convertvector(integers, ByteLanes);
     std::memcpy(values + i, &bytes, sizeof(bytes));
     sum += integers;
   }
-  int32_t whole = 0;
+  uint32_t whole = 0;
   for (int l = 0; l < kLanes; l++) whole += sum[l];
-  return {largest / kLargest, whole};
+  return {largest / kLargest, static_cast<int32_t>(whole)};
 }
 
 #endif
@@ -502,7 +509,7 @@ void tile(const PackedMatrix& w, Quantised x, int n, int last, float* y, size_t 
       const size_t at = static_cast<size_t>(block) * M;
       add_products<M>(weights, x.values + at * kBlock, x.scales + at, scale, sums);
       if (const uint8_t marks = x.marks[at]; marks != 0)
-#pragma GCC unroll 8
+#pragma GCC unroll kWrittenOut
         for (int m = 0; m < M; m++)
           if (marks >> m & 1)
             sums[m] = plus(sums[m], scaled(weights.product(x.rests + (at + m) * kBlock), scale), x.rest_scales[at + m]);

@@ -189,8 +189,9 @@ void check_pieces(const std::vector<Piece>& pieces, int tokens, int slots) {
   int end = 0;
   std::vector<int> seen;
   for (const Piece& piece : pieces) {
-    require(piece.first >= end && piece.count > 0 && piece.first + piece.count <= tokens, "pieces must follow one another");
-    require(piece.slot >= 0 && piece.slot < slots && piece.start >= 0, "a piece does not fit in the states");
+    require(piece.first >= end && piece.count > 0 && piece.count <= tokens - piece.first, "pieces must follow one another");
+    require(piece.slot >= 0 && piece.slot < slots && piece.start >= 0 && piece.count <= kFarthest - piece.start,
+            "a piece does not fit in the states");
     end = piece.first + piece.count;
     seen.push_back(piece.slot);
   }

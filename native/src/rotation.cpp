@@ -26,7 +26,8 @@ std::shared_ptr<const Rotation::Table> Rotation::table(const std::vector<Span>& 
   made->sines.resize(tokens * half);
   for (const Span& span : spans)
     Pool::shared().each(span.count, [&](int i) {
-      float *cosines = &made->cosines[(span.first + i) * half], *sines = &made->sines[(span.first + i) * half];
+      const size_t at = (span.first + i) * half;
+      float *cosines = made->cosines.data() + at, *sines = made->sines.data() + at;
       for (size_t d = 0; d < half; d++) {
         // In double: at far positions a float would not hold the angle's turns.
         const double angle = static_cast<double>(span.start + i) * angles_.data()[d];

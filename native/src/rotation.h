@@ -1,6 +1,7 @@
 // Rotary positions, with the angles of a launch computed once for all layers that turn by the same.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -16,6 +17,8 @@ namespace ingot {
 struct Span {
   int first, count, slot, start, place, window;
 };
+
+constexpr int kFarthest = std::numeric_limits<int>::max();  // no position is beyond it
 
 class Rotation {
  public:

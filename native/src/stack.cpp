@@ -223,8 +223,8 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
   const int tokens = static_cast<int>(x.size() / x.shape(-1));
   int end = 0;
   for (const Piece& piece : pieces) {
-    require(piece.first >= end && piece.count > 0 && piece.first + piece.count <= tokens, "pieces must follow one another");
-    require(piece.slot >= 0 && piece.slot < states[0] && piece.start >= 0 && piece.start + piece.count <= states[2],
+    require(piece.first >= end && piece.count > 0 && piece.count <= tokens - piece.first, "pieces must follow one another");
+    require(piece.slot >= 0 && piece.slot < states[0] && piece.start >= 0 && piece.count <= states[2] - piece.start,
             "a piece does not fit in the states");
     end = piece.first + piece.count;
   }

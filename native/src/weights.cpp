@@ -70,6 +70,7 @@ Weights Weights::plain(const mx::array& weight, const std::optional<mx::array>& 
 
 void Weights::take_bias(const std::optional<mx::array>& bias) {
   require(!matrices_.empty(), "there are no experts");
+  require(matrix().columns > 0, "weights must have columns");
   if (!bias) return;
   const size_t rows = matrix().rows;
   require(bias->size() == rows * matrices_.size(), "the bias must have a value for each row");

@@ -242,6 +242,17 @@ def test_a_long_prompt_is_right_to_its_end(one: bool, one_path: None) -> None:
     assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
 
 
+def test_a_window_wider_than_the_states_shows_all_of_them() -> None:
+    reference = Reference(heads=2, kv_heads=1, size=16)
+    (row,) = made_rows(reference, [100], 8)
+    q, k, v = (mx.array(x) for x in (row.q, row.k, row.v))
+    operation = reference.native()
+    whole, widest = (
+        operation(q, k, v, *states(reference, 1, 100), [(0, 100, 0, 0, 0, window)])[0] for window in (0, 2**31 - 1)
+    )
+    assert mx.array_equal(whole, widest).item()
+
+
 def test_states_are_written_in_place() -> None:
     operation = Reference(2, 1, 8).native()
     keys, values = mx.zeros((1, 1, 1 << 16, 8)), mx.zeros((1, 1, 1 << 16, 8))
@@ -265,6 +276,10 @@ def test_states_are_written_in_place() -> None:
         ([(0, 3, 0, 3, 4, 0)], "fit in the states"),
         ([(0, 4, 0, 0, 0, 0)], "follow one another"),
         ([(0, 3, 0, 0, 0, -1)], "not negative"),
+        ([(2**31 - 1, 1, 0, 0, 0, 0)], "follow one another"),
+        ([(1, 2**31 - 1, 0, 0, 0, 0)], "follow one another"),
+        ([(0, 1, 0, 2**31 - 1, 2**31 - 1, 0)], "fit in the states"),
+        ([(0, 3, 0, 2**31 - 1, 0, 0)], "fit in the states"),
     ],
 )
 def test_spans_that_do_not_fit_are_refused(spans: list[Any], message: str) -> None:

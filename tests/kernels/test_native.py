@@ -84,6 +84,15 @@ def test_what_is_not_a_number_is_not_hidden() -> None:
         x[1, 77] = odd
         y = np.array(native.linear(x, weights))
         assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
+        x[1] = odd
+        y = np.array(native.linear(x, weights))
+        assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-37, 1e-40])
+def test_numbers_near_the_smallest_give_next_to_nothing(size: float) -> None:
+    weights, _ = packed(8, 128, 4, 32, 5)
+    assert np.abs(np.array(native.linear(mx.full((3, 128), size), weights))).max() < 1e-27
 
 
 @settings(max_examples=30)
@@ -148,6 +157,14 @@ def test_weights_that_do_not_fit_together_are_refused(change: dict[str, Any], me
     asked = {"quanta": quanta, "scales": scales, "biases": biases, "bias": None, "group_size": 32, "bits": 4, **change}
     with pytest.raises(ValueError, match=message):
         native.packed_weights(**asked)
+
+
+def test_weights_without_columns_are_refused() -> None:
+    quanta, scales, biases = (part[:, :0] for part in mx.quantize(mx.zeros((8, 128)), group_size=32, bits=4))
+    with pytest.raises(ValueError, match="columns"):
+        native.packed_weights(quanta, scales, biases, None, group_size=32, bits=4)
+    with pytest.raises(ValueError, match="columns"):
+        native.plain_weights(mx.zeros((8, 0)), None)
 
 
 def test_an_x_of_another_width_is_refused() -> None:

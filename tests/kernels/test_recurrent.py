@@ -388,6 +388,9 @@ def test_inputs_need_not_lie_in_rows() -> None:
         ([(0, 4, 0, 0)], "follow one another"),
         ([(0, 2, 0, 0), (1, 1, 1, 2)], "follow one another"),
         ([(0, 2, 0, 0), (2, 1, 0, 2)], "only one piece"),
+        ([(2**31 - 1, 1, 0, 0)], "follow one another"),
+        ([(1, 2**31 - 1, 0, 0)], "follow one another"),
+        ([(0, 3, 0, 2**31 - 1)], "fit in the states"),
     ],
 )
 @pytest.mark.parametrize("kind", ["convolution", "delta", "scan"])

@@ -191,6 +191,9 @@ def test_states_are_written_in_place() -> None:
         ([(0, 3, 0, -1)], "fit in the states"),
         ([(0, 4, 0, 0)], "follow one another"),
         ([(0, 2, 0, 0), (1, 1, 0, 2)], "follow one another"),
+        ([(2**31 - 1, 1, 0, 0)], "follow one another"),
+        ([(1, 2**31 - 1, 0, 0)], "follow one another"),
+        ([(0, 1, 0, 2**31 - 1)], "fit in the states"),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(pieces: list[Any], message: str) -> None:
