@@ -10,7 +10,7 @@ Only the engine thread may call anything here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -46,11 +46,17 @@ class LayerState:
     @contextmanager
     def computing(self, launch: Launch) -> Iterator[None]:
         """While this is open, the state is the cache of one launch, which may be part of a mixed one."""
-        self.launch = launch
+        self.open(launch)
         try:
             yield
         finally:
-            self.launch = None
+            self.close()
+
+    def open(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def close(self) -> None:
+        self.launch = None
 
     @property
     def offset(self) -> Offset:
@@ -353,11 +359,9 @@ class RecurrentState(LayerState, ArraysCache):
 
     # What mlx-lm's models ask for.
 
-    @contextmanager
-    def computing(self, launch: Launch) -> Iterator[None]:
+    def open(self, launch: Launch) -> None:
         self._written = set()
-        with super().computing(launch):
-            yield
+        super().open(launch)
 
     def __getitem__(self, index: int) -> mx.array | None:
         launch, part = self.open_launch, self.cache[index]
@@ -399,12 +403,13 @@ class GroupState(LayerState):
     def whole(self) -> Mixed | None:
         return self.caches[0].whole
 
-    @contextmanager
-    def computing(self, launch: Launch) -> Iterator[None]:
-        with ExitStack() as stack:
-            for part in self.caches:
-                stack.enter_context(part.computing(launch))
-            yield
+    def open(self, launch: Launch) -> None:
+        for part in self.caches:
+            part.open(launch)
+
+    def close(self) -> None:
+        for part in self.caches:
+            part.close()
 
     def __getitem__(self, index: int) -> LayerState:
         return self.caches[index]

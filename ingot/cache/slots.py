@@ -7,7 +7,7 @@ states are the caches that mlx-lm's models call. Only the engine thread may call
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import mlx.core as mx
 
@@ -92,11 +92,15 @@ class Slots:
         seen by a real token. Raises nothing and changes no length if the forward pass fails.
         """
         opened = self._opened(first, rows, width, valid, offset)
-        with self._acquainted(), ExitStack() as stack:
+        try:
+            with self._acquainted():
+                for state in self.states:
+                    state.prepare(opened)
+                    state.open(opened)
+                yield self.layers
+        finally:
             for state in self.states:
-                state.prepare(opened)
-                stack.enter_context(state.computing(opened))
-            yield self.layers
+                state.close()
         self._advance(opened)
 
     @contextmanager

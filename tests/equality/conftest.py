@@ -1,17 +1,3 @@
-"""Equality holds to the last token where a token is computed in one way, however many are computed with it."""
+from tests.one_path import one_path
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels import native
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_path() -> Iterator[None]:
-    native.use_one_path()
-    yield
-    native.use_one_path(False)
+__all__ = ["one_path"]
