@@ -40,12 +40,10 @@ inline float value(Half half) {
 // For each instruction set: `Sum` and `Ints` hold a number for each row of a tile, `Bytes` four quanta of each.
 // `product` multiplies a block of weights with a block of activations, `products` with those of some rows of a lot. At
 // most `kMostTogether` rows are multiplied at once: more would not fit in registers, fewer would wait for each other.
-// Loops over products are written out for `kWrittenOut` rows.
 #if defined(__ARM_FEATURE_DOTPROD)
 
 constexpr int kTile = 4;
 constexpr bool kSignedBytes = true;
-constexpr int kWrittenOut = kLot;
 using Sum = float32x4_t;
 using Ints = int32x4_t;
 using Bytes = int8x16_t;
@@ -138,7 +136,6 @@ struct Block {
 
 constexpr int kTile = 16;
 constexpr bool kSignedBytes = false;
-constexpr int kWrittenOut = kLot;
 using Sum = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
@@ -194,7 +191,6 @@ struct Block {
 
 constexpr int kTile = 8;
 constexpr bool kSignedBytes = true;
-constexpr int kWrittenOut = kLot;
 using Sum = __m256;
 using Ints = __m256i;
 using Bytes = __m256i;
@@ -257,8 +253,6 @@ struct Block {
 
 constexpr int kTile = 4;
 constexpr bool kSignedBytes = false;
-// A product here is a hundred instructions: written out for each row, it takes long to compile and gains nothing.
-constexpr int kWrittenOut = 1;
 struct Sum {
   float v[kTile];
 };
@@ -309,7 +303,8 @@ struct Block {
 
   template <int N>
   void products(const int8_t* x, Ints* sums) const {
-#pragma GCC unroll kWrittenOut
+    // A product is a hundred instructions: written out for each row, they take long to compile and gain nothing.
+#pragma GCC unroll 1
     for (int n = 0; n < N; n++) sums[n] = product(x + kBlock * n);
   }
 };
@@ -509,7 +504,7 @@ void tile(const PackedMatrix& w, Quantised x, int n, int last, float* y, size_t 
       const size_t at = static_cast<size_t>(block) * M;
       add_products<M>(weights, x.values + at * kBlock, x.scales + at, scale, sums);
       if (const uint8_t marks = x.marks[at]; marks != 0)
-#pragma GCC unroll kWrittenOut
+#pragma GCC unroll 8
         for (int m = 0; m < M; m++)
           if (marks >> m & 1)
             sums[m] = plus(sums[m], scaled(weights.product(x.rests + (at + m) * kBlock), scale), x.rest_scales[at + m]);
