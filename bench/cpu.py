@@ -3,7 +3,8 @@
 python -m bench.cpu                                   prefill and decode of the default model
 python -m bench.cpu --shape qwen3-0.6b --rounds 5     of a random model of that shape
 python -m bench.cpu --streams 8,16                    also through HTTP, against llama-server with as many slots
-python -m bench.cpu --limits                          also what part of this machine's memory speed decoding uses
+python -m bench.cpu --limits                          also what part of this machine's speed is used
+python -m bench.cpu --stock                           also against mlx-lm as it comes, which takes minutes
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import gguf_models, llama_cpp, servers
+from bench import gguf_models, llama_cpp, servers, stock
 from bench.llama_cpp import Build
 from ingot.cli.bench_load import Plan, Target, prepare, run_level
 from ingot.config import DEFAULT_MODEL
@@ -193,7 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both (default: one for each core)")
     parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=())
     parser.add_argument("--quick", action="store_true", help="fewer figures, to see that it works")
-    parser.add_argument("--limits", action="store_true", help="compare decoding with this machine's memory speed")
+    parser.add_argument("--limits", action="store_true", help="compare with what memory and products can do here")
+    parser.add_argument("--stock", action="store_true", help="compare with mlx-lm as it comes")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
     os.environ["INGOT_THREADS"] = str(chosen.threads)
@@ -218,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{chosen.shape or DEFAULT_MODEL}, {chosen.threads} threads, tokens per second")
             print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
             _print_rows(found)
+            if chosen.stock:
+                _print_stock(folder, found)
             if chosen.streams:
                 served = through_http(build, weights, folder, chosen.streams, chosen.threads)
                 _print_rows(served)
@@ -233,6 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_rows(figures: Sequence[Figure]) -> None:
     for figure in figures:
         print(figure.row(), flush=True)
+
+
+def _print_stock(folder: Path, found: Sequence[Figure]) -> None:
+    theirs = stock.measured(folder)
+    for kind, subject in (("prefill", f"prefill {PROMPTS[0]}"), ("decode", f"decode at {DEPTHS[0]}")):
+        ours = statistics.median(next(figure for figure in found if figure.subject == subject).ours)
+        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {ours / theirs[kind]:.0f}x", flush=True)
 
 
 def _print_limits(model: Model, found: Sequence[Figure], threads: int) -> None:

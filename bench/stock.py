@@ -1,0 +1,50 @@
+"""mlx-lm as it comes, on CPUs, without ingot: `python -m bench.stock FOLDER`, a process of its own.
+
+It takes seconds a token, so few are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROMPT, OUTPUT = 16, 2
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """Tokens per second of prefill and of decode."""
+    command = [sys.executable, "-m", "bench.stock", str(folder)]
+    said = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "INGOT_KERNELS": "mlx"}
+    )
+    found: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
+    return found
+
+
+def _measure(folder: Path) -> dict[str, float]:
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+    cache = make_prompt_cache(model)
+    tokens = mx.random.randint(0, 1000, (1, PROMPT))
+    mx.eval(model.parameters(), tokens)
+    began = time.perf_counter()
+    mx.eval(model(tokens, cache=cache)[:, -1])
+    prompted = time.perf_counter()
+    for _ in range(OUTPUT):
+        mx.eval(model(tokens[:, :1], cache=cache))
+    ended = time.perf_counter()
+    return {"prefill": PROMPT / (prompted - began), "decode": OUTPUT / (ended - prompted)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser("bench.stock", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    print(json.dumps(_measure(parser.parse_args().folder)))
