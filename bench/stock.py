@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-PROMPT, OUTPUT = 16, 2
+PROMPT, OUTPUT = 128, 4
 
 
 def measured(folder: Path) -> dict[str, float]:

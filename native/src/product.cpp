@@ -37,6 +37,16 @@ void divide(const Product& product, int size, std::vector<Task>& tasks) {
     tasks.push_back({&product, first, std::min(first + size, product.w->rows)});
 }
 
+// In such an order that threads which take turns each go through a part of the weights of their own from its beginning to
+// its end, as what lies behind what a thread reads is fetched before it asks for it.
+std::vector<Task> in_turns(const std::vector<Task>& tasks, int threads) {
+  const size_t each = (tasks.size() + threads - 1) / threads;
+  std::vector<Task> ordered;
+  for (size_t turn = 0; turn < each; turn++)
+    for (size_t index = turn; index < tasks.size(); index += each) ordered.push_back(tasks[index]);
+  return ordered;
+}
+
 std::vector<Task> divided(const std::vector<Product>& products) {
   const int threads = Pool::shared().threads();
   int rows = 0;
@@ -47,7 +57,7 @@ std::vector<Task> divided(const std::vector<Product>& products) {
     const Matrix& w = *product.w;
     divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / w.row_bytes()))), tasks);
   }
-  return tasks;
+  return in_turns(tasks, threads);
 }
 
 void add_bias(const Task& task, int count) {
