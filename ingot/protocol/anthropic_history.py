@@ -133,7 +133,8 @@ def loaded_tools(messages: Iterable[Message]) -> set[str]:
 def forget_thinking(messages: list[ChatMessage], keep: int) -> list[str]:
     """Takes the thinking out of all but the newest `keep` turns that have any; gives back what it was, by turn.
 
-    A turn is what the assistant does between two messages of the user's, the results of tools aside.
+    A turn is what the assistant does between two messages of the user's, the results of tools aside. An empty thought
+    stays: where there is none, the thinking that the server remembers would come back.
     """
     turns: list[list[ChatMessage]] = [[]]
     for message in messages:
@@ -143,4 +144,8 @@ def forget_thinking(messages: list[ChatMessage], keep: int) -> list[str]:
             turns[-1].append(message)
     thoughtful = [turn for turn in turns if turn]
     forgotten = thoughtful[: len(thoughtful) - keep] if keep else thoughtful
-    return ["\n".join(message.pop("reasoning_content") for message in turn) for turn in forgotten]
+    thoughts = ["\n".join(message["reasoning_content"] for message in turn) for turn in forgotten]
+    for turn in forgotten:
+        for message in turn:
+            message["reasoning_content"] = ""
+    return thoughts

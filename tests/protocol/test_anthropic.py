@@ -13,7 +13,9 @@ from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.answers import Job
 from ingot.protocol.anthropic import MessagesBody, PromptBody, count_tokens, read_messages
 from ingot.protocol.anthropic_answers import MessageStreamed, MessageWhole
+from ingot.protocol.anthropic_history import forget_thinking
 from ingot.protocol.served import Served
+from ingot.text.canonical import reasoning_of
 from tests import scripted
 from tests.http.scripted import settings
 
@@ -254,6 +256,12 @@ def test_old_thinking_is_cleared_where_it_is_asked_for_and_told() -> None:
     assert isinstance(view, MessageWhole) and view.telling.edits is not None
     [applied] = view.telling.edits.applied_edits
     assert (applied.cleared_thinking_turns, applied.cleared_input_tokens) == (1, len("First."))
+
+
+def test_cleared_thinking_is_said_to_be_none_so_that_no_memory_brings_it_back() -> None:
+    messages: list[Any] = [{"role": "user", "content": "?"}, {"role": "assistant", "reasoning_content": "First."}]
+    assert forget_thinking(messages, keep=0) == ["First."]
+    assert reasoning_of(messages[1]) == ""
 
 
 def test_all_thinking_is_kept_where_that_is_asked_for() -> None:
