@@ -89,10 +89,10 @@ def ready_url(said: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would set ingot up differently; the number of threads holds for all."""
+    """This process's, without what would set ingot up differently; threads and instruction set hold for all."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_")}
-    threads = {name: value for name, value in os.environ.items() if name in ("INGOT_THREADS", "INGOT_ISA")}
-    return kept | threads | {"INGOT_CONFIG": os.devnull}
+    machine = {name: value for name, value in os.environ.items() if name in ("INGOT_THREADS", "INGOT_ISA")}
+    return kept | machine | {"INGOT_CONFIG": os.devnull}
 
 
 @contextmanager
