@@ -18,10 +18,9 @@ namespace ingot {
 namespace mx = mlx::core;
 namespace {
 
-constexpr int kTileRows = 96;  // queries times heads that share keys, of one task
+constexpr int kTileRows = 96;   // queries times heads that share keys, of one task
 constexpr int kWideRows = 192;  // the same, where there are so many that all are taken at once
 constexpr int kMany = 48;       // from which on they are
-constexpr int kSerial = 4;     // fewer tokens than this are not worth sharing out
 
 // Some queries of the heads that share keys.
 struct Task {
@@ -56,14 +55,6 @@ void normed(const HeadNorm& norm, float* x, int heads, int size) {
     else
       use.rms_norm(own, weight, norm.eps, length, own);
   }
-}
-
-template <class Body>
-void each_token(int tokens, const Body& body) {
-  if (tokens < kSerial)
-    for (int token = 0; token < tokens; token++) body(token);
-  else
-    Pool::shared().each(tokens, body);
 }
 
 }  // namespace

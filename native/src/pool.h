@@ -42,4 +42,14 @@ class Pool {
   alignas(64) std::atomic<int> asleep_{0};
 };
 
+// Calls body(token) for each token of a launch; few are not worth sharing out.
+template <class Body>
+void each_token(int tokens, const Body& body) {
+  constexpr int kSerial = 4;
+  if (tokens < kSerial)
+    for (int token = 0; token < tokens; token++) body(token);
+  else
+    Pool::shared().each(tokens, body);
+}
+
 }  // namespace ingot

@@ -16,19 +16,6 @@
 
 namespace ingot {
 namespace mx = mlx::core;
-namespace {
-
-constexpr int kSerial = 4;        // fewer tokens than this are not worth sharing out
-
-template <class Body>
-void each_token(int tokens, const Body& body) {
-  if (tokens < kSerial)
-    for (int token = 0; token < tokens; token++) body(token);
-  else
-    Pool::shared().each(tokens, body);
-}
-
-}  // namespace
 
 // What one layer leaves for the next step; made once for all layers.
 struct Stack::Work {
