@@ -198,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stock", action="store_true", help="compare with mlx-lm as it comes")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
+    if chosen.tokenizer and not chosen.shape:
+        parser.error("--tokenizer is for random models: name a --shape too")
     os.environ["INGOT_THREADS"] = str(chosen.threads)
     progress = TerminalProgress()
     try:

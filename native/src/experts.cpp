@@ -99,7 +99,7 @@ struct Gated : GatedExperts {
     const int inner = gate->matrix().rows;
     const auto gates = room(count, inner), ups = room(count, inner);
     multiply_one_path({{&gate->matrices()[expert], gates.get()}, {&up->matrices()[expert], ups.get()}}, x, count);
-    Pool::shared().each(count, [&](int row) {
+    each_token(count, [&](int row) {
       activate(&gates[static_cast<size_t>(row) * inner], &ups[static_cast<size_t>(row) * inner], inner);
     });
     multiply_one_path({{&down->matrices()[expert], y}}, gates.get(), count);

@@ -8,7 +8,6 @@
 namespace ingot {
 namespace {
 
-constexpr int kTurns = 32;    // that a thread takes at most if all get the same: each is paid for by the others too
 constexpr int kLooks = 2000;  // how often a helper looks for the next loop before it sleeps
 
 int wanted_threads() {
@@ -73,7 +72,7 @@ void Pool::help() {
   }
 }
 
-void Pool::run(int count, Call call, const void* context) {
+void Pool::run(int count, int step, Call call, const void* context) {
   if (count <= 1 || helpers_.empty() || busy_.test_and_set(std::memory_order_acquire)) {
     for (int i = 0; i < count; i++) call(context, i);
     return;
@@ -81,7 +80,7 @@ void Pool::run(int count, Call call, const void* context) {
   call_ = call;
   context_ = context;
   count_ = count;
-  step_ = std::max(1, count / (threads() * kTurns));
+  step_ = step;
   next_.store(0);
   loop_.fetch_add(1);
   if (asleep_.load() > 0) loop_.notify_all();

@@ -3,6 +3,7 @@
 // waking them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -14,11 +15,11 @@ class Pool {
  public:
   static Pool& shared();
 
-  // Calls body(i) for every i in [0, count), on several threads. Loops of two threads at once are run one after the
+  // Calls body(i) for every i in [0, count), on several threads, of which each takes `step` at a time. Loops of two threads at once are run one after the
   // other: the second caller does its own alone.
   template <class Body>
-  void each(int count, const Body& body) {
-    run(count, [](const void* context, int index) { (*static_cast<const Body*>(context))(index); }, &body);
+  void each(int count, const Body& body, int step = 1) {
+    run(count, step, [](const void* context, int index) { (*static_cast<const Body*>(context))(index); }, &body);
   }
 
   int threads() const { return static_cast<int>(helpers_.size()) + 1; }
@@ -27,7 +28,7 @@ class Pool {
   using Call = void (*)(const void*, int);
 
   explicit Pool(int threads);
-  void run(int count, Call call, const void* context);
+  void run(int count, int step, Call call, const void* context);
   void help();
   void work();
 
@@ -42,14 +43,16 @@ class Pool {
   alignas(64) std::atomic<int> asleep_{0};
 };
 
-// Calls body(token) for each token of a launch; few are not worth sharing out.
+// Calls body(token) for each token of a launch, which is little work: few are not worth sharing out, and of many a thread
+// takes several at a time, as the others pay for each of its turns.
 template <class Body>
 void each_token(int tokens, const Body& body) {
-  constexpr int kSerial = 4;
+  constexpr int kSerial = 4, kTurns = 32;
+  Pool& pool = Pool::shared();
   if (tokens < kSerial)
     for (int token = 0; token < tokens; token++) body(token);
   else
-    Pool::shared().each(tokens, body);
+    pool.each(tokens, body, std::max(1, tokens / (pool.threads() * kTurns)));
 }
 
 }  // namespace ingot

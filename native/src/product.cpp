@@ -78,10 +78,7 @@ class QuantisedRows {
       kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
                          at(lot.first));
     };
-    if (rows < 4)
-      for (int row = 0; row < rows; row++) quantise(row);
-    else
-      Pool::shared().each(rows, quantise);
+    each_token(rows, quantise);
   }
 
   Quantised at(int first) {  // where a lot begins
@@ -178,10 +175,7 @@ Rounded::Rounded(const Wide& use, int count, int columns)
   std::fill(values_.data() + whole, values_.data() + wide_size(count, columns), 0);
 }
 
-const Wide* wide_for(const std::vector<const Matrix*>& weights, int count) {
-  if (!may_go_wide() || count <= kMany) return nullptr;
-  return std::all_of(weights.begin(), weights.end(), [](const Matrix* w) { return w->is_packed(); }) ? wide() : nullptr;
-}
+const Wide* wide_for(int count) { return may_go_wide() && count > kMany ? wide() : nullptr; }
 
 namespace {
 
@@ -227,11 +221,11 @@ namespace {
 void multiply_wide(const std::vector<Product>& products, const float* x, int count, const Wide& use) {
   const int columns = products[0].w->columns;
   Rounded rounded(use, count, columns);
-  Pool::shared().each(count, [&](int row) { rounded.put(row, x + static_cast<size_t>(row) * columns); });
+  each_token(count, [&](int row) { rounded.put(row, x + static_cast<size_t>(row) * columns); });
   multiply(products, rounded);
 }
 
-// What may be used for many rows; null where nothing else is than for few.
+// What may be used for so many rows; null where nothing else is than for few.
 struct Paths {
   Sgemm sgemm;
   const Wide* wide;
@@ -240,7 +234,7 @@ struct Paths {
 void multiply_with(const std::vector<Product>& products, const float* x, int count, Paths paths) {
   std::vector<Product> packed, plain;
   for (const Product& product : products) (product.w->is_packed() ? packed : plain).push_back(product);
-  if (!packed.empty() && count > kMany && paths.wide != nullptr)
+  if (!packed.empty() && paths.wide != nullptr)
     multiply_wide(packed, x, count, *paths.wide);
   else if (!packed.empty())
     in_parts(packed, x, count, kRowsAtOnce, multiply_packed);
@@ -254,7 +248,7 @@ void multiply_with(const std::vector<Product>& products, const float* x, int cou
 }  // namespace
 
 void multiply(const std::vector<Product>& products, const float* x, int count) {
-  multiply_with(products, x, count, one_path ? Paths{} : Paths{blas.load(), wide()});
+  multiply_with(products, x, count, one_path ? Paths{} : Paths{blas.load(), wide_for(count)});
 }
 
 void multiply_one_path(const std::vector<Product>& products, const float* x, int count) {

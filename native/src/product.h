@@ -52,8 +52,8 @@ class Rounded {
   Room<uint16_t> values_;
 };
 
-// What multiplies so many rows with all of these weights at once; null where one row after another is better, or must be.
-const Wide* wide_for(const std::vector<const Matrix*>& weights, int count);
+// What multiplies so many rows with packed weights at once; null where one row after another is better, or must be.
+const Wide* wide_for(int count);
 
 // y = x times the transpose of w, or added to it.
 void multiply(const std::vector<Product>& products, const Rounded& x, bool adds = false);

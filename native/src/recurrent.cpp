@@ -232,7 +232,7 @@ void Scan::run(const float* x, int tokens, const std::vector<Piece>& pieces, flo
     run(x, piece, index % shape_.heads, tails, mixed.data(), tokens, states + piece.slot * state_size, y);
   });
   for (const Piece& piece : pieces)
-    Pool::shared().each(piece.count, [&](int i) {
+    each_token(piece.count, [&](int i) {
       const int token = piece.first + i;
       gate(x + size(token, width()), y + size(token, inner()));
     });

@@ -25,7 +25,7 @@ std::shared_ptr<const Rotation::Table> Rotation::table(const std::vector<Span>& 
   made->cosines.resize(tokens * half);
   made->sines.resize(tokens * half);
   for (const Span& span : spans)
-    Pool::shared().each(span.count, [&](int i) {
+    each_token(span.count, [&](int i) {
       const size_t at = (span.first + i) * half;
       float *cosines = made->cosines.data() + at, *sines = made->sines.data() + at;
       for (size_t d = 0; d < half; d++) {

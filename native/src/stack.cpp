@@ -50,6 +50,8 @@ void Stack::add(StackLayer layer) {
           "the matrices of a layer do not fit together");
   require(layers_.empty() || (hidden == this->hidden() && inner == layers_[0].gate.matrix().rows),
           "the layers do not fit together");
+  for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+    packed_ = packed_ && w->matrix().is_packed();
   layers_.push_back(std::move(layer));
 }
 
@@ -61,11 +63,7 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const St
     std::fill_n(work.owners.begin() + piece.first, piece.count, &piece);
   }
   work.turns = rotation_->table(work.spans, tokens);
-  std::vector<const Matrix*> all;
-  for (const StackLayer& layer : layers_)
-    for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-      all.push_back(&w->matrix());
-  if (const Wide* wide = wide_for(all, tokens))
+  if (const Wide* wide = packed_ ? wide_for(tokens) : nullptr)
     run_wide(*wide, x, work, states);
   else
     run_rows(x, work, states);
@@ -106,7 +104,7 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states
   const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
   Rounded normed(use, tokens, width), attended(use, tokens, attention), inner(use, tokens, layers_[0].gate.matrix().rows);
   auto norm = [&](const Vector& weight) {
-    Pool::shared().each(tokens, [&](int token) {
+    each_token(tokens, [&](int token) {
       static thread_local Room<float> room;
       float* row = room.at_least(width);
       floats().rms_norm(x + Work::size(token, width), weight.data(), shape_.eps, width, row);
@@ -118,7 +116,7 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states
     norm(layer.attention_norm);
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
     attend(layer, work, states.keys[index], states.values[index], states.capacity);
-    Pool::shared().each(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
+    each_token(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
     multiply({{&layer.o.matrix(), x}}, attended, true);
     norm(layer.mlp_norm);
     multiply_gated(layer.gate.matrix(), layer.up.matrix(), normed, inner);

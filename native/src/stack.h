@@ -61,6 +61,7 @@ class Stack {
   StackShape shape_;
   std::shared_ptr<const Rotation> rotation_;
   std::vector<StackLayer> layers_;
+  bool packed_ = true;  // all matrices are
 };
 
 // The operation: x [..., hidden] through the layers. Gives the result and the states, which are the ones given, in the
