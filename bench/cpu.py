@@ -241,22 +241,23 @@ def _print_rows(figures: Sequence[Figure]) -> None:
         print(figure.row(), flush=True)
 
 
+def _speed(found: Sequence[Figure], subject: str) -> float:
+    return statistics.median(next(figure for figure in found if figure.subject == subject).ours)
+
+
 def _print_stock(folder: Path, found: Sequence[Figure]) -> None:
     theirs = stock.measured(folder)
     for kind, subject in (("prefill", f"prefill {PROMPTS[0]}"), ("decode", f"decode at {DEPTHS[0]}")):
-        ours = statistics.median(next(figure for figure in found if figure.subject == subject).ours)
-        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {ours / theirs[kind]:.0f}x", flush=True)
+        ratio = _speed(found, subject) / theirs[kind]
+        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {ratio:.0f}x", flush=True)
 
 
 def _print_limits(model: Model, found: Sequence[Figure], threads: int) -> None:
-    def speed(subject: str) -> float:
-        return statistics.median(next(figure for figure in found if figure.subject == subject).ours)
-
-    read, used = memory_speed(threads), model.adapter.weight_bytes * speed(f"decode at {DEPTHS[0]}")
+    read, used = memory_speed(threads), model.adapter.weight_bytes * _speed(found, f"decode at {DEPTHS[0]}")
     print(
         f"\nreading memory: {read / 1e9:.1f} GB/s; decoding reads {used / 1e9:.1f} GB/s of weights: {used / read:.0%}"
     )
-    most, done = product_speed(), model.products_per_token() * speed(f"prefill {PROMPTS[0]}")
+    most, done = product_speed(), model.products_per_token() * _speed(found, f"prefill {PROMPTS[0]}")
     print(
         f"one large product: {most / 1e9:.0f} G multiply-adds/s; those of prefill: {done / 1e9:.0f}: {done / most:.0%}"
     )

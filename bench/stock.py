@@ -1,6 +1,6 @@
 """mlx-lm as it comes, on CPUs, without ingot: `python -m bench.stock FOLDER`, a process of its own.
 
-It takes seconds a token, so few are measured.
+It is slow, so few tokens are measured.
 """
 
 from __future__ import annotations
