@@ -110,6 +110,8 @@ async def _respond(
     try:
         await script.gathered.wait()
         await _stream(script, answer, path, reader, writer)
+    except ConnectionError:  # a client that leaves with bytes unread resets the connection
+        script.left.set()
     finally:
         script.at_once -= 1
 
