@@ -185,8 +185,7 @@ inline Part totals(const Part* four) {
 template <int R, int K>
 inline void few_scores(const float* q, const float* k, int dim, float* out) {
   Part parts[R][K] = {};
-  int d = 0;
-  for (; d + kParts <= dim; d += kParts) {
+  for (int d = 0; d < dim; d += kParts) {
     Part keys[K];
 #pragma GCC unroll 8
     for (int b = 0; b < K; b++) keys[b] = loaded<Part>(k + static_cast<size_t>(b) * dim + d);
@@ -197,9 +196,6 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
       for (int b = 0; b < K; b++) parts[a][b] = fused(row, keys[b], parts[a][b]);
     }
   }
-  for (int p = 0; d < dim; d++, p++)
-    for (int a = 0; a < R; a++)
-      for (int b = 0; b < K; b++) parts[a][b][p] = fused(q[static_cast<size_t>(a) * dim + d], k[static_cast<size_t>(b) * dim + d], parts[a][b][p]);
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++) {
     float* to = out + static_cast<size_t>(a) * kKeyBlock;
@@ -211,19 +207,47 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
   }
 }
 
+// The same of one row with one key, where dims do not come in fours.
+inline float odd_score(const float* q, const float* k, int dim) {
+  float parts[kParts] = {};
+  for (int d = 0; d < dim; d++) parts[d % kParts] = fused(q[d], k[d], parts[d % kParts]);
+  return ((parts[0] + parts[1]) + parts[2]) + parts[3];
+}
+
+// Asks for floats that are read soon.
+inline void ask_for(const float* from, size_t count) {
+  constexpr size_t kLine = 16;
+  for (size_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
+}
+
+// With few rows, keys and values are waited for: keys are asked for that many floats ahead, and the values of a key when
+// it is scored.
+constexpr int kAhead = 1024;
+
 template <int R>
-void scored(const float* q, const float* k, int lo, int hi, int dim, float* scores) {
+void scored(const float* q, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
   constexpr int K = R == 1 ? 8 : 4;
   int j = lo;
-  for (; j + K <= hi; j += K) few_scores<R, K>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
+  for (; j + K <= hi; j += K) {
+    const ptrdiff_t at = static_cast<ptrdiff_t>(j) * dim;
+    ask_for(k + at + kAhead, static_cast<size_t>(K) * dim);
+    ask_for(v + at, static_cast<size_t>(K) * dim);
+    few_scores<R, K>(q, k + at, dim, scores + j);
+  }
   for (; j < hi; j++) few_scores<R, 1>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
 }
 
-void scored_apart(const float* q, int rows, const float* k, int lo, int hi, int dim, float* scores) {
+void scored_apart(const float* q, int rows, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
+  if (dim % kParts != 0) {
+    for (int row = 0; row < rows; row++)
+      for (int j = lo; j < hi; j++)
+        scores[static_cast<size_t>(row) * kKeyBlock + j] = odd_score(q + static_cast<size_t>(row) * dim, k + static_cast<ptrdiff_t>(j) * dim, dim);
+    return;
+  }
   int row = 0;
   auto next = [&](auto count) {
     constexpr int R = decltype(count)::value;
-    scored<R>(q + static_cast<size_t>(row) * dim, k, lo, hi, dim, scores + static_cast<size_t>(row) * kKeyBlock);
+    scored<R>(q + static_cast<size_t>(row) * dim, k, v, lo, hi, dim, scores + static_cast<size_t>(row) * kKeyBlock);
     row += R;
   };
   while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
@@ -409,7 +433,7 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
     if (packed)
       scored_together(tile.q, rows, block, lo, hi, dim, tile.panel, tile.scores);
     else
-      scored_apart(tile.q, rows, block, lo, hi, dim, tile.scores);
+      scored_apart(tile.q, rows, block, values, lo, hi, dim, tile.scores);
     auto sees = [&](int row) {
       const int end = keys - queries + row / group + 1 - base;
       return std::make_pair(how.window > 0 ? std::max(lo, end - how.window) : lo, std::min(hi, end));

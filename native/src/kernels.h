@@ -28,17 +28,18 @@ struct PackedMatrix {
   int blocks() const { return columns / kBlock; }
 };
 
-// Activations as integers of 8 bits, value = scale * integer + rest_scale * rest. One that is far larger than its block
-// would leave the others few bits: what rounding took from such a block is the rest; others have none. Rows that are
-// multiplied together are a lot: for each block of columns, a lot has that of one row after another. Of `count` rows,
-// as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
+// Activations as integers of 8 bits, value = scale * (integer + kRest * rest). One that is far larger than the others of its
+// block would leave them few bits: it has a rest, for which there are 8 bits more, and most others have none. Rows that are
+// multiplied together are a lot: for each block of columns, and in it for four columns at a time, a step, a lot has those
+// of one row after another. Of `count` rows, as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
 struct Quantised {
   int8_t *values, *rests;
-  float *scales, *rest_scales;  // one a block
-  float* sums;                  // of the rounded activations that meet one group of weights
-  uint8_t* marks;               // one a block of a lot, at its first row: which rows have a rest there, a bit each
+  float* scales;   // one a block
+  float* sums;     // of the rounded activations that meet one group of weights
+  uint8_t* marks;  // one a block of a lot, at its first row: the steps in which a row has a rest, a bit each
 };
 
+constexpr int kRestBits = 3, kRest = 1 << kRestBits;
 constexpr int kLot = 8;
 
 struct Lot {
@@ -61,7 +62,8 @@ struct Kernels {
   // Whether bytes are signed, as some instructions want them: quanta of 8 bits are then stored with 128 taken off, and
   // the products make up for it.
   bool signed_bytes;
-  // One row, which is the `place`th of a lot of that size; `out` is where the lot begins. Marks must have been cleared.
+  // One row, which is the `place`th of a lot of that size; `out` is where the lot begins. Marks and rests must have been
+  // cleared.
   void (*quantise)(const float* x, int columns, int group, int lot, int place, Quantised out);
   // y[m * stride + n] for n in [first, last) and all m in [0, count); `first` is where a tile begins. x holds `count`
   // quantised rows, one lot after another.

@@ -71,8 +71,9 @@ class QuantisedRows {
  public:
   QuantisedRows(const float* x, int rows, int columns, int group)
       : group(group), values_(2 * static_cast<size_t>(rows) * columns), blocks_(static_cast<size_t>(rows) * columns / kBlock),
-        scales_(2 * blocks_), sums_(static_cast<size_t>(rows) * columns / group), marks_(blocks_), columns_(columns) {
+        scales_(blocks_), sums_(static_cast<size_t>(rows) * columns / group), marks_(blocks_), columns_(columns) {
     std::fill_n(marks_.data(), blocks_, 0);
+    std::fill_n(values_.data() + blocks_ * kBlock, blocks_ * kBlock, 0);
     auto quantise = [&](int row) {
       const Lot lot = lot_of(row, rows);
       kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
@@ -84,7 +85,7 @@ class QuantisedRows {
   Quantised at(int first) {  // where a lot begins
     const size_t begin = static_cast<size_t>(first) * columns_, block = begin / kBlock;
     return {values_.data() + begin, values_.data() + blocks_ * kBlock + begin, scales_.data() + block,
-            scales_.data() + blocks_ + block, sums_.data() + begin / group, marks_.data() + block};
+            sums_.data() + begin / group, marks_.data() + block};
   }
 
   const int group;

@@ -25,10 +25,14 @@ pytestmark = pytest.mark.skipif(not native.available() and not EXPECTED, reason=
 BOUND = 2e-6
 
 
-def packed(rows: int, columns: int, bits: int, group: int, seed: int) -> tuple[Any, np.ndarray]:
-    """Random weights as the kernels take them, and in float64."""
+def packed(
+    rows: int, columns: int, bits: int, group: int, seed: int, *, halves: bool = False
+) -> tuple[Any, np.ndarray]:
+    """Random weights as the kernels take them, and in float64. Scales of 16 bits are kept in 16 bits."""
     weights = mx.random.normal((rows, columns), key=mx.random.key(seed))
     quanta, scales, biases = mx.quantize(weights, group_size=group, bits=bits)
+    if halves:
+        scales, biases = scales.astype(mx.float16), biases.astype(mx.float16)
     return native.packed_weights(quanta, scales, biases, None, group, bits), exact(quanta, scales, biases, group, bits)
 
 
@@ -40,22 +44,31 @@ def exact(quanta: mx.array, scales: mx.array, biases: mx.array, group: int, bits
     return values * wide(scales) + wide(biases)
 
 
+def activations(count: int, columns: int, seed: int, outlier: float) -> mx.array:
+    """Random rows, in each of which some numbers are that many times as large."""
+    x = np.array(mx.random.normal((count, columns), key=mx.random.key(seed)))
+    large = np.random.default_rng(seed).random(x.shape) < 2 / columns
+    return mx.array(np.where(large, outlier * x, x))
+
+
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 70),
     width=st.integers(1, 5),
-    count=st.sampled_from([1, 2, 3, 4, 5, 16, 17, 40, 300]),
+    count=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 17, 40, 300]),
     bits=st.sampled_from(native.BITS),
     group=st.sampled_from(native.GROUPS),
+    halves=st.booleans(),
     seed=st.integers(0, 1000),
     spread=st.sampled_from([1e-6, 1.0, 1e4]),
+    outlier=st.sampled_from([1.0, 10.0, 1000.0]),
 )
 def test_products_are_right_for_any_shape(
-    rows: int, width: int, count: int, bits: int, group: int, seed: int, spread: float
+    rows: int, width: int, count: int, bits: int, group: int, halves: bool, seed: int, spread: float, outlier: float
 ) -> None:
     columns = width * 128
-    weights, values = packed(rows, columns, bits, group, seed)
-    x = spread * mx.random.normal((count, columns), key=mx.random.key(seed + 1))
+    weights, values = packed(rows, columns, bits, group, seed, halves=halves)
+    x = spread * activations(count, columns, seed + 1, outlier)
     y = native.linear(x, weights)
     wide = np.array(x, dtype=np.float64)
     assert y.shape == (count, rows) and y.dtype == mx.float32
@@ -75,6 +88,31 @@ def test_products_are_as_exact_as_8_bits_allow() -> None:
     exact = np.array(x, dtype=np.float64) @ values.T
     error = np.linalg.norm(np.array(native.linear(x, weights)) - exact) / np.linalg.norm(exact)
     assert error < 6e-3
+
+
+@pytest.mark.usefixtures("one_path")
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_one_large_number_takes_no_bits_from_the_others(bits: int, count: int) -> None:
+    weights, values = packed(40, 512, bits, 32, 7, halves=True)
+    x = np.array(mx.random.normal((count, 512), key=mx.random.key(8)))
+    x[:, 100] = 25.0
+    exact = x.astype(np.float64) @ values.T
+    error = np.linalg.norm(np.array(native.linear(mx.array(x), weights)) - exact) / np.linalg.norm(exact)
+    alone = np.where(np.arange(512) == 100, 0, x)
+    exact = alone.astype(np.float64) @ values.T
+    usual = np.linalg.norm(np.array(native.linear(mx.array(alone), weights)) - exact) / np.linalg.norm(exact)
+    assert error < 1.3 * usual
+
+
+@pytest.mark.usefixtures("one_path")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_block_of_large_numbers_is_rounded_like_any_other(bits: int) -> None:
+    weights, values = packed(9, 1024, bits, 32, 7, halves=True)
+    x = np.zeros((8, 1024), np.float32)
+    x[:, 64:96] = 1e3
+    x[:, 64:96:3] *= -1
+    assert np.all(np.abs(np.array(native.linear(mx.array(x), weights)) - x @ values.T) <= allowed(x, values))
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
@@ -127,9 +165,11 @@ def test_leading_axes_and_any_strides_are_kept() -> None:
 
 @pytest.mark.usefixtures("one_path")
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_depends_neither_on_which_rows_are_beside_it_nor_on_how_many(bits: int) -> None:
-    weights, _ = packed(50, 256, bits, 64, 3)
-    x = mx.random.normal((300, 256), key=mx.random.key(4))
+@pytest.mark.parametrize("group", native.GROUPS)
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_row_depends_neither_on_which_rows_are_beside_it_nor_on_how_many(bits: int, group: int, halves: bool) -> None:
+    weights, _ = packed(50, 384, bits, group, 3, halves=halves)
+    x = activations(300, 384, 4, 20.0)
     together = native.linear(x, weights)
     assert mx.array_equal(together, native.linear(x[::-1], weights)[::-1]).item()
     for count in (1, 2, 3, 7):
@@ -188,6 +228,6 @@ def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
     if os.environ.get("INGOT_ISA"):
         pytest.skip("already running with another instruction set")
     environment = {**os.environ, "INGOT_ISA": isa}
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "right_for_any_shape", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "right_for_any_shape or large_number", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
