@@ -79,104 +79,149 @@ struct Block {
   }
 };
 
-// Main sums of a tile and eight rows: sums[4 * row + i]. Written out, since the order decides how long it takes: what a step
-// needs is loaded and unpacked during the step before, all eight rows are summed in turn so that none waits for itself,
-// and nothing goes through memory. The scales must be halves, as then taking off the start is exact: scale * (start +
-// sum) - scale * start in one step is scale * sum, rounded once.
+// Sums of a tile with eight or four rows: sums[4 * row + i]. Written out, since the order decides how long it takes: what a
+// step needs is loaded and unpacked during the step before, all rows are summed in turn so that none waits for itself, what
+// is done in floats comes at the end of a block, and nothing goes through memory. The scales must be halves, as then
+// taking off the start is exact: scale * (start + sum) - scale * start in one step is scale * sum, rounded once.
 //
-// v0-v7 sums, v8 scales, v9 and v10 what is scaled, v11 and v12 the rows' scales, v14 minus the start, v15 the low halves
-// of bytes, v16-v19 weights of four steps, v20-v23 activations of two, v24-v31 the sums of a block.
-#define INGOT_STEP(w, a, b, second, third, fourth)                                                                      \
-  "sdot v24.4s, " w ".16b, " a ".4b[0]\nsdot v25.4s, " w ".16b, " a ".4b[1]\n" second                                    \
-  "sdot v26.4s, " w ".16b, " a ".4b[2]\nsdot v27.4s, " w ".16b, " a ".4b[3]\n" third                                     \
-  "sdot v28.4s, " w ".16b, " b ".4b[0]\nsdot v29.4s, " w ".16b, " b ".4b[1]\n" fourth                                    \
-  "sdot v30.4s, " w ".16b, " b ".4b[2]\nsdot v31.4s, " w ".16b, " b ".4b[3]\n"
-#define INGOT_X(a, b, at) "ldp " a ", " b ", [%[x], #" at "]\n"
+// v0-v7 sums, v8 scales, v9 and v10 what is scaled, v11 and v12 the rows' scales, v13 what biases lack, v14 minus the start,
+// v15 the low halves of bytes, v16-v19 weights of four steps, v20-v23 activations of two, v24-v31 the sums of a block.
+#define INGOT_DOT(sum, w, x) "sdot v" sum ".4s, " w ".16b, " x "\n"
 #define INGOT_SCALE(to, sum) "ldr q" to ", [%[less]]\nfmla v" to ".4s, v" sum ".4s, v8.4s\n"
-#define INGOT_REST(sum, x) "movi v19.4s, #0\nsdot v19.4s, v18.16b, " x "\nshl v19.4s, v19.4s, #3\nadd v" sum ".4s, v" sum ".4s, v19.4s\n"
-#define INGOT_LESS "fcvtl v8.4s, v8.4h\nfmul v9.4s, v8.4s, v14.4s\nstr q9, [%[less]]\n"
 #define INGOT_ADD(sum, from, factor) "fmla v" sum ".4s, v" from ".4s, " factor "\n"
-// `first`, `second`, ... load the weights of two steps, `even` and `odd` unpack them, `next` loads those of the next block.
-#define INGOT_EIGHT(bytes, first, second, third, fourth, next, low_even, high_even, low_odd, high_odd, centre, rest)      \
-  asm volatile(                                                                                                           \
-      "movi v0.4s, #0\nmovi v1.4s, #0\nmovi v2.4s, #0\nmovi v3.4s, #0\n"                                                  \
-      "movi v4.4s, #0\nmovi v5.4s, #0\nmovi v6.4s, #0\nmovi v7.4s, #0\nmovi v15.16b, #15\n"                               \
-      "movi v13.4s, #0x43, lsl #24\nldr q14, [%[less]]\nldr d8, [%[scales]]\n" INGOT_LESS                                 \
-      first low_even high_even INGOT_X("q20", "q21", "0")                                                                 \
-      "1:\n" second INGOT_X("q22", "q23", "32")                                                                           \
-      "ldp q24, q25, [%[start]]\nldp q26, q27, [%[start]]\nldp q28, q29, [%[start]]\nldp q30, q31, [%[start]]\n"          \
-      "prfm pldl1keep, [%[w], #2048]\nadd %[block], %[block], #1\n"                                                       \
-      INGOT_STEP("v16", "v20", "v21", "", "", "")                                                                         \
-      INGOT_X("q20", "q21", "64") INGOT_STEP("v17", "v22", "v23", low_odd, "", high_odd)                                  \
-      third INGOT_X("q22", "q23", "96") INGOT_STEP("v18", "v20", "v21", "", "", "")                                       \
-      INGOT_X("q20", "q21", "128") INGOT_STEP("v19", "v22", "v23", "", low_even, high_even)                               \
-      fourth INGOT_X("q22", "q23", "160") INGOT_STEP("v16", "v20", "v21", "", "", "")                                     \
-      INGOT_X("q20", "q21", "192")                                                                                        \
-      INGOT_STEP("v17", "v22", "v23", "add %[w], %[w], #" bytes "\nsubs %w[left], %w[left], #1\n", low_odd, high_odd)     \
-      "csel %[at], %[quanta], %[w], eq\n" next INGOT_X("q22", "q23", "224")                                               \
-      INGOT_STEP("v18", "v20", "v21", "ldp q11, q12, [%[factors]], #32\n", "add %[x], %[x], #256\n", "")                  \
-      "csel %[at], %[values], %[x], eq\nldp q20, q21, [%[at]]\n"                                                          \
-      INGOT_STEP("v19", "v22", "v23", "", low_even, high_even)                                                            \
-      "ldrb %w[marks], [%[marked]], #8\ncbnz %w[marks], 4f\n3:\n"                                                         \
-      INGOT_SCALE("9", "24") INGOT_SCALE("10", "25") INGOT_SCALE("18", "26") INGOT_SCALE("19", "27")                      \
-      INGOT_SCALE("22", "28") INGOT_SCALE("23", "29") INGOT_SCALE("24", "30") INGOT_SCALE("25", "31")                     \
-      INGOT_ADD("0", "9", "v11.s[0]") INGOT_ADD("1", "10", "v11.s[1]") INGOT_ADD("2", "18", "v11.s[2]")                   \
-      INGOT_ADD("3", "19", "v11.s[3]") INGOT_ADD("4", "22", "v12.s[0]") INGOT_ADD("5", "23", "v12.s[1]")                  \
-      INGOT_ADD("6", "24", "v12.s[2]") INGOT_ADD("7", "25", "v12.s[3]")                                                   \
-      "lsr %[at], %[block], %[shift]\ncsel %[at], xzr, %[at], eq\ntst %[block], %[mask]\nb.ne 2f\n"                       \
-      "ldr d9, [%[biases]], #8\nldp q11, q12, [%[totals]], #32\nfcvtl v9.4s, v9.4h\n" centre                              \
-      INGOT_ADD("0", "9", "v11.s[0]") INGOT_ADD("1", "9", "v11.s[1]") INGOT_ADD("2", "9", "v11.s[2]")                     \
-      INGOT_ADD("3", "9", "v11.s[3]") INGOT_ADD("4", "9", "v12.s[0]") INGOT_ADD("5", "9", "v12.s[1]")                     \
-      INGOT_ADD("6", "9", "v12.s[2]") INGOT_ADD("7", "9", "v12.s[3]")                                                     \
-      "ldr d8, [%[scales], %[at], lsl #3]\n" INGOT_LESS                                                                   \
-      "2:\nadd %[rests], %[rests], #256\ncbnz %w[left], 1b\nb 5f\n"                                                       \
-      "4:\nrbit %w[at], %w[marks]\nclz %w[at], %w[at]\nadd %[from], %[rests], %[at], lsl #5\nldp q22, q23, [%[from]]\n" rest\
-      "sub %w[at], %w[marks], #1\nand %w[marks], %w[marks], %w[at]\ncbnz %w[marks], 4b\nb 3b\n5:\n"                       \
-      "stp q0, q1, [%[sums]]\nstp q2, q3, [%[sums], #32]\nstp q4, q5, [%[sums], #64]\nstp q6, q7, [%[sums], #96]\n"       \
-      : [w] "+r"(w), [x] "+r"(x), [factors] "+r"(factors), [block] "+r"(block), [left] "+r"(left), [at] "=&r"(at),        \
-        [biases] "+r"(biases), [totals] "+r"(totals), [marked] "+r"(marked), [rests] "+r"(rests), [marks] "=&r"(marks), [from] "=&r"(from)\
-      : [quanta] "r"(quanta), [values] "r"(values), [scales] "r"(scales), [shift] "r"(shift), [less] "r"(less),           \
-        [start] "r"(kStarts), [sums] "r"(sums), [mask] "r"(mask), [shifts] "r"(kShifts)                                   \
-      : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17",\
+#define INGOT_LESS "fcvtl v8.4s, v8.4h\nfmul v9.4s, v8.4s, v14.4s\nstr q9, [%[less]]\n"
+#define INGOT_SHIFTED(sum, x) "movi v19.4s, #0\n" INGOT_DOT("19", "v18", x) "shl v19.4s, v19.4s, #3\nadd v" sum ".4s, v" sum ".4s, v19.4s\n"
+
+#define INGOT_STEP4(w, a, b, second, third, fourth)                                                                          \
+  INGOT_DOT("24", w, a ".4b[0]") second INGOT_DOT("25", w, a ".4b[1]") third INGOT_DOT("26", w, a ".4b[2]") fourth           \
+  INGOT_DOT("27", w, a ".4b[3]")
+#define INGOT_LOAD4(a, b, from, step) "ldr q" a ", [" from ", #16 * " step "]\n"
+#define INGOT_START4 "ldp q24, q25, [%[start]]\nldp q26, q27, [%[start]]\n"
+#define INGOT_FACTORS4(from) "ldr q11, [" from "], #16\n"
+#define INGOT_FLOATS4                                                                                                        \
+  INGOT_SCALE("9", "24") INGOT_SCALE("10", "25") INGOT_SCALE("18", "26") INGOT_SCALE("19", "27")                             \
+  INGOT_ADD("0", "9", "v11.s[0]") INGOT_ADD("1", "10", "v11.s[1]") INGOT_ADD("2", "18", "v11.s[2]") INGOT_ADD("3", "19", "v11.s[3]")
+#define INGOT_BIASES4                                                                                                        \
+  INGOT_ADD("0", "9", "v11.s[0]") INGOT_ADD("1", "9", "v11.s[1]") INGOT_ADD("2", "9", "v11.s[2]") INGOT_ADD("3", "9", "v11.s[3]")
+#define INGOT_SHIFTED4                                                                                                       \
+  INGOT_SHIFTED("24", "v22.4b[0]") INGOT_SHIFTED("25", "v22.4b[1]") INGOT_SHIFTED("26", "v22.4b[2]") INGOT_SHIFTED("27", "v22.4b[3]")
+#define INGOT_STORE4 "stp q0, q1, [%[sums]]\nstp q2, q3, [%[sums], #32]\n"
+
+#define INGOT_STEP8(w, a, b, second, third, fourth)                                                                          \
+  INGOT_DOT("24", w, a ".4b[0]") INGOT_DOT("25", w, a ".4b[1]") second INGOT_DOT("26", w, a ".4b[2]") INGOT_DOT("27", w, a ".4b[3]") third \
+  INGOT_DOT("28", w, b ".4b[0]") INGOT_DOT("29", w, b ".4b[1]") fourth INGOT_DOT("30", w, b ".4b[2]") INGOT_DOT("31", w, b ".4b[3]")
+#define INGOT_LOAD8(a, b, from, step) "ldp q" a ", q" b ", [" from ", #32 * " step "]\n"
+#define INGOT_START8 INGOT_START4 "ldp q28, q29, [%[start]]\nldp q30, q31, [%[start]]\n"
+#define INGOT_FACTORS8(from) "ldp q11, q12, [" from "], #32\n"
+#define INGOT_FLOATS8                                                                                                        \
+  INGOT_SCALE("9", "24") INGOT_SCALE("10", "25") INGOT_SCALE("18", "26") INGOT_SCALE("19", "27")                             \
+  INGOT_SCALE("22", "28") INGOT_SCALE("23", "29") INGOT_SCALE("24", "30") INGOT_SCALE("25", "31")                            \
+  INGOT_ADD("0", "9", "v11.s[0]") INGOT_ADD("1", "10", "v11.s[1]") INGOT_ADD("2", "18", "v11.s[2]") INGOT_ADD("3", "19", "v11.s[3]") \
+  INGOT_ADD("4", "22", "v12.s[0]") INGOT_ADD("5", "23", "v12.s[1]") INGOT_ADD("6", "24", "v12.s[2]") INGOT_ADD("7", "25", "v12.s[3]")
+#define INGOT_BIASES8                                                                                                        \
+  INGOT_BIASES4                                                                                                              \
+  INGOT_ADD("4", "9", "v12.s[0]") INGOT_ADD("5", "9", "v12.s[1]") INGOT_ADD("6", "9", "v12.s[2]") INGOT_ADD("7", "9", "v12.s[3]")
+#define INGOT_SHIFTED8                                                                                                       \
+  INGOT_SHIFTED4                                                                                                             \
+  INGOT_SHIFTED("28", "v23.4b[0]") INGOT_SHIFTED("29", "v23.4b[1]") INGOT_SHIFTED("30", "v23.4b[2]") INGOT_SHIFTED("31", "v23.4b[3]")
+#define INGOT_STORE8 INGOT_STORE4 "stp q4, q5, [%[sums], #64]\nstp q6, q7, [%[sums], #96]\n"
+
+// `first`, `second`, ... load the weights of two steps, `low` and `high` unpack them, `next` loads those of the next block.
+// `centre` makes up for signed weights, `rest` adds the products of one step's rests.
+#define INGOT_LOT(M, bytes, first, second, third, fourth, next, low_even, high_even, low_odd, high_odd, centre, rest)        \
+  asm volatile(                                                                                                              \
+      "movi v0.4s, #0\nmovi v1.4s, #0\nmovi v2.4s, #0\nmovi v3.4s, #0\n"                                                     \
+      "movi v4.4s, #0\nmovi v5.4s, #0\nmovi v6.4s, #0\nmovi v7.4s, #0\nmovi v15.16b, #15\n"                                  \
+      "movi v13.4s, #0x43, lsl #24\nldr q14, [%[less]]\nldr d8, [%[scales]]\n" INGOT_LESS                                    \
+      first low_even high_even INGOT_LOAD##M("20", "21", "%[x]", "0")                                                        \
+      "1:\n" second INGOT_LOAD##M("22", "23", "%[x]", "1") INGOT_START##M                                                    \
+      "prfm pldl1keep, [%[w], #2048]\nadd %[block], %[block], #1\n"                                                          \
+      INGOT_STEP##M("v16", "v20", "v21", "", "", "")                                                                         \
+      INGOT_LOAD##M("20", "21", "%[x]", "2") INGOT_STEP##M("v17", "v22", "v23", low_odd, "", high_odd)                       \
+      third INGOT_LOAD##M("22", "23", "%[x]", "3") INGOT_STEP##M("v18", "v20", "v21", "", "", "")                            \
+      INGOT_LOAD##M("20", "21", "%[x]", "4") INGOT_STEP##M("v19", "v22", "v23", "", low_even, high_even)                     \
+      fourth INGOT_LOAD##M("22", "23", "%[x]", "5") INGOT_STEP##M("v16", "v20", "v21", "", "", "")                           \
+      INGOT_LOAD##M("20", "21", "%[x]", "6")                                                                                 \
+      INGOT_STEP##M("v17", "v22", "v23", "add %[w], %[w], #" bytes "\nsubs %w[left], %w[left], #1\n", low_odd, high_odd)     \
+      "csel %[at], %[quanta], %[w], eq\n" next INGOT_LOAD##M("22", "23", "%[x]", "7")                                        \
+      INGOT_STEP##M("v18", "v20", "v21", INGOT_FACTORS##M("%[factors]"), "add %[x], %[x], #32 * " #M "\n", "")               \
+      "csel %[at], %[values], %[x], eq\n" INGOT_LOAD##M("20", "21", "%[at]", "0")                                            \
+      INGOT_STEP##M("v19", "v22", "v23", "", low_even, high_even)                                                            \
+      "ldrb %w[marks], [%[marked]], #" #M "\ncbnz %w[marks], 4f\n3:\n"                                                       \
+      INGOT_FLOATS##M                                                                                                        \
+      "lsr %[at], %[block], %[shift]\ncsel %[at], xzr, %[at], eq\ntst %[block], %[mask]\nb.ne 2f\n"                          \
+      "ldr d9, [%[biases]], #8\n" INGOT_FACTORS##M("%[totals]") "fcvtl v9.4s, v9.4h\n" centre INGOT_BIASES##M                \
+      "ldr d8, [%[scales], %[at], lsl #3]\n" INGOT_LESS                                                                      \
+      "2:\nadd %[rests], %[rests], #32 * " #M "\ncbnz %w[left], 1b\nb 5f\n"                                                  \
+      "4:\nrbit %w[at], %w[marks]\nclz %w[at], %w[at]\nmov %w[from], #4 * " #M "\nmadd %[from], %[at], %[from], %[rests]\n"  \
+      INGOT_LOAD##M("22", "23", "%[from]", "0") rest                                                                         \
+      "sub %w[at], %w[marks], #1\nand %w[marks], %w[marks], %w[at]\ncbnz %w[marks], 4b\nb 3b\n"                              \
+      "5:\n" INGOT_STORE##M                                                                                                  \
+      : [w] "+r"(w), [x] "+r"(x), [factors] "+r"(factors), [block] "+r"(block), [left] "+r"(left), [at] "=&r"(at),           \
+        [biases] "+r"(biases), [totals] "+r"(totals), [marked] "+r"(marked), [rests] "+r"(rests), [marks] "=&r"(marks),      \
+        [from] "=&r"(from)                                                                                                   \
+      : [quanta] "r"(quanta), [values] "r"(lot.values), [scales] "r"(scales), [shift] "r"(shift), [less] "r"(less),          \
+        [start] "r"(kStarts), [sums] "r"(sums), [mask] "r"(mask), [shifts] "r"(kShifts)                                      \
+      : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17",  \
         "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory")
 
+#define INGOT_LOT_OF_BYTES(M)                                                                                                \
+  INGOT_LOT(M, "128", "ldp q16, q17, [%[w]]\n", "ldp q18, q19, [%[w], #32]\n", "ldp q16, q17, [%[w], #64]\n",                \
+            "ldp q18, q19, [%[w], #96]\n", "ldp q16, q17, [%[at]]\n", "", "", "", "", "fmla v9.4s, v8.4s, v13.4s\n",         \
+            "add %[from], %[w], %[at], lsl #4\nldr q18, [%[from], #-128]\n" INGOT_SHIFTED##M)
+#define INGOT_LOT_OF_HALVES(M)                                                                                               \
+  INGOT_LOT(M, "64", "ldr q17, [%[w]]\n", "ldr q19, [%[w], #16]\n", "ldr q17, [%[w], #32]\n", "ldr q19, [%[w], #48]\n",      \
+            "ldr q17, [%[at]]\n", "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n",                          \
+            "and v18.16b, v19.16b, v15.16b\n", "ushr v19.16b, v19.16b, #4\n", "",                                            \
+            "lsr %[from], %[at], #1\nadd %[from], %[w], %[from], lsl #4\nldr q18, [%[from], #-64]\n"                         \
+            "and %[at], %[at], #1\nadd %[at], %[shifts], %[at], lsl #4\nldr q19, [%[at]]\n"                                  \
+            "ushl v18.16b, v18.16b, v19.16b\nmovi v19.16b, #0x78\nand v18.16b, v18.16b, v19.16b\n"                           \
+            INGOT_STEP##M("v18", "v22", "v23", "", "", ""))
+
 // Makes of a byte its low or its high half, in front of kRestBits bits of nothing.
-alignas(16) constexpr int8_t kShifts[2][16] = {{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3}, {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
+alignas(16) constexpr int8_t kShifts[2][16] = {{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3},
+                                               {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
 static_assert(kRestBits == 3);
 
-template <int Bits>
-void eight_rows(const uint8_t* quanta, const Half* scales, const Half* biases, int per_group, const Quantised& lot, int blocks, float* sums) {
+template <int M, int Bits>
+void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases, int per_group, const Quantised& lot, int blocks, float* sums) {
   alignas(16) float less[4] = {-kStart, -kStart, -kStart, -kStart};
-  const uint8_t* w = quanta;
-  const int8_t *values = lot.values, *x = values, *rests = lot.rests;
-  const uint8_t *marked = lot.marks, *from;
-  const float *factors = lot.scales, *totals = lot.sums;
   const uint64_t shift = std::countr_zero(static_cast<unsigned>(per_group)), mask = per_group - 1;
+  const uint8_t *w = quanta, *marked = lot.marks, *from;
+  const int8_t *x = lot.values, *rests = lot.rests;
+  const float *factors = lot.scales, *totals = lot.sums;
   uint64_t block = 0, at;
   int left = blocks, marks;
-  if constexpr (Bits == 8)
-    INGOT_EIGHT("128", "ldp q16, q17, [%[w]]\n", "ldp q18, q19, [%[w], #32]\n", "ldp q16, q17, [%[w], #64]\n", "ldp q18, q19, [%[w], #96]\n",
-                "ldp q16, q17, [%[at]]\n", "", "", "", "", "fmla v9.4s, v8.4s, v13.4s\n",
-                "add %[from], %[w], %[at], lsl #4\nldr q18, [%[from], #-128]\n"
-                INGOT_REST("24", "v22.4b[0]") INGOT_REST("25", "v22.4b[1]") INGOT_REST("26", "v22.4b[2]") INGOT_REST("27", "v22.4b[3]")
-                INGOT_REST("28", "v23.4b[0]") INGOT_REST("29", "v23.4b[1]") INGOT_REST("30", "v23.4b[2]") INGOT_REST("31", "v23.4b[3]"));
-  else
-    INGOT_EIGHT("64", "ldr q17, [%[w]]\n", "ldr q19, [%[w], #16]\n", "ldr q17, [%[w], #32]\n", "ldr q19, [%[w], #48]\n", "ldr q17, [%[at]]\n",
-                "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n", "and v18.16b, v19.16b, v15.16b\n",
-                "ushr v19.16b, v19.16b, #4\n", "",
-                "lsr %[from], %[at], #1\nadd %[from], %[w], %[from], lsl #4\nldr q18, [%[from], #-64]\n"
-                "and %[at], %[at], #1\nadd %[at], %[shifts], %[at], lsl #4\nldr q19, [%[at]]\n"
-                "ushl v18.16b, v18.16b, v19.16b\nmovi v19.16b, #0x78\nand v18.16b, v18.16b, v19.16b\n"
-                INGOT_STEP("v18", "v22", "v23", "", "", ""));
+  if constexpr (M == 8 && Bits == 8) INGOT_LOT_OF_BYTES(8);
+  if constexpr (M == 4 && Bits == 8) INGOT_LOT_OF_BYTES(4);
+  if constexpr (M == 8 && Bits == 4) INGOT_LOT_OF_HALVES(8);
+  if constexpr (M == 4 && Bits == 4) INGOT_LOT_OF_HALVES(4);
 }
 
-#undef INGOT_EIGHT
-#undef INGOT_ADD
+#undef INGOT_LOT_OF_HALVES
+#undef INGOT_LOT_OF_BYTES
+#undef INGOT_LOT
+#undef INGOT_STORE8
+#undef INGOT_SHIFTED8
+#undef INGOT_BIASES8
+#undef INGOT_FLOATS8
+#undef INGOT_FACTORS8
+#undef INGOT_START8
+#undef INGOT_LOAD8
+#undef INGOT_STEP8
+#undef INGOT_STORE4
+#undef INGOT_SHIFTED4
+#undef INGOT_BIASES4
+#undef INGOT_FLOATS4
+#undef INGOT_FACTORS4
+#undef INGOT_START4
+#undef INGOT_LOAD4
+#undef INGOT_STEP4
+#undef INGOT_SHIFTED
 #undef INGOT_LESS
-#undef INGOT_REST
+#undef INGOT_ADD
 #undef INGOT_SCALE
-#undef INGOT_X
-#undef INGOT_STEP
+#undef INGOT_DOT
 
 }  // namespace
 }  // namespace ingot

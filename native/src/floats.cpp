@@ -43,22 +43,42 @@ inline void stored(float* to, V v) {
 template <class F>
 using Integer = std::conditional_t<std::is_same_v<F, float>, int32_t, IntegerVec>;
 
-// Relative error below 2e-7 for x <= 0, which is what softmax and sigmoid ask for; 0 far below.
+// The larger of both; what is no number stays so.
+inline float at_least(float x, float least) { return x < least ? least : x; }
+
+inline Vec at_least(Vec x, float least) {
+#if defined(__aarch64__)
+  return (Vec)vmaxq_f32((float32x4_t)x, vdupq_n_f32(least));
+#elif defined(__AVX512F__)
+  return (Vec)_mm512_max_ps(_mm512_set1_ps(least), (__m512)x);
+#else
+  const Vec bound = Vec{} + least;
+  return x < bound ? bound : x;
+#endif
+}
+
+constexpr float kLeast = -87.0f;
+
+// Relative error below 2e-7 for x from kLeast to 0; next to nothing below, which is enough for softmax.
 template <class F>
-inline F exponential(F given) {
-  const F least = F{} - 87.0f, x = given < least ? least : given;
+inline F share(F given) {
+  const F x = at_least(given, kLeast);
   // So large that its last bit is worth one: the sum's last bits are the nearest whole number.
   const F shifted = fused(x, 1.44269504f, F{} + 12582912.0f), n = shifted - 12582912.0f;
-  const F r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
-  F y = fused(r, 1.9875691500e-4f, F{} + 1.3981999507e-3f);
-  y = fused(y, r, F{} + 8.3334519073e-3f);
-  y = fused(y, r, F{} + 4.1665795894e-2f);
-  y = fused(y, r, F{} + 1.6666665459e-1f);
-  y = fused(y, r, F{} + 5.0000001201e-1f);
-  y = fused(y * r, r, r) + 1.0f;
+  const F r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x)), square = r * r;
+  // In pairs, which do not wait for each other.
+  const F first = fused(r, 1.6666665459e-1f, F{} + 5.0000001201e-1f);
+  const F second = fused(r, 8.3334519073e-3f, F{} + 4.1665795894e-2f);
+  const F third = fused(r, 1.9875691500e-4f, F{} + 1.3981999507e-3f);
+  const F y = fused(fused(fused(third, square, second), square, first), square, r) + 1.0f;
   const Integer<F> exponent = (std::bit_cast<Integer<F>>(shifted) << 23) + (127 << 23);
-  y = y * std::bit_cast<F>(exponent);
-  return given < least ? F{} : y;
+  return y * std::bit_cast<F>(exponent);
+}
+
+// The same, and nothing below: it may be multiplied with what is huge.
+template <class F>
+inline F exponential(F x) {
+  return x < kLeast ? F{} : share(x);
 }
 
 // y[i] = function(i) for vectors of values, then for those that are left.
@@ -340,13 +360,13 @@ float weighed(float* scores, int lo, int hi, float cap, float& largest, float& s
   }
   for (int l = 0; l < kVector; l++) largest = std::max(largest, most[l]);
   const float now = largest;
-  for (int j = begin; j < end; j += kVector) stored(scores + j, exponential(loaded<Vec>(scores + j) - now));
+  for (int j = begin; j < end; j += kVector) stored(scores + j, share(loaded<Vec>(scores + j) - now));
   std::fill(scores, scores + lo, 0.0f);
   std::fill(scores + hi, scores + kKeyBlock, 0.0f);
   float lanes[kLanes] = {};
   for (int j = 0; j < kKeyBlock; j += kLanes)
     for (int l = 0; l < kLanes; l++) lanes[l] += scores[j + l];
-  const float worth = exponential(before - now);
+  const float worth = share(before - now);
   sum = sum * worth + total(lanes);
   return worth;
 }

@@ -97,10 +97,10 @@ class Tile {
 
   void multiply(Sum* sums) const {
 #if defined(__ARM_FEATURE_DOTPROD)
-    if constexpr (M == 8 && std::is_same_v<Factor, Half>)
+    if constexpr (M >= 4 && std::is_same_v<Factor, Half>)
       if (std::has_single_bit(static_cast<unsigned>(per_group_))) {
         alignas(16) float found[M * kTile];
-        eight_rows<Bits>(quanta_, scales_, biases_, per_group_, x_, blocks_, found);
+        lot_products<M, Bits>(quanta_, scales_, biases_, per_group_, x_, blocks_, found);
         for (int m = 0; m < M; m++) sums[m] = load(found + m * kTile);
         return;
       }
@@ -149,14 +149,17 @@ class Tile {
   const Factor *scales_, *biases_;
 };
 
+// As many lots of M rows as there are.
 template <int M, int Bits, class Factor>
 void lots(const PackedMatrix& w, Quantised& x, int& count, int first, int last, float*& y, size_t stride) {
-  for (; count >= M; count -= M) {
+  for (; count > 0 && lot_of(0, count).size == M; count -= M) {
+    const int rows = std::min(M, count);
     for (int n = first; n < last; n += kTile) {
       Sum sums[M];
       Tile<M, Bits, Factor>(w, x, n).multiply(sums);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; m++) keep(sums[m], y + m * stride + n, last - n);
+      for (int m = 0; m < M; m++)
+        if (m < rows) keep(sums[m], y + m * stride + n, last - n);
     }
     const size_t blocks = static_cast<size_t>(M) * w.blocks();
     x.values += blocks * kBlock;

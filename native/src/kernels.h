@@ -31,7 +31,8 @@ struct PackedMatrix {
 // Activations as integers of 8 bits, value = scale * (integer + kRest * rest). One that is far larger than the others of its
 // block would leave them few bits: it has a rest, for which there are 8 bits more, and most others have none. Rows that are
 // multiplied together are a lot: for each block of columns, and in it for four columns at a time, a step, a lot has those
-// of one row after another. Of `count` rows, as many as can be are in lots of 8, and those left in one of 4, 2 and 1.
+// of one row after another. Lots are of 8, 4, 2 or 1 rows; one row less is not worth two lots, so that of the last one some may
+// be missing.
 struct Quantised {
   int8_t *values, *rests;
   float* scales;   // one a block
@@ -48,12 +49,16 @@ struct Lot {
 
 // The lot that a row is in.
 inline Lot lot_of(int row, int count) {
-  int first = row / kLot * kLot, size = kLot;
-  while (first + size > count || row >= first + size) {
-    if (first + size <= count) first += size;
-    size /= 2;
-  }
-  return {first, size};
+  const int first = row / kLot * kLot, left = count - first;
+  if (left > 5) return {first, kLot};
+  if (left > 2 && row < first + 4) return {first, 4};
+  return left == 5 ? Lot{first + 4, 1} : Lot{first, left};
+}
+
+// Rows that there must be room for, with those that fill up the last lot.
+inline int rows_of_lots(int count) {
+  const Lot last = lot_of(count - 1, count);
+  return count == 0 ? 0 : last.first + last.size;
 }
 
 struct Kernels {
@@ -66,7 +71,7 @@ struct Kernels {
   // cleared.
   void (*quantise)(const float* x, int columns, int group, int lot, int place, Quantised out);
   // y[m * stride + n] for n in [first, last) and all m in [0, count); `first` is where a tile begins. x holds `count`
-  // quantised rows, one lot after another.
+  // quantised rows, one lot after another. Of what is missing in the last lot, nothing is kept.
   void (*multiply)(const PackedMatrix& w, const Quantised& x, int count, int first, int last, float* y, size_t stride);
   // Rows [first, last) as plain numbers, one row after another.
   void (*unpack)(const PackedMatrix& w, int first, int last, float* out);

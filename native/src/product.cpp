@@ -70,16 +70,21 @@ void add_bias(const Task& task, int count) {
 class QuantisedRows {
  public:
   QuantisedRows(const float* x, int rows, int columns, int group)
-      : group(group), values_(2 * static_cast<size_t>(rows) * columns), blocks_(static_cast<size_t>(rows) * columns / kBlock),
-        scales_(blocks_), sums_(static_cast<size_t>(rows) * columns / group), marks_(blocks_), columns_(columns) {
+      : group(group), blocks_(static_cast<size_t>(rows_of_lots(rows)) * columns / kBlock), values_(2 * blocks_ * kBlock), scales_(blocks_),
+        sums_(blocks_ * kBlock / group), marks_(blocks_), columns_(columns) {
     std::fill_n(marks_.data(), blocks_, 0);
     std::fill_n(values_.data() + blocks_ * kBlock, blocks_ * kBlock, 0);
-    auto quantise = [&](int row) {
+    each_token(rows, [&](int row) {
       const Lot lot = lot_of(row, rows);
       kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
                          at(lot.first));
-    };
-    each_token(rows, quantise);
+    });
+    // Of rows that are missing nothing is kept, but they are read.
+    for (int row = rows; row < rows_of_lots(rows); row++) {
+      const Lot lot = lot_of(rows - 1, rows);
+      const std::vector<float> nothing(columns);
+      kernels().quantise(nothing.data(), columns_, this->group, lot.size, row - lot.first, at(lot.first));
+    }
   }
 
   Quantised at(int first) {  // where a lot begins
@@ -91,8 +96,8 @@ class QuantisedRows {
   const int group;
 
  private:
-  Room<int8_t> values_;  // and the rests
   size_t blocks_;
+  Room<int8_t> values_;  // and the rests
   Room<float> scales_, sums_;
   Room<uint8_t> marks_;
   int columns_;
