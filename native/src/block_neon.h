@@ -79,7 +79,7 @@ struct Block {
   }
 };
 
-// Sums of a tile with eight or four rows: sums[4 * row + i]. Written out, since the order decides how long it takes: what a
+// Sums of a tile with the rows of a lot: sums[4 * row + i]. Written out, since the order decides how long it takes: what a
 // step needs is loaded and unpacked during the step before, all rows are summed in turn so that none waits for itself, what
 // is done in floats comes at the end of a block, and nothing goes through memory. The scales must be halves, as then
 // taking off the start is exact: scale * (start + sum) - scale * start in one step is scale * sum, rounded once.
@@ -91,6 +91,12 @@ struct Block {
 #define INGOT_ADD(sum, from, factor) "fmla v" sum ".4s, v" from ".4s, " factor "\n"
 #define INGOT_LESS "fcvtl v8.4s, v8.4h\nfmul v9.4s, v8.4s, v14.4s\nstr q9, [%[less]]\n"
 #define INGOT_SHIFTED(sum, x) "movi v19.4s, #0\n" INGOT_DOT("19", "v18", x) "shl v19.4s, v19.4s, #3\nadd v" sum ".4s, v" sum ".4s, v19.4s\n"
+
+// One step of halves as weights of rests.
+#define INGOT_HALF_STEP                                                                                                      \
+  "lsr %[from], %[at], #1\nadd %[from], %[w], %[from], lsl #4\nldr q18, [%[from], #-64]\n"                                   \
+  "and %[at], %[at], #1\nadd %[at], %[shifts], %[at], lsl #4\nldr q19, [%[at]]\n"                                            \
+  "ushl v18.16b, v18.16b, v19.16b\nmovi v19.16b, #0x78\nand v18.16b, v18.16b, v19.16b\n"
 
 #define INGOT_STEP4(w, a, b, second, third, fourth)                                                                          \
   INGOT_DOT("24", w, a ".4b[0]") second INGOT_DOT("25", w, a ".4b[1]") third INGOT_DOT("26", w, a ".4b[2]") fourth           \
@@ -173,10 +179,43 @@ struct Block {
   INGOT_LOT(M, "64", "ldr q17, [%[w]]\n", "ldr q19, [%[w], #16]\n", "ldr q17, [%[w], #32]\n", "ldr q19, [%[w], #48]\n",      \
             "ldr q17, [%[at]]\n", "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n",                          \
             "and v18.16b, v19.16b, v15.16b\n", "ushr v19.16b, v19.16b, #4\n", "",                                            \
-            "lsr %[from], %[at], #1\nadd %[from], %[w], %[from], lsl #4\nldr q18, [%[from], #-64]\n"                         \
-            "and %[at], %[at], #1\nadd %[at], %[shifts], %[at], lsl #4\nldr q19, [%[at]]\n"                                  \
-            "ushl v18.16b, v18.16b, v19.16b\nmovi v19.16b, #0x78\nand v18.16b, v18.16b, v19.16b\n"                           \
-            INGOT_STEP##M("v18", "v22", "v23", "", "", ""))
+            INGOT_HALF_STEP INGOT_STEP##M("v18", "v22", "v23", "", "", ""))
+
+// The same with one row: it waits for weights rather than for products, so that less has to be in order.
+#define INGOT_ROW(bytes, weights, low0, high0, low1, high1, low2, high2, low3, high3, centre, rest)                          \
+  asm volatile(                                                                                                              \
+      "movi v0.4s, #0\nmovi v15.16b, #15\nmovi v13.4s, #0x43, lsl #24\nldr q14, [%[start]]\n"                                \
+      "1:\n" weights "ldp q24, q25, [%[x]], #32\nldr q26, [%[start]]\n"                                                      \
+      "lsr %[at], %[block], %[shift]\nadd %[block], %[block], #1\nldr d8, [%[scales], %[at], lsl #3]\n"                      \
+      "ldr s10, [%[factors]], #4\nldrb %w[marks], [%[marked]], #1\nadd %[w], %[w], #" bytes "\n"                             \
+      low0 high0 low1 high1 INGOT_DOT("26", "v16", "v24.4b[0]") low2 INGOT_DOT("26", "v17", "v24.4b[1]") high2               \
+      INGOT_DOT("26", "v18", "v24.4b[2]") low3 INGOT_DOT("26", "v19", "v24.4b[3]") high3                                     \
+      INGOT_DOT("26", "v20", "v25.4b[0]") "fcvtl v8.4s, v8.4h\n" INGOT_DOT("26", "v21", "v25.4b[1]")                         \
+      INGOT_DOT("26", "v22", "v25.4b[2]") INGOT_DOT("26", "v23", "v25.4b[3]") "cbnz %w[marks], 4f\n3:\n"                     \
+      "fsub v26.4s, v26.4s, v14.4s\nfmul v26.4s, v26.4s, v8.4s\n" INGOT_ADD("0", "26", "v10.s[0]")                           \
+      "tst %[block], %[mask]\nb.ne 2f\n"                                                                                     \
+      "ldr d9, [%[biases]], #8\nldr s11, [%[totals]], #4\nfcvtl v9.4s, v9.4h\n" centre INGOT_ADD("0", "9", "v11.s[0]")       \
+      "2:\nsub %w[left], %w[left], #1\nadd %[rests], %[rests], #32\ncbnz %w[left], 1b\nb 5f\n"                               \
+      "4:\nrbit %w[at], %w[marks]\nclz %w[at], %w[at]\nldr s22, [%[rests], %[at], lsl #2]\n" rest                            \
+      "sub %w[at], %w[marks], #1\nand %w[marks], %w[marks], %w[at]\ncbnz %w[marks], 4b\nb 3b\n"                              \
+      "5:\nstr q0, [%[sums]]\n"                                                                                              \
+      : [w] "+r"(w), [x] "+r"(x), [factors] "+r"(factors), [block] "+r"(block), [left] "+r"(left), [at] "=&r"(at),           \
+        [biases] "+r"(biases), [totals] "+r"(totals), [marked] "+r"(marked), [rests] "+r"(rests), [marks] "=&r"(marks),      \
+        [from] "=&r"(from)                                                                                                   \
+      : [scales] "r"(scales), [shift] "r"(shift), [start] "r"(kStarts), [sums] "r"(sums), [mask] "r"(mask), [shifts] "r"(kShifts) \
+      : "v0", "v8", "v9", "v10", "v11", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24",  \
+        "v25", "v26", "cc", "memory")
+#define INGOT_ROW_OF_BYTES                                                                                                   \
+  INGOT_ROW("128", "ldp q16, q17, [%[w]]\nldp q18, q19, [%[w], #32]\nldp q20, q21, [%[w], #64]\nldp q22, q23, [%[w], #96]\n" \
+            "prfm pldl1keep, [%[w], #2048]\nprfm pldl1keep, [%[w], #2112]\n", "", "", "", "", "", "", "", "",                \
+            "fmla v9.4s, v8.4s, v13.4s\n",                                                                                   \
+            "add %[from], %[w], %[at], lsl #4\nldr q18, [%[from], #-128]\n" INGOT_SHIFTED("26", "v22.4b[0]"))
+#define INGOT_ROW_OF_HALVES                                                                                                  \
+  INGOT_ROW("64", "ldp q17, q19, [%[w]]\nldp q21, q23, [%[w], #32]\nprfm pldl1keep, [%[w], #2048]\n",                        \
+            "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n", "and v18.16b, v19.16b, v15.16b\n",             \
+            "ushr v19.16b, v19.16b, #4\n", "and v20.16b, v21.16b, v15.16b\n", "ushr v21.16b, v21.16b, #4\n",                 \
+            "and v22.16b, v23.16b, v15.16b\n", "ushr v23.16b, v23.16b, #4\n", "",                                            \
+            INGOT_HALF_STEP INGOT_DOT("26", "v18", "v22.4b[0]"))
 
 // Makes of a byte its low or its high half, in front of kRestBits bits of nothing.
 alignas(16) constexpr int8_t kShifts[2][16] = {{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3},
@@ -196,8 +235,13 @@ void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases,
   if constexpr (M == 4 && Bits == 8) INGOT_LOT_OF_BYTES(4);
   if constexpr (M == 8 && Bits == 4) INGOT_LOT_OF_HALVES(8);
   if constexpr (M == 4 && Bits == 4) INGOT_LOT_OF_HALVES(4);
+  if constexpr (M == 1 && Bits == 8) INGOT_ROW_OF_BYTES;
+  if constexpr (M == 1 && Bits == 4) INGOT_ROW_OF_HALVES;
 }
 
+#undef INGOT_ROW_OF_HALVES
+#undef INGOT_ROW_OF_BYTES
+#undef INGOT_ROW
 #undef INGOT_LOT_OF_HALVES
 #undef INGOT_LOT_OF_BYTES
 #undef INGOT_LOT
@@ -221,6 +265,7 @@ void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases,
 #undef INGOT_LESS
 #undef INGOT_ADD
 #undef INGOT_SCALE
+#undef INGOT_HALF_STEP
 #undef INGOT_DOT
 
 }  // namespace
