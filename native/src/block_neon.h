@@ -181,41 +181,59 @@ struct Block {
             "and v18.16b, v19.16b, v15.16b\n", "ushr v19.16b, v19.16b, #4\n", "",                                            \
             INGOT_HALF_STEP INGOT_STEP##M("v18", "v22", "v23", "", "", ""))
 
-// The same with one row: it waits for weights rather than for products, so that less has to be in order.
-#define INGOT_ROW(bytes, weights, low0, high0, low1, high1, low2, high2, low3, high3, centre, rest)                          \
-  asm volatile(                                                                                                              \
-      "movi v0.4s, #0\nmovi v15.16b, #15\nmovi v13.4s, #0x43, lsl #24\nldr q14, [%[start]]\n"                                \
-      "1:\n" weights "ldp q24, q25, [%[x]], #32\nldr q26, [%[start]]\n"                                                      \
-      "lsr %[at], %[block], %[shift]\nadd %[block], %[block], #1\nldr d8, [%[scales], %[at], lsl #3]\n"                      \
-      "ldr s10, [%[factors]], #4\nldrb %w[marks], [%[marked]], #1\nadd %[w], %[w], #" bytes "\n"                             \
-      low0 high0 low1 high1 INGOT_DOT("26", "v16", "v24.4b[0]") low2 INGOT_DOT("26", "v17", "v24.4b[1]") high2               \
-      INGOT_DOT("26", "v18", "v24.4b[2]") low3 INGOT_DOT("26", "v19", "v24.4b[3]") high3                                     \
-      INGOT_DOT("26", "v20", "v25.4b[0]") "fcvtl v8.4s, v8.4h\n" INGOT_DOT("26", "v21", "v25.4b[1]")                         \
-      INGOT_DOT("26", "v22", "v25.4b[2]") INGOT_DOT("26", "v23", "v25.4b[3]") "cbnz %w[marks], 4f\n3:\n"                     \
-      "fsub v26.4s, v26.4s, v14.4s\nfmul v26.4s, v26.4s, v8.4s\n" INGOT_ADD("0", "26", "v10.s[0]")                           \
-      "tst %[block], %[mask]\nb.ne 2f\n"                                                                                     \
-      "ldr d9, [%[biases]], #8\nldr s11, [%[totals]], #4\nfcvtl v9.4s, v9.4h\n" centre INGOT_ADD("0", "9", "v11.s[0]")       \
-      "2:\nsub %w[left], %w[left], #1\nadd %[rests], %[rests], #32\ncbnz %w[left], 1b\nb 5f\n"                               \
-      "4:\nrbit %w[at], %w[marks]\nclz %w[at], %w[at]\nldr s22, [%[rests], %[at], lsl #2]\n" rest                            \
-      "sub %w[at], %w[marks], #1\nand %w[marks], %w[marks], %w[at]\ncbnz %w[marks], 4b\nb 3b\n"                              \
-      "5:\nstr q0, [%[sums]]\n"                                                                                              \
-      : [w] "+r"(w), [x] "+r"(x), [factors] "+r"(factors), [block] "+r"(block), [left] "+r"(left), [at] "=&r"(at),           \
-        [biases] "+r"(biases), [totals] "+r"(totals), [marked] "+r"(marked), [rests] "+r"(rests), [marks] "=&r"(marks),      \
-        [from] "=&r"(from)                                                                                                   \
-      : [scales] "r"(scales), [shift] "r"(shift), [start] "r"(kStarts), [sums] "r"(sums), [mask] "r"(mask), [shifts] "r"(kShifts) \
-      : "v0", "v8", "v9", "v10", "v11", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24",  \
-        "v25", "v26", "cc", "memory")
-#define INGOT_ROW_OF_BYTES                                                                                                   \
-  INGOT_ROW("128", "ldp q16, q17, [%[w]]\nldp q18, q19, [%[w], #32]\nldp q20, q21, [%[w], #64]\nldp q22, q23, [%[w], #96]\n" \
-            "prfm pldl1keep, [%[w], #2048]\nprfm pldl1keep, [%[w], #2112]\n", "", "", "", "", "", "", "", "",                \
-            "fmla v9.4s, v8.4s, v13.4s\n",                                                                                   \
-            "add %[from], %[w], %[at], lsl #4\nldr q18, [%[from], #-128]\n" INGOT_SHIFTED("26", "v22.4b[0]"))
-#define INGOT_ROW_OF_HALVES                                                                                                  \
-  INGOT_ROW("64", "ldp q17, q19, [%[w]]\nldp q21, q23, [%[w], #32]\nprfm pldl1keep, [%[w], #2048]\n",                        \
-            "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n", "and v18.16b, v19.16b, v15.16b\n",             \
-            "ushr v19.16b, v19.16b, #4\n", "and v20.16b, v21.16b, v15.16b\n", "ushr v21.16b, v21.16b, #4\n",                 \
-            "and v22.16b, v23.16b, v15.16b\n", "ushr v23.16b, v23.16b, #4\n", "",                                            \
-            INGOT_HALF_STEP INGOT_DOT("26", "v18", "v22.4b[0]"))
+// The same with one row or two: they wait for weights rather than for products, so that less has to be in order.
+#define INGOT_ROWS1 "ldp q24, q25, [%[x]], #32\nldr q26, [%[start]]\nldr s10, [%[factors]], #4\n"
+#define INGOT_DOTS1(w, one, a, b) INGOT_DOT("26", w, one)
+#define INGOT_SCALED1 "fsub v26.4s, v26.4s, v14.4s\nfmul v26.4s, v26.4s, v8.4s\n" INGOT_ADD("0", "26", "v10.s[0]")
+#define INGOT_ADDED1 INGOT_ADD("0", "9", "v11.s[0]")
+#define INGOT_BYTE_RESTS1 INGOT_SHIFTED("26", "v22.4b[0]")
+#define INGOT_HALF_RESTS1 INGOT_DOT("26", "v18", "v22.4b[0]")
+#define INGOT_KEEP1 "str q0, [%[sums]]\n"
+#define INGOT_ROWS2                                                                                                                    \
+  "ldp q27, q28, [%[x], #32]\nldp q24, q25, [%[x]], #64\nldp q26, q29, [%[start]]\nldr d10, [%[factors]], #8\n"
+#define INGOT_DOTS2(w, one, a, b) INGOT_DOT("26", w, a) INGOT_DOT("29", w, b)
+#define INGOT_SCALED2                                                                                                                  \
+  "fsub v26.4s, v26.4s, v14.4s\nfsub v29.4s, v29.4s, v14.4s\nfmul v26.4s, v26.4s, v8.4s\nfmul v29.4s, v29.4s, v8.4s\n"                 \
+  INGOT_ADD("0", "26", "v10.s[0]") INGOT_ADD("1", "29", "v10.s[1]")
+#define INGOT_ADDED2 INGOT_ADDED1 INGOT_ADD("1", "9", "v11.s[1]")
+#define INGOT_BYTE_RESTS2 INGOT_BYTE_RESTS1 INGOT_SHIFTED("29", "v22.4b[1]")
+#define INGOT_HALF_RESTS2 INGOT_HALF_RESTS1 INGOT_DOT("29", "v18", "v22.4b[1]")
+#define INGOT_KEEP2 "stp q0, q1, [%[sums]]\n"
+
+// `some` is the register with what there is one of for each row, by its size.
+#define INGOT_FEW(M, some, shift_some, bytes, weights, low0, high0, low1, high1, low2, high2, low3, high3, centre, rest)               \
+  asm volatile(                                                                                                                        \
+      "movi v0.4s, #0\nmovi v1.4s, #0\nmovi v15.16b, #15\nmovi v13.4s, #0x43, lsl #24\nldr q14, [%[start]]\n"                          \
+      "1:\n" weights INGOT_ROWS##M                                                                                                     \
+      "lsr %[at], %[block], %[shift]\nadd %[block], %[block], #1\nldr d8, [%[scales], %[at], lsl #3]\n"                                \
+      "ldrb %w[marks], [%[marked]], #" #M "\nadd %[w], %[w], #" bytes "\n" low0 high0 low1 high1                                       \
+      INGOT_DOTS##M("v16", "v24.4b[0]", "v24.4b[0]", "v24.4b[1]") low2 INGOT_DOTS##M("v17", "v24.4b[1]", "v24.4b[2]", "v24.4b[3]") high2 \
+      INGOT_DOTS##M("v18", "v24.4b[2]", "v25.4b[0]", "v25.4b[1]") low3 INGOT_DOTS##M("v19", "v24.4b[3]", "v25.4b[2]", "v25.4b[3]") high3 \
+      INGOT_DOTS##M("v20", "v25.4b[0]", "v27.4b[0]", "v27.4b[1]") "fcvtl v8.4s, v8.4h\n"                                               \
+      INGOT_DOTS##M("v21", "v25.4b[1]", "v27.4b[2]", "v27.4b[3]")                                                                      \
+      INGOT_DOTS##M("v22", "v25.4b[2]", "v28.4b[0]", "v28.4b[1]") INGOT_DOTS##M("v23", "v25.4b[3]", "v28.4b[2]", "v28.4b[3]")          \
+      "cbnz %w[marks], 4f\n3:\n" INGOT_SCALED##M "tst %[block], %[mask]\nb.ne 2f\n"                                                    \
+      "ldr d9, [%[biases]], #8\nldr " some "11, [%[totals]], #4 * " #M "\nfcvtl v9.4s, v9.4h\n" centre INGOT_ADDED##M                  \
+      "2:\nsub %w[left], %w[left], #1\nadd %[rests], %[rests], #32 * " #M "\ncbnz %w[left], 1b\nb 5f\n"                                \
+      "4:\nrbit %w[at], %w[marks]\nclz %w[at], %w[at]\nldr " some "22, [%[rests], %[at], lsl #" shift_some "]\n" rest                  \
+      "sub %w[at], %w[marks], #1\nand %w[marks], %w[marks], %w[at]\ncbnz %w[marks], 4b\nb 3b\n"                                        \
+      "5:\n" INGOT_KEEP##M                                                                                                             \
+      : [w] "+r"(w), [x] "+r"(x), [factors] "+r"(factors), [block] "+r"(block), [left] "+r"(left), [at] "=&r"(at),                     \
+        [biases] "+r"(biases), [totals] "+r"(totals), [marked] "+r"(marked), [rests] "+r"(rests), [marks] "=&r"(marks),                \
+        [from] "=&r"(from)                                                                                                             \
+      : [scales] "r"(scales), [shift] "r"(shift), [start] "r"(kStarts), [sums] "r"(sums), [mask] "r"(mask), [shifts] "r"(kShifts)      \
+      : "v0", "v1", "v8", "v9", "v10", "v11", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23",             \
+        "v24", "v25", "v26", "v27", "v28", "v29", "cc", "memory")
+#define INGOT_FEW_OF_BYTES(M, some, shift_some)                                                                                        \
+  INGOT_FEW(M, some, shift_some, "128",                                                                                                \
+            "ldp q16, q17, [%[w]]\nldp q18, q19, [%[w], #32]\nldp q20, q21, [%[w], #64]\nldp q22, q23, [%[w], #96]\n"                  \
+            "prfm pldl1keep, [%[w], #2048]\nprfm pldl1keep, [%[w], #2112]\n", "", "", "", "", "", "", "", "",                          \
+            "fmla v9.4s, v8.4s, v13.4s\n", "add %[from], %[w], %[at], lsl #4\nldr q18, [%[from], #-128]\n" INGOT_BYTE_RESTS##M)
+#define INGOT_FEW_OF_HALVES(M, some, shift_some)                                                                                       \
+  INGOT_FEW(M, some, shift_some, "64", "ldp q17, q19, [%[w]]\nldp q21, q23, [%[w], #32]\nprfm pldl1keep, [%[w], #2048]\n",             \
+            "and v16.16b, v17.16b, v15.16b\n", "ushr v17.16b, v17.16b, #4\n", "and v18.16b, v19.16b, v15.16b\n",                       \
+            "ushr v19.16b, v19.16b, #4\n", "and v20.16b, v21.16b, v15.16b\n", "ushr v21.16b, v21.16b, #4\n",                           \
+            "and v22.16b, v23.16b, v15.16b\n", "ushr v23.16b, v23.16b, #4\n", "", INGOT_HALF_STEP INGOT_HALF_RESTS##M)
 
 // Makes of a byte its low or its high half, in front of kRestBits bits of nothing.
 alignas(16) constexpr int8_t kShifts[2][16] = {{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3},
@@ -235,13 +253,29 @@ void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases,
   if constexpr (M == 4 && Bits == 8) INGOT_LOT_OF_BYTES(4);
   if constexpr (M == 8 && Bits == 4) INGOT_LOT_OF_HALVES(8);
   if constexpr (M == 4 && Bits == 4) INGOT_LOT_OF_HALVES(4);
-  if constexpr (M == 1 && Bits == 8) INGOT_ROW_OF_BYTES;
-  if constexpr (M == 1 && Bits == 4) INGOT_ROW_OF_HALVES;
+  if constexpr (M == 2 && Bits == 8) INGOT_FEW_OF_BYTES(2, "d", "3");
+  if constexpr (M == 2 && Bits == 4) INGOT_FEW_OF_HALVES(2, "d", "3");
+  if constexpr (M == 1 && Bits == 8) INGOT_FEW_OF_BYTES(1, "s", "2");
+  if constexpr (M == 1 && Bits == 4) INGOT_FEW_OF_HALVES(1, "s", "2");
 }
 
-#undef INGOT_ROW_OF_HALVES
-#undef INGOT_ROW_OF_BYTES
-#undef INGOT_ROW
+#undef INGOT_FEW_OF_HALVES
+#undef INGOT_FEW_OF_BYTES
+#undef INGOT_FEW
+#undef INGOT_KEEP2
+#undef INGOT_HALF_RESTS2
+#undef INGOT_BYTE_RESTS2
+#undef INGOT_ADDED2
+#undef INGOT_SCALED2
+#undef INGOT_DOTS2
+#undef INGOT_ROWS2
+#undef INGOT_KEEP1
+#undef INGOT_HALF_RESTS1
+#undef INGOT_BYTE_RESTS1
+#undef INGOT_ADDED1
+#undef INGOT_SCALED1
+#undef INGOT_DOTS1
+#undef INGOT_ROWS1
 #undef INGOT_LOT_OF_HALVES
 #undef INGOT_LOT_OF_BYTES
 #undef INGOT_LOT

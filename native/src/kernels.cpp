@@ -97,7 +97,7 @@ class Tile {
 
   void multiply(Sum* sums) const {
 #if defined(__ARM_FEATURE_DOTPROD)
-    if constexpr (M != 2 && std::is_same_v<Factor, Half>)
+    if constexpr (std::is_same_v<Factor, Half>)
       if (std::has_single_bit(static_cast<unsigned>(per_group_))) {
         alignas(16) float found[M * kTile];
         lot_products<M, Bits>(quanta_, scales_, biases_, per_group_, x_, blocks_, found);
