@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{'':24} {'ingot':>10} {'llama.cpp':>10} {'ratio':>9}")
             _print_rows(found)
             if chosen.stock:
-                _print_stock(folder, found)
+                _print_stock(model, folder)
             if chosen.streams:
                 served = through_http(build, weights, folder, chosen.streams, chosen.threads)
                 _print_rows(served)
@@ -245,11 +245,16 @@ def _speed(found: Sequence[Figure], subject: str) -> float:
     return statistics.median(next(figure for figure in found if figure.subject == subject).ours)
 
 
-def _print_stock(folder: Path, found: Sequence[Figure]) -> None:
+def _print_stock(model: Model, folder: Path) -> None:
+    """On prompts and at depths of the same length."""
     theirs = stock.measured(folder)
-    for kind, subject in (("prefill", f"prefill {PROMPTS[0]}"), ("decode", f"decode at {DEPTHS[0]}")):
-        ratio = _speed(found, subject) / theirs[kind]
-        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {ratio:.0f}x", flush=True)
+    ours = {
+        "prefill": statistics.median(model.prefill(stock.PROMPT) for _ in range(3)),
+        "decode": statistics.median(model.decode(stock.PROMPT, OUTPUT) for _ in range(3)),
+    }
+    for kind, speed in ours.items():
+        ratio = speed / theirs[kind]
+        print(f"{kind}: mlx-lm as it comes {theirs[kind]:.2f}, ingot {speed:.1f}: {ratio:.0f}x", flush=True)
 
 
 def _print_limits(model: Model, found: Sequence[Figure], threads: int) -> None:

@@ -128,12 +128,12 @@ class AppendState(LayerState):
             mx.eval(self.keys, self.values)
 
     def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        # MLX divides by the size of what it gathers and scatters, which ends the process where that is nothing.
-        return [mx.take(array[:, :, :length], mx.array(rows), axis=0) for array in self.arrays() if length]
+        return [_copied(array[row : row + 1, :, :length]) for array in self.arrays() if length for row in rows]
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        for array, own in zip(self.arrays() if copies else [], copies, strict=True):
-            array[mx.array(rows), :, : own.shape[2]] = own
+        places = [(array, row) for array in self.arrays() if copies for row in rows]
+        for (array, row), own in zip(places, copies, strict=True):
+            array[row : row + 1, :, : own.shape[2]] = own
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
@@ -310,11 +310,11 @@ class RecurrentState(LayerState, ArraysCache):
         mx.eval(self.arrays())
 
     def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [mx.take(part, mx.array(rows), axis=0) for part in self.arrays()]
+        return [_copied(part[row : row + 1]) for part in self.arrays() for row in rows]
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        for part, own in zip(self.arrays(), copies, strict=True):
-            part[mx.array(rows)] = own
+        for (part, row), own in zip(((part, row) for part in self.arrays() for row in rows), copies, strict=True):
+            part[row : row + 1] = own
 
     def clear(self, slot: int) -> None:
         for part in self.arrays():
@@ -325,14 +325,14 @@ class RecurrentState(LayerState, ArraysCache):
 
     def row(self, slot: int) -> list[mx.array | None]:
         """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
-        return [None if part is None else mx.take(part, mx.array([slot]), axis=0) for part in self.cache]
+        return [None if part is None else _copied(part[slot : slot + 1]) for part in self.cache]
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
         """Give a row a state that `row` gave, which stays as it is."""
         for index, part in enumerate(parts):
             if part is not None:
                 # A copy: with one slot, what is stored would be all of the state, and states are written in place.
-                self._store(index, slot, mx.take(part, mx.array([0]), axis=0))
+                self._store(index, slot, _copied(part))
 
     def _store(self, index: int, slot: int, rows: mx.array) -> None:
         part = self.cache[index]
@@ -452,6 +452,14 @@ def _as_long(array: mx.array, other: mx.array) -> mx.array:
     if missing <= 0:
         return array
     return mx.concatenate([mx.zeros((array.shape[0], missing, *array.shape[2:]), array.dtype), array], axis=1)
+
+
+def _copied(row: mx.array) -> mx.array:
+    """In memory of its own. In two pieces, as what is one already would not be copied; gathering would copy it, but takes
+    long on CPUs."""
+    axis = -2 if row.shape[-2] > 1 else -1
+    half = row.shape[axis] // 2
+    return mx.concatenate(mx.split(row, [half], axis=axis), axis=axis) if half else mx.take(row, mx.array([0]), axis=0)
 
 
 def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
