@@ -455,11 +455,13 @@ def _as_long(array: mx.array, other: mx.array) -> mx.array:
 
 
 def _copied(row: mx.array) -> mx.array:
-    """In memory of its own. In two pieces, as what is one already would not be copied; gathering would copy it, but takes
-    long on CPUs."""
-    axis = -2 if row.shape[-2] > 1 else -1
+    """In memory of its own. In two pieces, as what is one already would not be copied; gathering would copy it, but
+    takes long on CPUs."""
+    axis = row.ndim - (2 if row.shape[-2] > 1 else 1)
     half = row.shape[axis] // 2
-    return mx.concatenate(mx.split(row, [half], axis=axis), axis=axis) if half else mx.take(row, mx.array([0]), axis=0)
+    if not half:
+        return mx.take(row, mx.array([0]), axis=0)
+    return mx.concatenate(list(mx.split(row, [half], axis=axis)), axis=axis)
 
 
 def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
