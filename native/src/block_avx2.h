@@ -17,7 +17,6 @@ inline Sum zero() { return _mm256_setzero_ps(); }
 inline Sum load(const float* p) { return _mm256_loadu_ps(p); }
 inline Sum load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(float* p, Sum sum) { _mm256_storeu_ps(p, sum); }
-inline Sum plus(Sum a, Sum b) { return _mm256_add_ps(a, b); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), sum); }
 inline Sum scaled(Ints product, Sum scales) { return _mm256_mul_ps(_mm256_cvtepi32_ps(product), scales); }
 inline Ints four(const int8_t* x) {

@@ -29,7 +29,6 @@ inline Sum zero() { return vdupq_n_f32(0); }
 inline Sum load(const float* p) { return vld1q_f32(p); }
 inline Sum load(const Half* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 inline void store(float* p, Sum sum) { vst1q_f32(p, sum); }
-inline Sum plus(Sum a, Sum b) { return vaddq_f32(a, b); }
 inline Sum plus(Sum sum, Sum a, float b) { return vfmaq_n_f32(sum, a, b); }
 inline Sum scaled(Ints product, Sum scales) { return vmulq_f32(vsubq_f32(vreinterpretq_f32_s32(product), vdupq_n_f32(kStart)), scales); }
 
@@ -241,7 +240,8 @@ alignas(16) constexpr int8_t kShifts[2][16] = {{3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3,
 static_assert(kRestBits == 3);
 
 template <int M, int Bits>
-void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases, int per_group, const Quantised& lot, int blocks, float* sums) {
+void lot_products(const uint8_t* quanta, const Half* scales, const Half* biases, int per_group, const Quantised& lot, int blocks,
+                  float* sums) {
   alignas(16) float less[4] = {-kStart, -kStart, -kStart, -kStart};
   const uint64_t shift = std::countr_zero(static_cast<unsigned>(per_group)), mask = per_group - 1;
   const uint8_t *w = quanta, *marked = lot.marks, *from;

@@ -24,10 +24,6 @@ inline Sum load(const Factor* p) {
   return sum;
 }
 inline void store(float* p, Sum sum) { std::memcpy(p, sum.v, sizeof(sum.v)); }
-inline Sum plus(Sum a, Sum b) {
-  for (int r = 0; r < kTile; r++) a.v[r] += b.v[r];
-  return a;
-}
 inline Sum plus(Sum sum, Sum a, float b) {
   for (int r = 0; r < kTile; r++) sum.v[r] += a.v[r] * b;
   return sum;

@@ -259,9 +259,8 @@ void scored(const float* q, const float* k, const float* v, int lo, int hi, int 
 
 void scored_apart(const float* q, int rows, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
   if (dim % kParts != 0) {
-    for (int row = 0; row < rows; row++)
-      for (int j = lo; j < hi; j++)
-        scores[static_cast<size_t>(row) * kKeyBlock + j] = odd_score(q + static_cast<size_t>(row) * dim, k + static_cast<ptrdiff_t>(j) * dim, dim);
+    for (int row = 0; row < rows; row++, q += dim, scores += kKeyBlock)
+      for (int j = lo; j < hi; j++) scores[j] = odd_score(q, k + static_cast<ptrdiff_t>(j) * dim, dim);
     return;
   }
   int row = 0;

@@ -15,8 +15,8 @@ class Pool {
  public:
   static Pool& shared();
 
-  // Calls body(i) for every i in [0, count), on several threads, of which each takes `step` at a time. Loops of two threads at once are run one after the
-  // other: the second caller does its own alone.
+  // Calls body(i) for every i in [0, count), on several threads, of which each takes `step` at a time. Loops of two threads
+  // at once are run one after the other: the second caller does its own alone.
   template <class Body>
   void each(int count, const Body& body, int step = 1) {
     run(count, step, [](const void* context, int index) { (*static_cast<const Body*>(context))(index); }, &body);
