@@ -14,6 +14,13 @@ namespace {  // each instruction set has its own
 
 constexpr int kSteps = kBlock / 4;  // a block is multiplied four columns at a time
 
+// A step of one row.
+inline int32_t step_of(const int8_t* x) {
+  int32_t four;
+  std::memcpy(&four, x, sizeof(four));
+  return four;
+}
+
 // A number of 16 bits: a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
   uint16_t bits;

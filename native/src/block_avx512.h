@@ -19,11 +19,7 @@ inline Sum load(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reint
 inline void store(float* p, Sum sum) { _mm512_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum); }
 inline Sum scaled(Ints product, Sum scales) { return _mm512_mul_ps(_mm512_cvtepi32_ps(product), scales); }
-inline Ints four(const int8_t* x) {
-  int32_t both;
-  std::memcpy(&both, x, sizeof(both));
-  return _mm512_set1_epi32(both);
-}
+inline Ints four(const int8_t* x) { return _mm512_set1_epi32(step_of(x)); }
 
 template <int Bits>
 struct Block {

@@ -70,21 +70,16 @@ void add_bias(const Task& task, int count) {
 class QuantisedRows {
  public:
   QuantisedRows(const float* x, int rows, int columns, int group)
-      : group(group), blocks_(static_cast<size_t>(rows_of_lots(rows)) * columns / kBlock), values_(2 * blocks_ * kBlock), scales_(blocks_),
-        sums_(blocks_ * kBlock / group), marks_(blocks_), columns_(columns) {
+      : group(group), blocks_(static_cast<size_t>(rows_of_lots(rows)) * columns / kBlock), values_(2 * blocks_ * kBlock),
+        scales_(blocks_), sums_(blocks_ * kBlock / group), marks_(blocks_), columns_(columns) {
     std::fill_n(marks_.data(), blocks_, 0);
     std::fill_n(values_.data() + blocks_ * kBlock, blocks_ * kBlock, 0);
+    if (rows_of_lots(rows) > rows) clear(lot_of(rows - 1, rows));
     each_token(rows, [&](int row) {
       const Lot lot = lot_of(row, rows);
       kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
                          at(lot.first));
     });
-    // Of rows that are missing nothing is kept, but they are read.
-    for (int row = rows; row < rows_of_lots(rows); row++) {
-      const Lot lot = lot_of(rows - 1, rows);
-      const std::vector<float> nothing(columns);
-      kernels().quantise(nothing.data(), columns_, this->group, lot.size, row - lot.first, at(lot.first));
-    }
   }
 
   Quantised at(int first) {  // where a lot begins
@@ -96,6 +91,15 @@ class QuantisedRows {
   const int group;
 
  private:
+  // A lot in which rows are missing: nothing of them is kept, but they are read.
+  void clear(Lot lot) {
+    const Quantised out = at(lot.first);
+    const size_t values = static_cast<size_t>(lot.size) * columns_;
+    std::fill_n(out.values, values, 0);
+    std::fill_n(out.scales, values / kBlock, 0.0f);
+    std::fill_n(out.sums, values / group, 0.0f);
+  }
+
   size_t blocks_;
   Room<int8_t> values_;  // and the rests
   Room<float> scales_, sums_;
