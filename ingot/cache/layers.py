@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from ingot.cache.arrays import as_long, copied, empty_like, resized, with_rows
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
 from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted, Piece
 from ingot.cache.positions import Offset
@@ -122,13 +123,13 @@ class AppendState(LayerState):
     def resize(self, slots: int, capacity: int) -> None:
         self._slots, self._capacity = slots, capacity
         if self.keys is not None and self.values is not None:
-            self.keys = _resized(self.keys, slots, capacity)
-            self.values = _resized(self.values, slots, capacity)
+            self.keys = resized(self.keys, slots, capacity)
+            self.values = resized(self.values, slots, capacity)
             # One layer at a time: old and new of one layer are alive together, never of all.
             mx.eval(self.keys, self.values)
 
     def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [_copied(array[row : row + 1, :, :length]) for array in self.arrays() if length for row in rows]
+        return [copied(array[row : row + 1, :, :length]) for array in self.arrays() if length for row in rows]
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
         places = [(array, row) for array in self.arrays() if copies for row in rows]
@@ -152,8 +153,8 @@ class AppendState(LayerState):
     def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
         """Give a row keys and values computed earlier, of consecutive tokens from `begin` on."""
         if self.keys is None or self.values is None:
-            self.keys = _empty_like(arrays[0], self._slots, self._capacity)
-            self.values = _empty_like(arrays[1], self._slots, self._capacity)
+            self.keys = empty_like(arrays[0], self._slots, self._capacity)
+            self.values = empty_like(arrays[1], self._slots, self._capacity)
         count = arrays[0].shape[2]
         self.keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
         self.values[slot : slot + 1, :, begin : begin + count] = arrays[1]
@@ -182,8 +183,8 @@ class AppendState(LayerState):
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         if self.keys is None or self.values is None:
-            self.keys = _empty_like(keys, self._slots, self._capacity)
-            self.values = _empty_like(values, self._slots, self._capacity)
+            self.keys = empty_like(keys, self._slots, self._capacity)
+            self.values = empty_like(values, self._slots, self._capacity)
         begins = self._begins()
         _write(self.keys, keys, self.open_launch, begins)
         _write(self.values, values, self.open_launch, begins)
@@ -306,11 +307,11 @@ class RecurrentState(LayerState, ArraysCache):
 
     def resize(self, slots: int, capacity: int) -> None:
         self._slots = slots
-        self.cache = [None if part is None else _with_rows(part, slots) for part in self.cache]
+        self.cache = [None if part is None else with_rows(part, slots) for part in self.cache]
         mx.eval(self.arrays())
 
     def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [_copied(part[row : row + 1]) for part in self.arrays() for row in rows]
+        return [copied(part[row : row + 1]) for part in self.arrays() for row in rows]
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
         for (part, row), own in zip(((part, row) for part in self.arrays() for row in rows), copies, strict=True):
@@ -325,21 +326,21 @@ class RecurrentState(LayerState, ArraysCache):
 
     def row(self, slot: int) -> list[mx.array | None]:
         """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
-        return [None if part is None else _copied(part[slot : slot + 1]) for part in self.cache]
+        return [None if part is None else copied(part[slot : slot + 1]) for part in self.cache]
 
     def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
         """Give a row a state that `row` gave, which stays as it is."""
         for index, part in enumerate(parts):
             if part is not None:
                 # A copy: with one slot, what is stored would be all of the state, and states are written in place.
-                self._store(index, slot, _copied(part))
+                self._store(index, slot, copied(part))
 
     def _store(self, index: int, slot: int, rows: mx.array) -> None:
         part = self.cache[index]
         if part is None:
             part = mx.zeros((self._slots, *rows.shape[1:]), rows.dtype)
         # A history of the newest tokens grows with its sequence at first; before that lies nothing.
-        part, rows = _as_long(part, rows), _as_long(rows, part)
+        part, rows = as_long(part, rows), as_long(rows, part)
         part[slot : slot + rows.shape[0]] = rows
         self.cache[index] = part
 
@@ -434,41 +435,6 @@ _FACTORIES: dict[type, Callable[[Any, int, int], LayerState]] = {
     caches.ArraysCache: lambda asked, widest, margin: RecurrentState(len(asked.cache)),
     caches.CacheList: _group,
 }
-
-
-def _empty_like(part: mx.array, slots: int, capacity: int) -> mx.array:
-    return mx.zeros((slots, part.shape[1], capacity, part.shape[3]), part.dtype)
-
-
-def _with_rows(array: mx.array, rows: int) -> mx.array:
-    if rows <= array.shape[0]:
-        return mx.contiguous(array[:rows])
-    return mx.concatenate([array, mx.zeros((rows - array.shape[0], *array.shape[1:]), array.dtype)])
-
-
-def _as_long(array: mx.array, other: mx.array) -> mx.array:
-    """`array` with zeros in front, so that its second axis is as long as `other`'s if that is longer."""
-    missing = other.shape[1] - array.shape[1] if other.ndim > 1 else 0
-    if missing <= 0:
-        return array
-    return mx.concatenate([mx.zeros((array.shape[0], missing, *array.shape[2:]), array.dtype), array], axis=1)
-
-
-def _copied(row: mx.array) -> mx.array:
-    """In memory of its own. In two pieces, as what is one already would not be copied; gathering would copy it, but
-    takes long on CPUs."""
-    axis = row.ndim - (2 if row.shape[-2] > 1 else 1)
-    half = row.shape[axis] // 2
-    if not half:
-        return mx.take(row, mx.array([0]), axis=0)
-    return mx.concatenate(list(mx.split(row, [half], axis=axis)), axis=axis)
-
-
-def _resized(array: mx.array, slots: int, capacity: int) -> mx.array:
-    kept_slots, kept = min(slots, array.shape[0]), min(capacity, array.shape[2])
-    fresh = mx.zeros((slots, array.shape[1], capacity, array.shape[3]), array.dtype)
-    fresh[:kept_slots, :, :kept] = array[:kept_slots, :, :kept]
-    return fresh
 
 
 def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:
