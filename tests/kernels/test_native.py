@@ -229,7 +229,9 @@ def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
         pytest.skip("already running with another instruction set")
     environment = {**os.environ, "INGOT_ISA": isa}
     asking = [sys.executable, "-c", "import mlx.core, ingot_native; print(ingot_native.instruction_set())"]
-    used = subprocess.run(asking, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    used = subprocess.run(
+        asking, env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
     if used != isa and isa != "portable":
         pytest.skip(f"this machine has no {isa}")
     assert used == isa
