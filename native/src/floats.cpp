@@ -16,14 +16,6 @@
 namespace ingot {
 namespace {
 
-constexpr int kLanes = 8;
-
-float total(const float* lanes) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; i++) sum += lanes[i];
-  return sum;
-}
-
 typedef float Vec __attribute__((vector_size(4 * kVector)));
 typedef int32_t IntegerVec __attribute__((vector_size(4 * kVector)));
 
@@ -89,33 +81,50 @@ inline void each(size_t size, float* y, const Function& function) {
   for (; i < size; i++) y[i] = function([i](const float* x) { return x[i]; });
 }
 
-void rms_norm(const float* x, const float* weight, float eps, int size, float* y) {
-  float lanes[kLanes] = {};
+// The sum of some numbers, as of a tree: of each half the same way.
+template <int N>
+inline float tree_total(const float* parts) {
+  if constexpr (N == 1)
+    return parts[0];
+  else
+    return tree_total<N / 2>(parts) + tree_total<N / 2>(parts + N / 2);
+}
+
+inline float total(Vec v) {
+  float lanes[kVector];
+  stored(lanes, v);
+  return tree_total<kVector>(lanes);
+}
+
+// add(sum, i) for vectors of values and then for those that are left, in several sums, which do not wait for each other.
+template <class Add>
+inline float total_of(int size, const Add& add) {
+  constexpr int kSums = 4;
+  Vec sums[kSums] = {};
+  auto vector = [](int i) { return [i](const float* x) { return loaded<Vec>(x + i); }; };
   int i = 0;
-  for (; i + kLanes <= size; i += kLanes)
-    for (int l = 0; l < kLanes; l++) lanes[l] += x[i + l] * x[i + l];
-  for (int l = 0; i < size; i++, l++) lanes[l] += x[i] * x[i];
-  const float inverse = 1.0f / std::sqrt(total(lanes) / static_cast<float>(size) + eps);
-  for (i = 0; i < size; i++) y[i] = x[i] * inverse * weight[i];
+  for (; i + kSums * kVector <= size; i += kSums * kVector)
+#pragma GCC unroll 4
+    for (int j = 0; j < kSums; j++) sums[j] = add(sums[j], vector(i + j * kVector));
+  for (; i + kVector <= size; i += kVector) sums[0] = add(sums[0], vector(i));
+  float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < size; i++) sum = add(sum, [i](const float* x) { return x[i]; });
+  return sum;
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int size, float* y) {
+  const float squares = total_of(size, [x](auto sum, auto at) { return fused(at(x), at(x), sum); });
+  const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
+  each(size, y, [=](auto at) { return at(x) * inverse * at(weight); });
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int size, float* y) {
-  float lanes[kLanes] = {};
-  int i = 0;
-  for (; i + kLanes <= size; i += kLanes)
-    for (int l = 0; l < kLanes; l++) lanes[l] += x[i + l];
-  for (int l = 0; i < size; i++, l++) lanes[l] += x[i];
-  const float mean = total(lanes) / static_cast<float>(size);
-  std::fill(lanes, lanes + kLanes, 0.0f);
-  for (i = 0; i + kLanes <= size; i += kLanes)
-    for (int l = 0; l < kLanes; l++) lanes[l] += (x[i + l] - mean) * (x[i + l] - mean);
-  for (int l = 0; i < size; i++, l++) lanes[l] += (x[i] - mean) * (x[i] - mean);
-  const float inverse = 1.0f / std::sqrt(total(lanes) / static_cast<float>(size) + eps);
-  for (i = 0; i < size; i++) y[i] = (x[i] - mean) * inverse;
-  if (weight)
-    for (i = 0; i < size; i++) y[i] *= weight[i];
-  if (bias)
-    for (i = 0; i < size; i++) y[i] += bias[i];
+  const float mean = total_of(size, [x](auto sum, auto at) { return sum + at(x); }) / static_cast<float>(size);
+  const float squares = total_of(size, [=](auto sum, auto at) { return fused(at(x) - mean, at(x) - mean, sum); });
+  const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
+  each(size, y, [=](auto at) { return (at(x) - mean) * inverse; });
+  if (weight) each(size, y, [=](auto at) { return at(y) * at(weight); });
+  if (bias) each(size, y, [=](auto at) { return at(y) + at(bias); });
 }
 
 void add(float* y, const float* x, size_t size) {
@@ -183,55 +192,77 @@ void rotate(float* head, const float* cosines, const float* sines, int dims, boo
 }
 
 constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
-constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
+constexpr int kRows = kVector == 4 ? 8 : 4;              // rows that are scored at once: as many as registers allow
 constexpr int kWide = kVector == 8 ? 2 : 4;              // vectors of values that are summed at once
-constexpr int kParts = 4;                                // sums that a score is made of
+constexpr int kParts = kVector == 16 ? 16 : 4;           // sums that a score is made of
 constexpr int kPacked = 12;                              // rows from which it pays to turn the keys around
 
 typedef float Part __attribute__((vector_size(4 * kParts)));
 
-// Each of four scores as the sum of its parts.
-inline Part totals(const Part* four) {
-  typedef int32_t Order __attribute__((vector_size(16)));
-  const Part a = __builtin_shuffle(four[0], four[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(four[2], four[3], Order{0, 4, 1, 5});
-  const Part c = __builtin_shuffle(four[0], four[1], Order{2, 6, 3, 7}), d = __builtin_shuffle(four[2], four[3], Order{2, 6, 3, 7});
-  const Part first = __builtin_shuffle(a, b, Order{0, 1, 4, 5}), second = __builtin_shuffle(a, b, Order{2, 3, 6, 7});
-  const Part third = __builtin_shuffle(c, d, Order{0, 1, 4, 5}), fourth = __builtin_shuffle(c, d, Order{2, 3, 6, 7});
-  return ((first + second) + third) + fourth;
+// A score is always the sum of the same parts, part p being that of the dims p, p + kParts and so on, added up as a tree whose
+// leaves are in this order, so that it does not depend on the function that computes it.
+#if defined(__AVX512F__)
+constexpr int kLeaves[kParts] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+#else
+constexpr int kLeaves[kParts] = {0, 2, 1, 3};
+#endif
+
+inline float total_of_parts(Part part) {
+  float leaves[kParts];
+  for (int i = 0; i < kParts; i++) leaves[i] = part[kLeaves[i]];
+  return tree_total<kParts>(leaves);
 }
 
-// Scores of R rows with K keys. A score is always the sum of the same parts, part p being that of the dims p, p + 4,
-// p + 8 and so on, so that it does not depend on the function that computes it.
+// Each of four scores as the sum of its parts.
+inline void store_totals(const Part* four, float* to) {
+#if defined(__AVX512F__)
+  auto halved = [](Part a, Part b) { return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b)); };
+  const __m512d first = _mm512_castps_pd(halved(four[0], four[1])), second = _mm512_castps_pd(halved(four[2], four[3]));
+  const __m512 sums = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+  typedef int32_t Order __attribute__((vector_size(16)));
+  const Part a = __builtin_shuffle(four[0], four[1], Order{0, 4, 1, 5}) + __builtin_shuffle(four[0], four[1], Order{2, 6, 3, 7});
+  const Part b = __builtin_shuffle(four[2], four[3], Order{0, 4, 1, 5}) + __builtin_shuffle(four[2], four[3], Order{2, 6, 3, 7});
+  stored(to, __builtin_shuffle(a, b, Order{0, 1, 4, 5}) + __builtin_shuffle(a, b, Order{2, 3, 6, 7}));
+#endif
+}
+
+// As many dims as there are left; nought beyond.
+inline Part some_dims(const float* from, int left) {
+  Part part{};
+  __builtin_memcpy(&part, from, sizeof(float) * left);
+  return part;
+}
+
+// Scores of R rows with K keys.
 template <int R, int K>
 inline void few_scores(const float* q, const float* k, int dim, float* out) {
   Part parts[R][K] = {};
-  for (int d = 0; d < dim; d += kParts) {
+  auto add = [&](int d, auto load) {
     Part keys[K];
 #pragma GCC unroll 8
-    for (int b = 0; b < K; b++) keys[b] = loaded<Part>(k + static_cast<size_t>(b) * dim + d);
+    for (int b = 0; b < K; b++) keys[b] = load(k + static_cast<size_t>(b) * dim + d);
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++) {
-      const Part row = loaded<Part>(q + static_cast<size_t>(a) * dim + d);
+      const Part row = load(q + static_cast<size_t>(a) * dim + d);
 #pragma GCC unroll 8
       for (int b = 0; b < K; b++) parts[a][b] = fused(row, keys[b], parts[a][b]);
     }
-  }
+  };
+  int d = 0;
+  for (; d + kParts <= dim; d += kParts) add(d, [](const float* from) { return loaded<Part>(from); });
+  if (const int left = dim - d; left > 0) add(d, [left](const float* from) { return some_dims(from, left); });
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++) {
     float* to = out + static_cast<size_t>(a) * kKeyBlock;
     if constexpr (K % 4 == 0)
 #pragma GCC unroll 2
-      for (int b = 0; b < K; b += 4) stored(to + b, totals(parts[a] + b));
+      for (int b = 0; b < K; b += 4) store_totals(parts[a] + b, to + b);
     else
-      for (int b = 0; b < K; b++) to[b] = ((parts[a][b][0] + parts[a][b][1]) + parts[a][b][2]) + parts[a][b][3];
+      for (int b = 0; b < K; b++) to[b] = total_of_parts(parts[a][b]);
   }
-}
-
-// The same of one row with one key, where dims do not come in fours.
-inline float odd_score(const float* q, const float* k, int dim) {
-  float parts[kParts] = {};
-  for (int d = 0; d < dim; d++) parts[d % kParts] = fused(q[d], k[d], parts[d % kParts]);
-  return ((parts[0] + parts[1]) + parts[2]) + parts[3];
 }
 
 // Asks for floats that are read soon.
@@ -258,11 +289,6 @@ void scored(const float* q, const float* k, const float* v, int lo, int hi, int 
 }
 
 void scored_apart(const float* q, int rows, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
-  if (dim % kParts != 0) {
-    for (int row = 0; row < rows; row++, q += dim, scores += kKeyBlock)
-      for (int j = lo; j < hi; j++) scores[j] = odd_score(q, k + static_cast<ptrdiff_t>(j) * dim, dim);
-    return;
-  }
   int row = 0;
   auto next = [&](auto count) {
     constexpr int R = decltype(count)::value;
@@ -279,35 +305,43 @@ void scored_apart(const float* q, int rows, const float* k, const float* v, int 
 
 // kRows rows, turned around, with a panel of keys, turned around.
 inline void panel_scores(const float* q, const float* keys, int dim, float* out) {
-  Vec sums[kRows][2] = {};
-  for (int p = 0; p < std::min(kParts, dim); p++) {
-    Vec part[kRows][2] = {};
-    for (int d = p; d < dim; d += kParts) {
+  // Sums of 1, 2, 4 and 8 leaves that wait for their other half, as the bits of how many there are.
+  Vec waiting[std::bit_width(static_cast<unsigned>(kParts)) - 1][kRows][2], part[kRows][2];
+  for (int leaf = 0; leaf < kParts; leaf++) {
+    Vec sums[kRows][2] = {};
+    for (int d = kLeaves[leaf]; d < dim; d += kParts) {
       const Vec one = loaded<Vec>(keys + static_cast<size_t>(d) * kPanel);
       const Vec two = loaded<Vec>(keys + static_cast<size_t>(d) * kPanel + kVector);
       const float* values = q + static_cast<size_t>(d) * kRows;
 #pragma GCC unroll 8
       for (int a = 0; a < kRows; a++) {
-        part[a][0] = fused(one, values[a], part[a][0]);
-        part[a][1] = fused(two, values[a], part[a][1]);
+        sums[a][0] = fused(one, values[a], sums[a][0]);
+        sums[a][1] = fused(two, values[a], sums[a][1]);
       }
     }
+    int level = 0;
+    for (; leaf >> level & 1; level++)
+#pragma GCC unroll 8
+      for (int a = 0; a < kRows; a++)
+        for (int b = 0; b < 2; b++) sums[a][b] = waiting[level][a][b] + sums[a][b];
+    Vec(*to)[2] = leaf + 1 < kParts ? waiting[level] : part;
 #pragma GCC unroll 8
     for (int a = 0; a < kRows; a++)
-      for (int b = 0; b < 2; b++) sums[a][b] = p == 0 ? part[a][b] : sums[a][b] + part[a][b];
+      for (int b = 0; b < 2; b++) to[a][b] = sums[a][b];
   }
 #pragma GCC unroll 8
   for (int a = 0; a < kRows; a++)
-    for (int b = 0; b < 2; b++) stored(out + static_cast<size_t>(a) * kKeyBlock + b * kVector, sums[a][b]);
+    for (int b = 0; b < 2; b++) stored(out + static_cast<size_t>(a) * kKeyBlock + b * kVector, part[a][b]);
 }
 
 // Four values of four keys, turned around: four keys of four values.
 inline void turn(const float* k, int dim, float* panel) {
+  typedef float Four __attribute__((vector_size(16)));
   typedef int32_t Order __attribute__((vector_size(16)));
-  Part keys[4];
-  for (int i = 0; i < 4; i++) keys[i] = loaded<Part>(k + static_cast<ptrdiff_t>(i) * dim);
-  const Part a = __builtin_shuffle(keys[0], keys[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(keys[2], keys[3], Order{0, 4, 1, 5});
-  const Part c = __builtin_shuffle(keys[0], keys[1], Order{2, 6, 3, 7}), d = __builtin_shuffle(keys[2], keys[3], Order{2, 6, 3, 7});
+  Four keys[4];
+  for (int i = 0; i < 4; i++) keys[i] = loaded<Four>(k + static_cast<ptrdiff_t>(i) * dim);
+  const Four a = __builtin_shuffle(keys[0], keys[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(keys[2], keys[3], Order{0, 4, 1, 5});
+  const Four c = __builtin_shuffle(keys[0], keys[1], Order{2, 6, 3, 7}), d = __builtin_shuffle(keys[2], keys[3], Order{2, 6, 3, 7});
   stored(panel, __builtin_shuffle(a, b, Order{0, 1, 4, 5}));
   stored(panel + kPanel, __builtin_shuffle(a, b, Order{2, 3, 6, 7}));
   stored(panel + 2 * kPanel, __builtin_shuffle(c, d, Order{0, 1, 4, 5}));
@@ -362,11 +396,8 @@ float weighed(float* scores, int lo, int hi, float cap, float& largest, float& s
   for (int j = begin; j < end; j += kVector) stored(scores + j, share(loaded<Vec>(scores + j) - now));
   std::fill(scores, scores + lo, 0.0f);
   std::fill(scores + hi, scores + kKeyBlock, 0.0f);
-  float lanes[kLanes] = {};
-  for (int j = 0; j < kKeyBlock; j += kLanes)
-    for (int l = 0; l < kLanes; l++) lanes[l] += scores[j + l];
   const float worth = share(before - now);
-  sum = sum * worth + total(lanes);
+  sum = sum * worth + total_of(kKeyBlock, [scores](auto some, auto at) { return some + at(scores); });
   return worth;
 }
 

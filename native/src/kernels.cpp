@@ -79,9 +79,8 @@ inline void keep(Sum sum, float* to, int wanted) {
   std::memcpy(to, all, sizeof(float) * wanted);
 }
 
-// With so few rows, weights are waited for: they are asked for that many bytes ahead, beyond the end of a page too, where
-// the processor itself stops looking ahead.
-constexpr int kWaiting = 2;
+// Weights are waited for: they are asked for that many bytes ahead, beyond the end of a page too, where the processor itself
+// stops looking ahead.
 constexpr size_t kAhead = 2048;
 
 // One tile of weights and the M activation rows of a lot, with the sums in registers over the whole width. What becomes of a
@@ -111,8 +110,7 @@ class Tile {
     for (int group = 0, block = 0; group < groups_; group++) {
       const Sum scale = load(scales_ + group * kTile);
       for (int end = block + per_group_; block < end; block++, quanta += kBytes) {
-        if constexpr (M <= kWaiting)
-          for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(quanta + kAhead + line);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(quanta + kAhead + line);
         add_block(quanta, static_cast<size_t>(block) * M, scale, sums);
       }
       const Sum bias = bias_of<Bits>(biases_ + group * kTile, scale);
