@@ -147,7 +147,7 @@ class Settings:
     )
     dtype: str | None = setting(
         None,
-        "float32, bfloat16 or float16 (default: what suits the device)",
+        "float32, bfloat16 or float16, of weights and states (default: what suits the device)",
         choices=("float32", "bfloat16", "float16"),
     )
     served_model_name: tuple[str, ...] = setting(

@@ -67,8 +67,8 @@ def build(kind: str, seed: int = 0) -> Any:
 
 
 @cache
-def adapter(kind: str, widest: int = 2048) -> Any:
+def adapter(kind: str, widest: int = 2048, *, exact: bool = False) -> Any:
     from ingot.kernels.device import current
     from ingot.models.adapter import adapt
 
-    return adapt(build(kind), CONFIGS[kind], current(), widest=widest)
+    return adapt(build(kind), CONFIGS[kind], current(), widest=widest, exact=exact)

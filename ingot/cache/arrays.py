@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 
-def empty_like(part: mx.array, slots: int, capacity: int) -> mx.array:
-    return mx.zeros((slots, part.shape[1], capacity, part.shape[3]), part.dtype)
+def empty_like(part: mx.array, slots: int, capacity: int, dtype: mx.Dtype | None = None) -> mx.array:
+    return mx.zeros((slots, part.shape[1], capacity, part.shape[3]), dtype or part.dtype)
 
 
 def with_rows(array: mx.array, rows: int) -> mx.array:

@@ -116,6 +116,8 @@ class AppendState(LayerState):
         super().__init__()
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.kept: mx.Dtype | None = None
+        """What keys and values are rounded to; None: they stay as they are computed."""
         self._slots, self._capacity = slots, capacity
 
     # What slots ask for.
@@ -152,20 +154,24 @@ class AppendState(LayerState):
 
     def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
         """Give a row keys and values computed earlier, of consecutive tokens from `begin` on."""
-        if self.keys is None or self.values is None:
-            self.keys = empty_like(arrays[0], self._slots, self._capacity)
-            self.values = empty_like(arrays[1], self._slots, self._capacity)
+        keys, values = self._made(arrays[0], arrays[1])
         count = arrays[0].shape[2]
-        self.keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
-        self.values[slot : slot + 1, :, begin : begin + count] = arrays[1]
+        keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
+        values[slot : slot + 1, :, begin : begin + count] = arrays[1]
 
     # What layers that are computed together ask for.
 
     def allocate(self, heads: int, size: int, dtype: mx.Dtype) -> None:
-        """See that there are arrays, before anything was written."""
+        """See that there are arrays, before anything was written; `dtype` is what keys and values are computed in."""
+        sample = mx.zeros((1, heads, 1, size), dtype)
+        self._made(sample, sample)
+
+    def _made(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """All keys and values, made for ones like these if there are none yet."""
         if self.keys is None or self.values is None:
-            shape = (self._slots, heads, self._capacity, size)
-            self.keys, self.values = mx.zeros(shape, dtype), mx.zeros(shape, dtype)
+            self.keys = empty_like(keys, self._slots, self._capacity, self.kept)
+            self.values = empty_like(values, self._slots, self._capacity, self.kept)
+        return self.keys, self.values
 
     def release(self) -> None:
         """Let go of the arrays: whoever took them writes them in place, and gives them back."""
@@ -182,12 +188,10 @@ class AppendState(LayerState):
         return self.keys_and_values()
 
     def write(self, keys: mx.array, values: mx.array) -> None:
-        if self.keys is None or self.values is None:
-            self.keys = empty_like(keys, self._slots, self._capacity)
-            self.values = empty_like(values, self._slots, self._capacity)
+        all_keys, all_values = self._made(keys, values)
         begins = self._begins()
-        _write(self.keys, keys, self.open_launch, begins)
-        _write(self.values, values, self.open_launch, begins)
+        _write(all_keys, keys, self.open_launch, begins)
+        _write(all_values, values, self.open_launch, begins)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         launch = self.open_launch

@@ -22,7 +22,7 @@ from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.attention import TILE
+from ingot.models.attention import TILE, MixedAttention
 from ingot.models.dialect import older_names
 from ingot.models.fused import fuse_layers
 from ingot.models.gates import swap_gates
@@ -55,6 +55,7 @@ class Adapter:
     selection: Selection | None
     widest: int
     margin: int  # tokens by which windows are wider than the model's caches say
+    kept: mx.Dtype | None  # what keys and values are rounded to; None: they stay as they are computed
     footprint: Footprint
     ragged: bool  # rows of different lengths may decode together
     padded: bool  # prompts of different lengths may be computed together, padded
@@ -79,7 +80,7 @@ class Adapter:
         return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
 
     def new_slots(self) -> Slots:
-        return Slots(layer_states(self.model, self.widest, self.margin))
+        return new_slots(self.model, self.widest, self.margin, self.kept)
 
     def forward(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
         """Logits [rows, 1, vocab] at position `at[i]` of each row, or [rows, width, vocab] when `at` is None."""
@@ -100,14 +101,21 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     notes = settle(model, device, dtype)
     mx.eval(model.parameters())
     model.eval()
-    return adapt(model, config, device, widest=widest, notes=notes)
+    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None)
 
 
 def adapt(
-    model: nn.Module, config: dict[str, Any], device: Device, *, widest: int = 2048, notes: Sequence[str] = ()
+    model: nn.Module,
+    config: dict[str, Any],
+    device: Device,
+    *,
+    widest: int = 2048,
+    notes: Sequence[str] = (),
+    exact: bool = False,
 ) -> Adapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
+    `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
     Raises ModelError if it cannot be run here, or not rightly.
     """
     family = str(config.get("model_type"))
@@ -125,7 +133,8 @@ def adapt(
     selection = select_at_heads(model)
     # On GPUs launches run one after another: CUDA refuses some mixed ones, and is slower at the others.
     mixing = device.kind == "cpu" and family not in UNMIXED
-    found, margin = _probe(model, selection, widest, mixing=mixing)
+    kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
+    found, margin = _probe(model, selection, widest, kept, mixing=mixing)
     return Adapter(
         model,
         config,
@@ -133,6 +142,7 @@ def adapt(
         selection,
         widest,
         margin,
+        kept,
         _footprint(found, config, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
         found.ragged,
         found.padded,
@@ -142,24 +152,36 @@ def adapt(
     )
 
 
-def layer_states(model: Any, widest: int, margin: int) -> list[LayerState]:
-    """Live states of the kinds that the model asks for."""
+def _attends_natively(model: Any) -> bool:
+    """Whether the native kernels read all keys and values that the model keeps."""
+    covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
+    return 0 < covered == sum(isinstance(state, AppendState) for state in new_slots(model, 1, 0, None).states)
+
+
+def new_slots(model: Any, widest: int, margin: int, kept: mx.Dtype | None) -> Slots:
+    """Live states of the kinds that the model asks for. Keys and values are rounded to `kept`, if that is given."""
     asked = caches.make_prompt_cache(model)
     try:
-        return [state_for(cache, widest, margin) for cache in asked]
+        slots = Slots([state_for(cache, widest, margin) for cache in asked])
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
+    for state in slots.states:
+        if isinstance(state, AppendState):
+            state.kept = kept
+    return slots
 
 
-def _probe(model: Any, selection: Selection | None, widest: int, *, mixing: bool) -> tuple[Findings, int]:
+def _probe(
+    model: Any, selection: Selection | None, widest: int, kept: mx.Dtype | None, *, mixing: bool
+) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
 
     def findings(margin: int) -> Findings:
         return Probe(
             partial(_forward, model, selection),
             partial(_forward_mixed, model, selection),
-            lambda: Slots(layer_states(model, widest, margin)),
+            lambda: new_slots(model, widest, margin, kept),
             _main_dtype(model),
             mixing=mixing,
         ).run()

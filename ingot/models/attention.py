@@ -107,6 +107,11 @@ class MixedAttention(nn.Module):
     _tile: int | None
     _ragged: RaggedAttention | None
 
+    @property
+    def native(self) -> bool:
+        """Whether the native kernels compute it in mixed launches."""
+        return self._ragged is not None
+
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, AppendState) or cache.whole is None:
             return super().__call__(x, mask=mask, cache=cache)

@@ -47,7 +47,7 @@ class Rotations:
 
 
 class RaggedAttention:
-    """One layer's attention. Computes float32 alone."""
+    """One layer's attention. Computes float32 alone; keys and values may be kept in 16 bits."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RaggedAttention:
 
     def covers(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> bool:
         """Whether this launch is one that it computes as the module would."""
-        if x.dtype != mx.float32 or any(array.dtype != mx.float32 for array in state.arrays()):
+        if x.dtype != mx.float32 or any(array.dtype not in (mx.float32, mx.float16) for array in state.arrays()):
             return False
         if masks is None:
             return all(part.width == 1 for part in mixed.parts)

@@ -42,9 +42,14 @@ inline void turn(__m512i* r) {
   }
 }
 
+// Some of 16 numbers; the others are nought.
+inline __m512 some(__mmask16 wanted, const float* from) { return _mm512_maskz_loadu_ps(wanted, from); }
+inline __m512 some(__mmask16 wanted, const Half* from) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(wanted, from)); }
+
 // 32 values of a row of `dim`, from `d` on, as bfloat16; nought beyond its end.
-inline __m512i values(const float* row, int d, int dim) {
-  return rounded(_mm512_maskz_loadu_ps(lanes(dim - d), row + d), _mm512_maskz_loadu_ps(lanes(dim - d - kTile), row + d + kTile));
+template <class Number>
+inline __m512i values(const Number* row, int d, int dim) {
+  return rounded(some(lanes(dim - d), row + d), some(lanes(dim - d - kTile), row + d + kTile));
 }
 
 inline __m512 capped(__m512 score, float cap) {
@@ -88,7 +93,8 @@ class Rows {
   }
 
   // `count` keys, the first of which is the `base`th; whether any came before.
-  void meet(const float* k, const float* v, int base, int count, bool anew) {
+  template <class Number>
+  void meet(const Number* k, const Number* v, int base, int count, bool anew) {
     take_keys(k, count);
     take_values(v, count);
     for (int tile = 0; tile < tiles_; tile += 2) {
@@ -123,7 +129,8 @@ class Rows {
   }
 
   // As the right factor of scores: of each 16 keys two values side by side, then the next two.
-  void take_keys(const float* k, int count) {
+  template <class Number>
+  void take_keys(const Number* k, int count) {
     for (int key = 0; key < count; key += kTile)
       for (int block = 0; block < depth_; block++) {
         __m512i r[kTile];
@@ -139,13 +146,13 @@ class Rows {
   }
 
   // As the right factor of sums: of each 16 values those of two keys side by side, then those of the next two.
-  void take_values(const float* v, int count) {
+  template <class Number>
+  void take_values(const Number* v, int count) {
     const int whole = (count + kBlock - 1) / kBlock * kBlock;
     for (int key = 0; key < whole; key += 2)
       for (int d = 0; d < width_; d++) {
         auto of = [&](int key) {
-          const __mmask16 some = lanes(key < count ? how_.dim - d * kTile : 0);
-          return _mm512_maskz_loadu_ps(some, v + static_cast<size_t>(key) * how_.dim + d * kTile);
+          return some(lanes(key < count ? how_.dim - d * kTile : 0), v + static_cast<size_t>(key) * how_.dim + d * kTile);
         };
         _mm512_store_si512(v_ + (d * kKeyBlocks + key / kBlock) * kTileNumbers + key % kBlock * kTile, paired(of(key), of(key + 1)));
       }
@@ -221,8 +228,9 @@ thread_local Room<float> Rows::floats_;
 
 }  // namespace
 
-void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k,
-                     const float* v, int keys, const float* sinks, float* out) {
+template <class Number>
+void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k,
+                     const Number* v, int keys, const float* sinks, float* out) {
   const Tiles tiles;
   Rows rows(how, queries, group, keys);
   rows.begin(q, stride, sinks);
@@ -232,5 +240,8 @@ void attend_in_tiles(const Sight& how, const float* q, int queries, int group, s
               base == oldest);
   rows.give(stride, out);
 }
+
+template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const float*, const float*, int, const float*, float*);
+template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const Half*, const Half*, int, const float*, float*);
 
 }  // namespace ingot

@@ -59,9 +59,57 @@ void normed(const HeadNorm& norm, float* x, int heads, int size) {
 
 }  // namespace
 
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const float* keys, const float* values,
-            int capacity, float* out) {
+void States::put(size_t at, const float* key, const float* value, int size) const {
+  auto put = [&](void* state, const float* x) {
+    if (halves)
+      floats().halve(x, size, static_cast<Half*>(state) + at);
+    else
+      std::memcpy(static_cast<float*>(state) + at, x, sizeof(float) * size);
+  };
+  put(keys, key);
+  put(values, value);
+}
+
+bool holds_halves(const mx::array& keys, const mx::array& values) {
+  require(keys.dtype() == values.dtype() && (keys.dtype() == mx::float32 || keys.dtype() == mx::float16),
+          "the states must be alike, and float32 or float16");
+  return keys.dtype() == mx::float16;
+}
+
+namespace {
+
+// The queries of one task, with keys and values of either kind.
+struct Seen {
+  const Sight& sight;
+  const float* q;
+  size_t stride;
+  int keys;
+  const float* sinks;
+  float* out;
+};
+
+void attend_task(const Task& task, int group, const Seen& seen, const States& states, size_t from) {
+  auto with = [&](auto* keys, auto* values, auto wide_attend, auto attend) {
+    if (task.wide)
+      return wide_attend(seen.sight, seen.q, task.count, group, seen.stride, keys + from, values + from, seen.keys, seen.sinks, seen.out);
+    static thread_local std::vector<float> scratch;
+    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, seen.sight.dim)));
+    attend(seen.sight, seen.q, task.count, group, seen.stride, keys + from, values + from, seen.keys, seen.sinks, scratch.data(), seen.out);
+  };
+  const Wide* use = wide();
+  if (states.halves)
+    with(static_cast<const Half*>(states.keys), static_cast<const Half*>(states.values), use ? use->attend_halves : nullptr,
+         floats().attend_halves);
+  else
+    with(static_cast<const float*>(states.keys), static_cast<const float*>(states.values), use ? use->attend : nullptr,
+         floats().attend);
+}
+
+}  // namespace
+
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out) {
   const std::vector<Task> tasks = tasks_of(how, spans);
+  const int capacity = states.capacity;
   const int group = how.heads / how.kv_heads;
   const size_t stride = static_cast<size_t>(how.heads) * how.size;
   Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
@@ -73,13 +121,7 @@ void attend(const Heads& how, const std::vector<Span>& spans, const float* q, co
     const Sight sight{how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kKeyBlock};
     const int seen = span.place + task.first + task.count;
     const float* sinks = how.sinks ? how.sinks + task.kv_head * group : nullptr;
-    if (task.wide) {
-      wide()->attend(sight, q + at, task.count, group, stride, keys + from, values + from, seen, sinks, out + at);
-      return;
-    }
-    static thread_local std::vector<float> scratch;
-    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, how.size)));
-    floats().attend(sight, q + at, task.count, group, stride, keys + from, values + from, seen, sinks, scratch.data(), out + at);
+    attend_task(task, group, {sight, q + at, stride, seen, sinks, out + at}, states, from);
   });
 }
 
@@ -100,7 +142,7 @@ Attention::Attention(Heads how, const std::optional<mx::array>& sinks, std::opti
 }
 
 void Attention::run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans,
-                    float* keys, float* values, int capacity, float* out) const {
+                    const States& states, float* out) const {
   const int heads = how_.heads, kv_heads = how_.kv_heads, size = how_.size, taken = gated_ ? 2 * size : size;
   const size_t width = static_cast<size_t>(heads) * size, kv_width = static_cast<size_t>(kv_heads) * size;
   Room<float> queries(tokens * width);
@@ -128,12 +170,11 @@ void Attention::run(const float* q, const float* k, const float* v, int tokens, 
     }
     for (int head = 0; head < kv_heads; head++) {
       const int place = span->place + token - span->first;
-      const size_t to = ((static_cast<size_t>(span->slot) * kv_heads + head) * capacity + place) * size;
-      std::memcpy(keys + to, scratch.data() + static_cast<size_t>(head) * size, sizeof(float) * size);
-      std::memcpy(values + to, v + token * kv_width + static_cast<size_t>(head) * size, sizeof(float) * size);
+      const size_t to = ((static_cast<size_t>(span->slot) * kv_heads + head) * states.capacity + place) * size;
+      states.put(to, scratch.data() + static_cast<size_t>(head) * size, v + token * kv_width + static_cast<size_t>(head) * size, size);
     }
   });
-  attend(how_, spans, queries.data(), keys, values, capacity, out);
+  attend(how_, spans, queries.data(), states, out);
   if (!gated_) return;
   each_token(tokens, [&](int token) {
     for (int head = 0; head < heads; head++) {
@@ -158,11 +199,11 @@ class AttentionPrimitive : public mx::Primitive {
     outputs[1].copy_shared_buffer(inputs[3]);
     outputs[2].copy_shared_buffer(inputs[4]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
-    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1)), capacity = outputs[1].shape(2);
+    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
+    const States states{outputs[1].data<char>(), outputs[2].data<char>(), outputs[1].shape(2), holds_halves(outputs[1], outputs[2])};
     encoder.dispatch([attention = attention_, spans = spans_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
-                      v = inputs[2].data<float>(), keys = outputs[1].data<float>(), values = outputs[2].data<float>(),
-                      out = outputs[0].data<float>(), tokens, capacity] {
-      attention->run(q, k, v, tokens, spans, keys, values, capacity, out);
+                      v = inputs[2].data<float>(), out = outputs[0].data<float>(), tokens, states] {
+      attention->run(q, k, v, tokens, spans, states, out);
     });
   }
 
@@ -201,13 +242,13 @@ std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention,
   require(k.size() == tokens * kv_width && v.size() == k.size(), "the keys or values have the wrong size");
   require(keys.ndim() == 4 && keys.shape(1) == how.kv_heads && keys.shape(3) == how.size && values.shape() == keys.shape(),
           "the states do not fit");
-  require(keys.dtype() == mx::float32 && values.dtype() == mx::float32, "the states must be float32");
+  holds_halves(keys, values);
   check_spans(spans, static_cast<int>(tokens), keys.shape());
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   auto plain = [&](const mx::array& x) { return mx::contiguous(mx::astype(x, mx::float32, stream), false, stream); };
   mx::Shape shape = q.shape();
   shape.back() = how.heads * how.size;
-  return mx::array::make_arrays({shape, keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
+  return mx::array::make_arrays({shape, keys.shape(), values.shape()}, {mx::float32, keys.dtype(), values.dtype()},
                                 std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans)),
                                 {plain(q), plain(k), plain(v), keys, values});
 }

@@ -19,10 +19,21 @@ struct Heads {
   const float* sinks = nullptr;  // one for each head: a score that takes its share of the weights and adds nothing
 };
 
-// Attention alone: q and out are [tokens, heads, size]; keys and values [slots, kv_heads, capacity, size] already hold
-// the spans' own.
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const float* keys, const float* values,
-            int capacity, float* out);
+// Keys and values of the slots, [slots, kv_heads, capacity, size]: floats, or halves.
+struct States {
+  void *keys, *values;
+  int capacity;
+  bool halves;
+
+  // One head's of one token; `at` is where they begin.
+  void put(size_t at, const float* key, const float* value, int size) const;
+};
+
+// Whether such arrays can be states. Raises std::invalid_argument with what is wrong.
+bool holds_halves(const mlx::core::array& keys, const mlx::core::array& values);
+
+// Attention alone: q and out are [tokens, heads, size]; the states already hold the spans' own keys and values.
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out);
 
 // A norm of queries or keys.
 struct HeadNorm {
@@ -40,8 +51,8 @@ class Attention {
 
   // q [tokens, heads, size], or with a gate for the output behind each head: [tokens, heads, 2 * size]; k and v
   // [tokens, kv_heads, size].
-  void run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans, float* keys,
-           float* values, int capacity, float* out) const;
+  void run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans, const States& states,
+           float* out) const;
 
   const Heads& heads() const { return how_; }
   int query_width() const { return how_.heads * how_.size * (gated_ ? 2 : 1); }

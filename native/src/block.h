@@ -4,9 +4,9 @@
 // rows are multiplied at once: more would not fit in registers.
 #pragma once
 
-#include <bit>
 #include <cstring>
 
+#include "half.h"
 #include "kernels.h"
 
 namespace ingot {
@@ -19,20 +19,6 @@ inline int32_t step_of(const int8_t* x) {
   int32_t four;
   std::memcpy(&four, x, sizeof(four));
   return four;
-}
-
-// A number of 16 bits: a sign, 5 bits of exponent, 10 of fraction.
-struct Half {
-  uint16_t bits;
-};
-
-inline float value(float number) { return number; }
-
-inline float value(Half half) {
-  // Moved to where a float has them, exponent and fraction lack only the difference of the two biases, which a product
-  // supplies, also to the smallest numbers.
-  const uint32_t magnitude = static_cast<uint32_t>(half.bits & 0x7fff) << 13, sign = static_cast<uint32_t>(half.bits & 0x8000) << 16;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f) | sign);
 }
 
 }  // namespace

@@ -27,6 +27,23 @@ inline V loaded(const float* from) {
 }
 
 template <class V>
+inline V loaded(const Half* from) {
+#if defined(__aarch64__)
+  if constexpr (sizeof(V) == 16) return (V)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
+#endif
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#endif
+#if defined(__F16C__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if constexpr (sizeof(V) == 16) return (V)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+  V v;
+  for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) v[i] = value(from[i]);
+  return v;
+}
+
+template <class V>
 inline void stored(float* to, V v) {
   __builtin_memcpy(to, &v, sizeof v);
 }
@@ -230,15 +247,16 @@ inline void store_totals(const Part* four, float* to) {
 }
 
 // As many dims as there are left; nought beyond.
-inline Part some_dims(const float* from, int left) {
+template <class Number>
+inline Part some_dims(const Number* from, int left) {
   Part part{};
-  __builtin_memcpy(&part, from, sizeof(float) * left);
+  for (int i = 0; i < left; i++) part[i] = value(from[i]);
   return part;
 }
 
 // Scores of R rows with K keys.
-template <int R, int K>
-inline void few_scores(const float* q, const float* k, int dim, float* out) {
+template <int R, int K, class Number>
+inline void few_scores(const float* q, const Number* k, int dim, float* out) {
   Part parts[R][K] = {};
   auto add = [&](int d, auto load) {
     Part keys[K];
@@ -252,8 +270,8 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
     }
   };
   int d = 0;
-  for (; d + kParts <= dim; d += kParts) add(d, [](const float* from) { return loaded<Part>(from); });
-  if (const int left = dim - d; left > 0) add(d, [left](const float* from) { return some_dims(from, left); });
+  for (; d + kParts <= dim; d += kParts) add(d, [](const auto* from) { return loaded<Part>(from); });
+  if (const int left = dim - d; left > 0) add(d, [left](const auto* from) { return some_dims(from, left); });
 #pragma GCC unroll 4
   for (int a = 0; a < R; a++) {
     float* to = out + static_cast<size_t>(a) * kKeyBlock;
@@ -265,30 +283,32 @@ inline void few_scores(const float* q, const float* k, int dim, float* out) {
   }
 }
 
-// Asks for floats that are read soon.
-inline void ask_for(const float* from, size_t count) {
-  constexpr size_t kLine = 16;
+// Asks for numbers that are read soon.
+template <class Number>
+inline void ask_for(const Number* from, size_t count) {
+  constexpr size_t kLine = 64 / sizeof(Number);
   for (size_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
 }
 
-// With few rows, keys and values are waited for: keys are asked for that many floats ahead, and the values of a key when
+// With few rows, keys and values are waited for: keys are asked for that many bytes ahead, and the values of a key when
 // it is scored.
-constexpr int kAhead = 1024;
+constexpr size_t kAhead = 4096;
 
-template <int R>
-void scored(const float* q, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
+template <int R, class Number>
+void scored(const float* q, const Number* k, const Number* v, int lo, int hi, int dim, float* scores) {
   constexpr int K = R == 1 ? 8 : 4;
   int j = lo;
   for (; j + K <= hi; j += K) {
     const ptrdiff_t at = static_cast<ptrdiff_t>(j) * dim;
-    ask_for(k + at + kAhead, static_cast<size_t>(K) * dim);
+    ask_for(k + at + kAhead / sizeof(Number), static_cast<size_t>(K) * dim);
     ask_for(v + at, static_cast<size_t>(K) * dim);
     few_scores<R, K>(q, k + at, dim, scores + j);
   }
   for (; j < hi; j++) few_scores<R, 1>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
 }
 
-void scored_apart(const float* q, int rows, const float* k, const float* v, int lo, int hi, int dim, float* scores) {
+template <class Number>
+void scored_apart(const float* q, int rows, const Number* k, const Number* v, int lo, int hi, int dim, float* scores) {
   int row = 0;
   auto next = [&](auto count) {
     constexpr int R = decltype(count)::value;
@@ -335,7 +355,8 @@ inline void panel_scores(const float* q, const float* keys, int dim, float* out)
 }
 
 // Four values of four keys, turned around: four keys of four values.
-inline void turn(const float* k, int dim, float* panel) {
+template <class Number>
+inline void turn(const Number* k, int dim, float* panel) {
   typedef float Four __attribute__((vector_size(16)));
   typedef int32_t Order __attribute__((vector_size(16)));
   Four keys[4];
@@ -349,21 +370,23 @@ inline void turn(const float* k, int dim, float* panel) {
 }
 
 // The keys [begin, begin + kPanel), value by value; those outside [lo, hi) are zero.
-void turn_keys(const float* k, int begin, int lo, int hi, int dim, float* panel) {
+template <class Number>
+void turn_keys(const Number* k, int begin, int lo, int hi, int dim, float* panel) {
   for (int j = 0; j < kPanel; j += 4) {
     const int key = begin + j;
-    const float* from = k + static_cast<ptrdiff_t>(key) * dim;
+    const Number* from = k + static_cast<ptrdiff_t>(key) * dim;
     int d = 0;
     if (key >= lo && key + 4 <= hi)
       for (; d + 4 <= dim; d += 4) turn(from + d, dim, panel + static_cast<size_t>(d) * kPanel + j);
     for (; d < dim; d++)
       for (int i = 0; i < 4; i++)
         panel[static_cast<size_t>(d) * kPanel + j + i] =
-            key + i >= lo && key + i < hi ? from[static_cast<ptrdiff_t>(i) * dim + d] : 0.0f;
+            key + i >= lo && key + i < hi ? value(from[static_cast<ptrdiff_t>(i) * dim + d]) : 0.0f;
   }
 }
 
-void scored_together(const float* q, int rows, const float* k, int lo, int hi, int dim, float* panel, float* scores) {
+template <class Number>
+void scored_together(const float* q, int rows, const Number* k, int lo, int hi, int dim, float* panel, float* scores) {
   for (int begin = lo / kPanel * kPanel; begin < hi; begin += kPanel) {
     turn_keys(k, begin, lo, hi, dim, panel);
     for (int row = 0; row < rows; row += kRows)
@@ -402,8 +425,8 @@ float weighed(float* scores, int lo, int hi, float cap, float& largest, float& s
 }
 
 // sums = sums * worth + weights . values, for R rows and the values of W vectors.
-template <int R, int W>
-inline void some_sums(const float* weights, const float* v, int lo, int hi, int dim, const float* worth, float* sums) {
+template <int R, int W, class Number>
+inline void some_sums(const float* weights, const Number* v, int lo, int hi, int dim, const float* worth, float* sums) {
   Vec parts[R][W] = {};
   for (int j = lo; j < hi; j++) {
     Vec values[W];
@@ -423,8 +446,8 @@ inline void some_sums(const float* weights, const float* v, int lo, int hi, int 
     }
 }
 
-template <int R>
-void summed(const float* weights, const float* v, int lo, int hi, int dim, const float* worth, float* sums) {
+template <int R, class Number>
+void summed(const float* weights, const Number* v, int lo, int hi, int dim, const float* worth, float* sums) {
   constexpr int W = R == 1 ? 2 * kWide : kWide;  // one row alone needs more sums to keep the units busy
   int d = 0;
   for (; d + W * kVector <= dim; d += W * kVector) some_sums<R, W>(weights, v + d, lo, hi, dim, worth, sums + d);
@@ -432,10 +455,34 @@ void summed(const float* weights, const float* v, int lo, int hi, int dim, const
   for (; d < dim; d++)
     for (int a = 0; a < R; a++) {
       float part = 0;
-      for (int j = lo; j < hi; j++) part = fused(v[static_cast<ptrdiff_t>(j) * dim + d], weights[static_cast<size_t>(a) * kKeyBlock + j], part);
+      for (int j = lo; j < hi; j++) part = fused(value(v[static_cast<ptrdiff_t>(j) * dim + d]), weights[static_cast<size_t>(a) * kKeyBlock + j], part);
       float& at = sums[static_cast<size_t>(a) * dim + d];
       at = fused(at, worth[a], part);
     }
+}
+
+template <class Number>
+void widen(const Number* x, size_t size, float* y) {
+  size_t i = 0;
+  for (; i + kVector <= size; i += kVector) stored(y + i, loaded<Vec>(x + i));
+  for (; i < size; i++) y[i] = value(x[i]);
+}
+
+void halve(const float* x, size_t size, Half* y) {
+  size_t i = 0;
+#if defined(__aarch64__)
+  const float32x4_t most = vdupq_n_f32(kLargestHalf), least = vdupq_n_f32(-kLargestHalf);
+  for (; i + 4 <= size; i += 4)
+    vst1_u16(&y[i].bits, vreinterpret_u16_f16(vcvt_f16_f32(vmaxq_f32(vminq_f32(vld1q_f32(x + i), most), least))));
+#elif defined(__F16C__)
+  // Of two, the second is kept where one is no number.
+  const __m256 most = _mm256_set1_ps(kLargestHalf), least = _mm256_set1_ps(-kLargestHalf);
+  for (; i + 8 <= size; i += 8) {
+    const __m256 some = _mm256_max_ps(least, _mm256_min_ps(most, _mm256_loadu_ps(x + i)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i), _mm256_cvtps_ph(some, _MM_FROUND_TO_NEAREST_INT));
+  }
+#endif
+  for (; i < size; i++) y[i] = half_of(x[i]);
 }
 
 // What a tile of rows (queries times heads) knows while blocks of keys pass by.
@@ -443,10 +490,11 @@ struct Tile {
   Tile(float* scratch, int rows, int dim)
       : padded((rows + kRows - 1) / kRows * kRows), q(scratch), sums(q + static_cast<size_t>(padded) * dim),
         panel(sums + static_cast<size_t>(padded) * dim), scores(panel + static_cast<size_t>(kPanel) * dim),
-        largest(scores + static_cast<size_t>(padded) * kKeyBlock), total(largest + padded), worth(total + padded) {}
+        largest(scores + static_cast<size_t>(padded) * kKeyBlock), total(largest + padded), worth(total + padded),
+        values(worth + padded) {}
 
   int padded;
-  float *q, *sums, *panel, *scores, *largest, *total, *worth;
+  float *q, *sums, *panel, *scores, *largest, *total, *worth, *values;
 };
 
 // Queries times the scale; in the packed order, value by value for kRows rows together.
@@ -465,7 +513,8 @@ void take_queries(const Sight& how, const float* q, int queries, int group, size
   }
 }
 
-void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
+template <class Number>
+void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k, const Number* v,
             int keys, const float* sinks, float* scratch, float* out) {
   const int rows = queries * group, dim = how.dim;
   const bool packed = rows >= kPacked;
@@ -479,7 +528,7 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
   const int oldest = how.window > 0 ? std::max(0, keys - queries + 1 - how.window) : 0;
   for (int base = (oldest + how.shift) / kKeyBlock * kKeyBlock - how.shift; base < keys; base += kKeyBlock) {
     const int lo = std::max(oldest - base, 0), hi = std::min(keys - base, kKeyBlock);
-    const float *block = k + static_cast<ptrdiff_t>(base) * dim, *values = v + static_cast<ptrdiff_t>(base) * dim;
+    const Number *block = k + static_cast<ptrdiff_t>(base) * dim, *values = v + static_cast<ptrdiff_t>(base) * dim;
     if (packed)
       scored_together(tile.q, rows, block, lo, hi, dim, tile.panel, tile.scores);
     else
@@ -497,19 +546,27 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
       else
         std::fill(scores, scores + kKeyBlock, 0.0f);
     }
-    int row = 0;
-    auto next = [&](auto count) {
-      constexpr int R = decltype(count)::value;
-      const int begin = sees(row).first, end = sees(row + R - 1).second;
-      summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
-                tile.sums + static_cast<size_t>(row) * dim);
-      row += R;
+    auto sum_up = [&](const auto* values) {
+      int row = 0;
+      auto next = [&](auto count) {
+        constexpr int R = decltype(count)::value;
+        const int begin = sees(row).first, end = sees(row + R - 1).second;
+        summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
+                  tile.sums + static_cast<size_t>(row) * dim);
+        row += R;
+      };
+      while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
+      switch (rows - row) {
+        case 3: return next(std::integral_constant<int, 3>{});
+        case 2: return next(std::integral_constant<int, 2>{});
+        case 1: return next(std::integral_constant<int, 1>{});
+      }
     };
-    while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
-    switch (rows - row) {
-      case 3: next(std::integral_constant<int, 3>{}); break;
-      case 2: next(std::integral_constant<int, 2>{}); break;
-      case 1: next(std::integral_constant<int, 1>{}); break;
+    if (!packed || std::is_same_v<Number, float>) {
+      sum_up(values);
+    } else {
+      widen(values + static_cast<ptrdiff_t>(lo) * dim, static_cast<size_t>(hi - lo) * dim, tile.values + static_cast<ptrdiff_t>(lo) * dim);
+      sum_up(static_cast<const float*>(tile.values));
     }
   }
   for (int row = 0; row < rows; row++) {
@@ -522,6 +579,6 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
 }  // namespace
 
 extern const Floats INGOT_NAME(floats);
-const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend};
+const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend<float>, attend<Half>, halve};
 
 }  // namespace ingot

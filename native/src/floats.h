@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "half.h"
+
 namespace ingot {
 
 enum class Gate { silu, gelu, gelu_tanh, sigmoid };
@@ -34,6 +36,10 @@ struct Floats {
   // are any, is a score that takes its share of the weights and adds nothing. `scratch`: see attend_scratch.
   void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
                  int keys, const float* sinks, float* scratch, float* out);
+  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
+                        const Half* v, int keys, const float* sinks, float* scratch, float* out);
+  // Each number as half_of has it.
+  void (*halve)(const float* x, size_t size, Half* y);
 };
 
 constexpr int kKeyBlock = 64;  // keys whose scores exist at once
@@ -41,7 +47,7 @@ constexpr int kKeyBlock = 64;  // keys whose scores exist at once
 // Values that `attend` needs room for.
 static inline size_t attend_scratch(int rows, int dim) {
   const size_t padded = (rows + 7) / 8 * 8;
-  return 2 * padded * dim + static_cast<size_t>(32) * dim + padded * kKeyBlock + 3 * padded;
+  return 2 * padded * dim + static_cast<size_t>(32 + kKeyBlock) * dim + padded * kKeyBlock + 3 * padded;
 }
 
 const Floats& floats();  // of the same instruction set as kernels()

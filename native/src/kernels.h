@@ -48,7 +48,7 @@ struct Lot {
 };
 
 // The lot that a row is in.
-inline Lot lot_of(int row, int count) {
+static inline Lot lot_of(int row, int count) {
   const int first = row / kLot * kLot, left = count - first;
   if (left > 5) return {first, kLot};
   if (left > 2 && row < first + 4) return {first, 4};
@@ -56,7 +56,7 @@ inline Lot lot_of(int row, int count) {
 }
 
 // Rows that there must be room for, with those that fill up the last lot.
-inline int rows_of_lots(int count) {
+static inline int rows_of_lots(int count) {
   const Lot last = lot_of(count - 1, count);
   return count == 0 ? 0 : last.first + last.size;
 }

@@ -55,7 +55,7 @@ void Stack::add(StackLayer layer) {
   layers_.push_back(std::move(layer));
 }
 
-void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const States& states) const {
+void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<States>& states) const {
   Work work(shape_, tokens);
   work.owners.resize(tokens);
   for (const Piece& piece : pieces) {
@@ -69,7 +69,7 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const St
     run_rows(x, work, states);
 }
 
-void Stack::run_rows(float* x, Work& work, const States& states) const {
+void Stack::run_rows(float* x, Work& work, const std::vector<States>& states) const {
   const int tokens = work.tokens, width = hidden(), inner = layers_[0].gate.matrix().rows;
   Room<float> normed(Work::size(tokens, width)), out(Work::size(tokens, width));
   Room<float> gate(Work::size(tokens, inner)), up(Work::size(tokens, inner));
@@ -83,7 +83,7 @@ void Stack::run_rows(float* x, Work& work, const States& states) const {
     });
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}},
              normed.data(), tokens);
-    attend(layer, work, states.keys[index], states.values[index], states.capacity);
+    attend(layer, work, states[index]);
     multiply({{&layer.o.matrix(), out.data()}}, work.attended.data(), tokens);
     each_token(tokens, [&](int token) {
       use.add(row(x, token), row(out.data(), token), width);
@@ -100,7 +100,7 @@ void Stack::run_rows(float* x, Work& work, const States& states) const {
 
 // What lies between two products is rounded where it is made, and what a product adds is added by it: with many rows,
 // going through memory once more takes as long as the products.
-void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states) const {
+void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<States>& states) const {
   const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
   Rounded normed(use, tokens, width), attended(use, tokens, attention), inner(use, tokens, layers_[0].gate.matrix().rows);
   auto norm = [&](const Vector& weight) {
@@ -115,7 +115,7 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states
     const StackLayer& layer = layers_[index];
     norm(layer.attention_norm);
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
-    attend(layer, work, states.keys[index], states.values[index], states.capacity);
+    attend(layer, work, states[index]);
     each_token(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
     multiply({{&layer.o.matrix(), x}}, attended, true);
     norm(layer.mlp_norm);
@@ -124,12 +124,12 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const States& states
   }
 }
 
-void Stack::attend(const StackLayer& layer, Work& work, float* keys, float* values, int capacity) const {
+void Stack::attend(const StackLayer& layer, Work& work, const States& states) const {
   const Floats& use = floats();
   const int dim = shape_.head_dim;
   const size_t q_width = Work::size(shape_.heads, dim), kv_width = Work::size(shape_.kv_heads, dim);
   auto place = [&](const Piece& piece, int head, int position) {
-    return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * capacity + position) * dim;
+    return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * states.capacity + position) * dim;
   };
   each_token(work.tokens, [&](int token) {
     const Piece* piece = work.owners[token];
@@ -144,12 +144,10 @@ void Stack::attend(const StackLayer& layer, Work& work, float* keys, float* valu
       if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
       rotation_->turn(k, *work.turns, token);
       const size_t to = place(*piece, head, piece->start + token - piece->first);
-      std::memcpy(keys + to, k, sizeof(float) * dim);
-      std::memcpy(values + to, work.v.data() + token * kv_width + Work::size(head, dim), sizeof(float) * dim);
+      states.put(to, k, work.v.data() + token * kv_width + Work::size(head, dim), dim);
     }
   });
-  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), keys, values, capacity,
-                work.attended.data());
+  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), states, work.attended.data());
 }
 
 namespace {
@@ -167,16 +165,16 @@ class StackPrimitive : public mx::Primitive {
     for (size_t i = 1; i < outputs.size(); i++) outputs[i].copy_shared_buffer(inputs[i]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const size_t layers = stack_->size();
-    std::vector<float*> keys, values;
+    std::vector<States> states;
     for (size_t i = 0; i < layers; i++) {
-      keys.push_back(outputs[1 + i].data<float>());
-      values.push_back(outputs[1 + layers + i].data<float>());
+      mx::array &keys = outputs[1 + i], &values = outputs[1 + layers + i];
+      states.push_back({keys.data<char>(), values.data<char>(), keys.shape(2), holds_halves(keys, values)});
     }
-    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1)), capacity = outputs[1].shape(2);
+    const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
     encoder.dispatch([stack = stack_, pieces = pieces_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
-                      bytes = outputs[0].nbytes(), tokens, keys = std::move(keys), values = std::move(values), capacity] {
+                      bytes = outputs[0].nbytes(), tokens, states = std::move(states)] {
       std::memcpy(x, from, bytes);
-      stack->run(x, tokens, pieces, {keys, values, capacity});
+      stack->run(x, tokens, pieces, states);
     });
   }
 
@@ -202,9 +200,10 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
   require(x.ndim() >= 2 && x.shape(-1) == stack->hidden(), "x has the wrong width");
   const mx::Shape& states = keys[0].shape();
   require(keys[0].ndim() == 4 && states[1] == shape.kv_heads && states[3] == shape.head_dim, "the states do not fit");
-  for (const std::vector<mx::array>* kind : {&keys, &values})
-    for (const mx::array& state : *kind)
-      require(state.shape() == states && state.dtype() == mx::float32, "the states must be alike, and float32");
+  for (size_t i = 0; i < layers; i++) {
+    holds_halves(keys[i], values[i]);
+    require(keys[i].shape() == states && values[i].shape() == states, "the states must be alike");
+  }
   const int tokens = static_cast<int>(x.size() / x.shape(-1));
   int end = 0;
   for (const Piece& piece : pieces) {
@@ -218,8 +217,12 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
   inputs.insert(inputs.end(), keys.begin(), keys.end());
   inputs.insert(inputs.end(), values.begin(), values.end());
   std::vector<mx::Shape> shapes;
-  for (const mx::array& input : inputs) shapes.push_back(input.shape());
-  return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(inputs.size(), mx::float32),
+  std::vector<mx::Dtype> dtypes;
+  for (const mx::array& input : inputs) {
+    shapes.push_back(input.shape());
+    dtypes.push_back(input.dtype());
+  }
+  return mx::array::make_arrays(std::move(shapes), std::move(dtypes),
                                 std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(pieces)), inputs);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attend.h"
 #include "mlx/mlx.h"
 #include "rotation.h"
 #include "weights.h"
@@ -40,23 +41,17 @@ class Stack {
   void add(StackLayer layer);
   int size() const { return static_cast<int>(layers_.size()); }
 
-  // Of each layer, [slots, kv_heads, capacity, head_dim].
-  struct States {
-    const std::vector<float*>&keys, &values;
-    int capacity;
-  };
-
-  // x [tokens, hidden], in place.
-  void run(float* x, int tokens, const std::vector<Piece>& pieces, const States& states) const;
+  // x [tokens, hidden], in place; the states of each layer.
+  void run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<States>& states) const;
 
   const StackShape& shape() const { return shape_; }
   int hidden() const { return layers_.front().q.matrix().columns; }
 
  private:
   struct Work;
-  void run_rows(float* x, Work& work, const States& states) const;
-  void run_wide(const Wide& use, float* x, Work& work, const States& states) const;
-  void attend(const StackLayer& layer, Work& work, float* keys, float* values, int capacity) const;
+  void run_rows(float* x, Work& work, const std::vector<States>& states) const;
+  void run_wide(const Wide& use, float* x, Work& work, const std::vector<States>& states) const;
+  void attend(const StackLayer& layer, Work& work, const States& states) const;
 
   StackShape shape_;
   std::shared_ptr<const Rotation> rotation_;

@@ -39,9 +39,11 @@ struct Wide {
   void (*multiply)(const WidePart& part, WideRows x, uint16_t* scratch, bool adds, float* y, size_t stride);
   // y = silu(gate) * up, for parts of the same rows; `scratch` holds the numbers of both.
   void (*multiply_gated)(const WidePart& gate, const WidePart& up, WideRows x, uint16_t* scratch, WideRows y);
-  // As Floats::attend.
+  // As Floats::attend and attend_halves.
   void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
                  int keys, const float* sinks, float* out);
+  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k, const Half* v,
+                        int keys, const float* sinks, float* out);
 };
 
 const Wide* wide();  // null where this machine has nothing of the kind

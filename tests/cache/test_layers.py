@@ -29,7 +29,7 @@ REFERENCE: dict[str, Any] = {}
 
 
 def feed(slots: Slots, kind: str, slot: int, tokens: list[int]) -> mx.array:
-    adapter = tiny.adapter(kind, WIDEST)
+    adapter = tiny.adapter(kind, WIDEST, exact=True)
     logits = mx.array(0)
     for begin in range(0, len(tokens), WIDEST):
         chunk = tokens[begin : begin + WIDEST]
@@ -47,7 +47,7 @@ def close(one: mx.array, other: mx.array) -> bool:
 def test_a_sequence_longer_than_window_and_buffer_gives_the_same_logits(kind: str) -> None:
     rng = random.Random(1)
     tokens = [rng.randrange(96) for _ in range(400)]
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     slots.resize(1, 512)
     assert close(feed(slots, kind, 0, tokens[:-1]), exact(kind, tokens[:-1]))
     assert close(feed(slots, kind, 0, tokens[-1:]), exact(kind, tokens))
@@ -62,7 +62,7 @@ def test_a_sequence_longer_than_window_and_buffer_gives_the_same_logits(kind: st
 )
 def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: list[tuple[str, int]]) -> None:
     rng = random.Random(5)
-    adapter = tiny.adapter(kind, WIDEST)
+    adapter = tiny.adapter(kind, WIDEST, exact=True)
     slots = adapter.new_slots()
     slots.resize(4, 256)
     rows: list[list[int]] = []
@@ -106,7 +106,7 @@ def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: li
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cleared_slot_starts_afresh(kind: str) -> None:
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     slots.resize(2, 256)
     feed(slots, kind, 1, [5] * 20)
     slots.clear(1)
@@ -114,7 +114,7 @@ def test_a_cleared_slot_starts_afresh(kind: str) -> None:
 
 
 def test_a_window_layer_holds_no_more_than_its_window_and_one_launch() -> None:
-    slots = tiny.adapter("window", WIDEST).new_slots()
+    slots = tiny.adapter("window", WIDEST, exact=True).new_slots()
     slots.resize(1, 4096)
     feed(slots, "window", 0, [3] * 600)
     sizes = {state.kind: state.arrays()[0].shape[2] for state in slots.states}
@@ -122,7 +122,7 @@ def test_a_window_layer_holds_no_more_than_its_window_and_one_launch() -> None:
 
 
 def test_a_launch_that_fails_leaves_the_lengths_as_they_were() -> None:
-    slots = tiny.adapter("llama", WIDEST).new_slots()
+    slots = tiny.adapter("llama", WIDEST, exact=True).new_slots()
     feed(slots, "llama", 0, [1, 2, 3])
     with pytest.raises(RuntimeError), slots.launch(0, 1, 4):
         raise RuntimeError
@@ -131,11 +131,11 @@ def test_a_launch_that_fails_leaves_the_lengths_as_they_were() -> None:
 
 
 def test_decoding_writes_in_place() -> None:
-    slots = tiny.adapter("llama", WIDEST).new_slots()
+    slots = tiny.adapter("llama", WIDEST, exact=True).new_slots()
     slots.resize(2, 65536)
     feed(slots, "llama", 0, [1, 2, 3])
     feed(slots, "llama", 1, [1])
-    adapter = tiny.adapter("llama", WIDEST)
+    adapter = tiny.adapter("llama", WIDEST, exact=True)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_decoding_writes_in_place() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moving_rows_takes_no_more_memory_than_the_largest_layer(kind: str) -> None:
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     slots.resize(4, 16384)
     feed(slots, kind, 0, [1, 2, 3] * 20)
     feed(slots, kind, 1, [4, 5])
@@ -167,7 +167,7 @@ def test_moving_rows_takes_no_more_memory_than_the_largest_layer(kind: str) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_moving_a_row_that_holds_nothing_asks_mlx_for_nothing_empty(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On some processors MLX ends the process when it is to gather or scatter no values at all."""
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     slots.resize(3, 64)
     feed(slots, kind, 0, [1, 2, 3])
     taken: list[mx.array] = []

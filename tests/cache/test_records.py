@@ -14,7 +14,7 @@ def test_a_sequence_goes_on_from_its_records_as_if_it_had_never_stopped(kind: st
 
     rng = random.Random(4)
     tokens = [rng.randrange(95) for _ in range(cuts[-1])]
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     slots.resize(2, 512)
     records: list[Record] = []
     for begin, end in zip((0, *cuts), cuts, strict=False):
@@ -22,7 +22,7 @@ def test_a_sequence_goes_on_from_its_records_as_if_it_had_never_stopped(kind: st
         records.append(take(slots, 1, begin))
         mx.eval(records[-1].arrays())
     feed(slots, kind, 1, [9] * 30)  # what the slot does afterwards is nothing to the records
-    other = tiny.adapter(kind, WIDEST).new_slots()
+    other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     other.resize(3, 1024)
     put(other, 2, records, cuts[-1])
     assert close(feed(other, kind, 2, [7, 8]), exact(kind, [*tokens, 7, 8]))
@@ -31,13 +31,13 @@ def test_a_sequence_goes_on_from_its_records_as_if_it_had_never_stopped(kind: st
 @pytest.mark.parametrize("kind", ["llama", "window"])
 def test_a_split_record_covers_the_same_tokens(kind: str) -> None:
     tokens = [random.Random(1).randrange(95) for _ in range(100)]
-    slots = tiny.adapter(kind, WIDEST).new_slots()
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     feed(slots, kind, 0, tokens)
     whole = take(slots, 0, 0)
     first, second = whole.split(37)
     assert (first.begin, first.end, second.begin, second.end) == (0, 37, 37, 100)
     assert first.nbytes + second.nbytes == whole.nbytes
-    other = tiny.adapter(kind, WIDEST).new_slots()
+    other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
     put(other, 0, [first, second], 100)
     assert close(feed(other, kind, 0, [3]), exact(kind, [*tokens, 3]))
 
@@ -45,7 +45,7 @@ def test_a_split_record_covers_the_same_tokens(kind: str) -> None:
 def test_a_record_does_not_keep_the_slots_arrays_alive() -> None:
     import mlx.core as mx
 
-    slots = tiny.adapter("llama", WIDEST).new_slots()
+    slots = tiny.adapter("llama", WIDEST, exact=True).new_slots()
     slots.resize(2, 8192)
     feed(slots, "llama", 0, [1, 2, 3])
     record = take(slots, 0, 0)

@@ -174,7 +174,7 @@ def test_what_had_to_go_is_said_to_be_gone_and_computed_again(kind: str) -> None
     engine = talking.start(kind, cache_bytes=900_000)
     talk = talking.talking(engine)
     messages, first = begun(talk)
-    for number in range(6):
+    for number in range(12):
         talk.said([system(f"You are number {number}. " + "Say so. " * 80), user("Go on.")])
     answer = talk.said([*messages, echo(first), result(first, "a table and two chairs")])
     assert answer.reason == "evicted"

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice(
 
 HIDDEN, INNER, LAYERS, EPS = 64, 96, 2, 1e-5
 BOUND = 2e-4  # of the largest value
+HALF_BOUND = 2**-9
+"""The same, where keys and values are kept in 16 bits."""
 PACKED_BOUND = 4e-2
 """The same, between products of activations in 8 bits and in bfloat16."""
 
@@ -117,8 +119,8 @@ def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
 
 
-def states(kv_heads: int, size: int, slots: int, capacity: int = 64) -> list[mx.array]:
-    return [mx.zeros((slots, kv_heads, capacity, size)) for _ in range(LAYERS)]
+def states(kv_heads: int, size: int, slots: int, capacity: int = 64, dtype: mx.Dtype = mx.float32) -> list[mx.array]:
+    return [mx.zeros((slots, kv_heads, capacity, size), dtype) for _ in range(LAYERS)]
 
 
 @pytest.mark.usefixtures("one_path")
@@ -166,6 +168,22 @@ def test_many_tokens_at_once_come_out_as_they_do_one_by_one(tokens: int, one_pat
         found.append([np.array(part) for part in (y, *keys, *values)])
     for apart, together in zip(*found, strict=True):
         assert np.abs(apart - together).max() <= PACKED_BOUND * np.abs(apart).max()
+
+
+def test_states_of_16_bits_change_little() -> None:
+    stack = Reference(6, 2, 32, 32, False, True).stack()
+    x = mx.random.normal((40, HIDDEN), key=mx.random.key(2))
+    found = []
+    for dtype in (mx.float32, mx.float16):
+        keys, values = states(2, 32, 1, dtype=dtype), states(2, 32, 1, dtype=dtype)
+        parts = []
+        for begin, end in ((0, 37), (37, 38), (38, 40)):
+            y, keys, values = stack(x[begin:end], keys, values, [(0, end - begin, 0, begin)])
+            parts.append(np.array(y))
+        assert all(state.dtype == dtype for state in (*keys, *values))
+        found.append(np.concatenate(parts))
+    exact, near = found
+    assert 0 < np.abs(exact - near).max() <= HALF_BOUND * np.abs(exact).max()
 
 
 def test_states_are_written_in_place() -> None:

@@ -144,7 +144,7 @@ def family(name: str) -> Family:
     rows = [[rng.randrange(1, family_configs.VOCAB) for _ in range(length)] for length in (longest, 60, 30)]
     right = [model(mx.array([row]), cache=caches.make_prompt_cache(model))[0] for row in rows]
     mx.eval(right)
-    return Family(adapt(model, family_configs.config(name), current(), widest=WIDEST), rows, right)
+    return Family(adapt(model, family_configs.config(name), current(), widest=WIDEST, exact=True), rows, right)
 
 
 def _is_window(cache: Any) -> bool:

@@ -10,8 +10,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.slots import Slots
-from ingot.models import attention
-from ingot.models.adapter import layer_states
+from ingot.models import adapter, attention
 from ingot.models.attention import WIRINGS, MixedAttention
 from ingot.models.mixers import SplitMixer, mixers, swap_mixers, tiled
 from ingot.models.modules import parameters, swap_ropes
@@ -60,7 +59,7 @@ def apart(model: object, slots: Slots, first: int, rows: list[list[int]]) -> mx.
 
 
 def new_slots(model: object) -> Slots:
-    slots = Slots(layer_states(model, 64, 0))
+    slots = adapter.new_slots(model, 64, 0, None)
     slots.resize(3, 256)
     return slots
 
@@ -115,7 +114,7 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     model = tiny.build(kind)
     swap_ropes(model)
     swap_mixers(model, unfused=True)
-    slots = Slots(layer_states(model, 64, 0))
+    slots = adapter.new_slots(model, 64, 0, None)
     slots.resize(3, 32768)
     launch(model, slots, [(0, [[1, 2]]), (1, [[3]])])
     largest = max(array.nbytes for array in slots.arrays())
