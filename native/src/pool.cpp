@@ -37,56 +37,81 @@ Pool& Pool::shared() {
   return *pool;
 }
 
-Pool::Pool(int threads) {
-  for (int i = 1; i < threads; i++) {
-    helpers_.emplace_back([this] { help(); });
-    helpers_.back().detach();
+Pool::Pool(int threads) : lanes_(threads) {
+  for (int own = 1; own < threads; own++) std::thread([this, own] { help(own); }).detach();
+}
+
+namespace {
+
+constexpr int kCounted = 24;  // bits of `Lane::taken` that count; the others are so many that no number of a loop comes twice
+
+}  // namespace
+
+// The number of one of the lane's parts that nobody has taken, or -1.
+int Pool::take(int lane) {
+  std::atomic<uint64_t>& taken = lanes_[lane].taken;
+  uint64_t seen = taken.load(std::memory_order_relaxed);
+  for (;;) {
+    // What is there from an earlier loop means none.
+    const uint64_t before = seen >> kCounted == loop_ ? seen & ((1u << kCounted) - 1) : 0, part = lane + before * lanes_.size();
+    if (part >= static_cast<uint64_t>(parts_)) return -1;
+    if (taken.compare_exchange_weak(seen, loop_ << kCounted | (before + 1), std::memory_order_relaxed)) return static_cast<int>(part);
   }
 }
 
-void Pool::work() {
-  for (int first; (first = next_.fetch_add(step_, std::memory_order_relaxed)) < count_;)
-    for (int i = first; i < std::min(first + step_, count_); i++) call_(context_, i);
+void Pool::do_all_of(int lane) {
+  for (int part; (part = take(lane)) >= 0;)
+    for (int i = part * step_; i < std::min((part + 1) * step_, count_); i++) call_(context_, i);
 }
 
-void Pool::help() {
+void Pool::work(int own) {
+  do_all_of(own);
+  // All at once, as each is far away.
+  for (const Lane& lane : lanes_) __builtin_prefetch(&lane);
+  const int threads = this->threads();
+  for (int next = own + 1; next < own + threads; next++) do_all_of(next % threads);
+}
+
+void Pool::help(int own) {
   uint32_t seen = 0;
   for (;;) {
-    uint32_t now = loop_.load(std::memory_order_acquire);
+    uint32_t now = open_.load(std::memory_order_acquire);
     for (int look = 0; now == seen && look < kLooks; look++) {
       pause();
-      now = loop_.load(std::memory_order_acquire);
+      now = open_.load(std::memory_order_acquire);
     }
     if (now == seen) {
       asleep_.fetch_add(1);
-      loop_.wait(seen);
+      open_.wait(seen);
       asleep_.fetch_sub(1);
       continue;
     }
     seen = now;
     if (now % 2 == 0) continue;
     // Announce first, then look again: the caller closes the loop before it waits for those inside.
-    inside_.fetch_add(1);
-    if (loop_.load() == now) work();
-    inside_.fetch_sub(1);
+    lanes_[own].inside.store(true);
+    if (open_.load() == now) work(own);
+    lanes_[own].inside.store(false, std::memory_order_release);
   }
 }
 
 void Pool::run(int count, int step, Call call, const void* context) {
-  if (count <= 1 || helpers_.empty() || busy_.test_and_set(std::memory_order_acquire)) {
+  if (count <= 1 || threads() == 1 || busy_.test_and_set(std::memory_order_acquire)) {
     for (int i = 0; i < count; i++) call(context, i);
     return;
   }
   call_ = call;
   context_ = context;
   count_ = count;
-  step_ = step;
-  next_.store(0);
-  loop_.fetch_add(1);
-  if (asleep_.load() > 0) loop_.notify_all();
-  work();
-  loop_.fetch_add(1);
-  while (inside_.load(std::memory_order_acquire) != 0) pause();
+  step_ = std::max(step, count >> (kCounted - 1));
+  parts_ = (count + step_ - 1) / step_;
+  loop_++;
+  open_.fetch_add(1);
+  if (asleep_.load() > 0) open_.notify_all();
+  work(0);
+  open_.fetch_add(1);
+  for (const Lane& lane : lanes_)
+    while (lane.inside.load()) pause();
   busy_.clear(std::memory_order_release);
 }
 
