@@ -26,6 +26,13 @@ struct PackedMatrix {
   size_t block_bytes() const { return static_cast<size_t>(kBlock) * bits / 8; }  // of one row
   int groups() const { return columns / group; }
   int blocks() const { return columns / kBlock; }
+
+  // Rows [first, last), where first is where a tile begins.
+  PackedMatrix part(int first, int last) const {
+    const size_t factors = static_cast<size_t>(first) * groups() * (halves ? 2 : 4);
+    return {quanta + static_cast<size_t>(first) * blocks() * block_bytes(), static_cast<const char*>(scales) + factors,
+            static_cast<const char*>(biases) + factors, last - first, columns, group, bits, halves};
+  }
 };
 
 // Activations as integers of 8 bits, value = scale * (integer + kRest * rest). One that is far larger than the others of its

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "dense.h"
+#include "floats.h"
 #include "pool.h"
 
 namespace ingot {
@@ -47,7 +48,8 @@ std::vector<Task> in_turns(const std::vector<Task>& tasks, int threads) {
   return ordered;
 }
 
-std::vector<Task> divided(const std::vector<Product>& products) {
+// `times` as much as the products' weights belong to a task.
+std::vector<Task> divided(const std::vector<Product>& products, int times = 1) {
   const int threads = Pool::shared().threads();
   int rows = 0;
   for (const Product& product : products) rows += product.w->rows;
@@ -55,76 +57,120 @@ std::vector<Task> divided(const std::vector<Product>& products) {
   std::vector<Task> tasks;
   for (const Product& product : products) {
     const Matrix& w = *product.w;
-    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / w.row_bytes()))), tasks);
+    divide(product, std::min(share, std::max(kLeastRows, static_cast<int>(kTaskBytes / (times * w.row_bytes())))), tasks);
   }
   return in_turns(tasks, threads);
 }
 
-void add_bias(const Task& task, int count) {
+void add_bias(const Task& task, int begin, int count) {
   const Matrix& w = *task.product->w;
   if (w.bias == nullptr) return;
-  for (int m = 0; m < count; m++)
+  for (int m = begin; m < begin + count; m++)
     for (int n = task.first; n < task.last; n++) task.product->y[static_cast<size_t>(m) * w.rows + n] += w.bias[n];
 }
 
-class QuantisedRows {
- public:
-  QuantisedRows(const float* x, int rows, int columns, int group)
-      : group(group), blocks_(static_cast<size_t>(rows_of_lots(rows)) * columns / kBlock), values_(2 * blocks_ * kBlock),
-        scales_(blocks_), sums_(blocks_ * kBlock / group), marks_(blocks_), columns_(columns) {
-    std::fill_n(marks_.data(), blocks_, 0);
-    std::fill_n(values_.data() + blocks_ * kBlock, blocks_ * kBlock, 0);
-    if (rows_of_lots(rows) > rows) clear(lot_of(rows - 1, rows));
-    each_token(rows, [&](int row) {
-      const Lot lot = lot_of(row, rows);
-      kernels().quantise(x + static_cast<size_t>(row) * columns_, columns_, this->group, lot.size, row - lot.first,
-                         at(lot.first));
-    });
-  }
+}  // namespace
 
-  Quantised at(int first) {  // where a lot begins
-    const size_t begin = static_cast<size_t>(first) * columns_, block = begin / kBlock;
-    return {values_.data() + begin, values_.data() + blocks_ * kBlock + begin, scales_.data() + block,
-            sums_.data() + begin / group, marks_.data() + block};
-  }
-
-  const int group;
-
- private:
+QuantisedRows::QuantisedRows(int count, int columns, int group)
+    : count(count), columns(columns), group(group), blocks_(static_cast<size_t>(rows_of_lots(count)) * columns / kBlock),
+      values_(2 * blocks_ * kBlock), scales_(blocks_), sums_(blocks_ * kBlock / group), marks_(blocks_) {
+  clear();
+  if (rows_of_lots(count) == count) return;
   // A lot in which rows are missing: nothing of them is kept, but they are read.
-  void clear(Lot lot) {
-    const Quantised out = at(lot.first);
-    const size_t values = static_cast<size_t>(lot.size) * columns_;
-    std::fill_n(out.values, values, 0);
-    std::fill_n(out.scales, values / kBlock, 0.0f);
-    std::fill_n(out.sums, values / group, 0.0f);
-  }
+  const Lot last = lot_of(count - 1, count);
+  const Quantised out = at(last.first);
+  const size_t values = static_cast<size_t>(last.size) * columns;
+  std::fill_n(out.values, values, 0);
+  std::fill_n(out.scales, values / kBlock, 0.0f);
+  std::fill_n(out.sums, values / group, 0.0f);
+}
 
-  size_t blocks_;
-  Room<int8_t> values_;  // and the rests
-  Room<float> scales_, sums_;
-  Room<uint8_t> marks_;
-  int columns_;
-};
+void QuantisedRows::clear() {
+  std::fill_n(marks_.data(), blocks_, 0);
+  std::fill_n(values_.data() + blocks_ * kBlock, blocks_ * kBlock, 0);
+}
+
+void QuantisedRows::put(int row, const float* x) {
+  const Lot lot = lot_of(row, count);
+  kernels().quantise(x, columns, group, lot.size, row - lot.first, at(lot.first));
+}
+
+Quantised QuantisedRows::at(int first) const {
+  const size_t begin = static_cast<size_t>(first) * columns, block = begin / kBlock;
+  return {values_.data() + begin, values_.data() + blocks_ * kBlock + begin, scales_.data() + block,
+          sums_.data() + begin / group, marks_.data() + block};
+}
+
+namespace {
+
+// body(first, rows) for so many rows at a time that what is multiplied stays in the second-level cache.
+template <class Body>
+void in_parts(int count, const Body& body) {
+  for (int first = 0; first < count; first += kRowsAtOnce) body(first, std::min(kRowsAtOnce, count - first));
+}
+
+// A thread's own memory for what it computes before it is added or gated.
+float* own_room(size_t size) {
+  static thread_local Room<float> room;
+  return room.at_least(size);
+}
+
+}  // namespace
+
+void multiply(const std::vector<Product>& products, const QuantisedRows& x, bool adds) {
+  const std::vector<Task> tasks = divided(products);
+  in_parts(x.count, [&](int begin, int count) {
+    Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+      const auto [product, first, last] = tasks[index];
+      const Matrix& w = *product->w;
+      float* y = product->y + static_cast<size_t>(begin) * w.rows;
+      if (!adds) {
+        kernels().multiply(w.packed, x.at(begin), count, first, last, y, w.rows);
+      } else {
+        const int size = last - first;
+        float* own = own_room(static_cast<size_t>(count) * size);
+        kernels().multiply(w.packed.part(first, last), x.at(begin), count, 0, size, own, size);
+        for (int m = 0; m < count; m++) floats().add(y + static_cast<size_t>(m) * w.rows + first, own + static_cast<size_t>(m) * size, size);
+      }
+      add_bias({product, first, last}, begin, count);
+    });
+  });
+}
+
+void multiply_gated(const Matrix& gate, const Matrix& up, const QuantisedRows& x, float* y) {
+  const std::vector<Task> tasks = divided({{&gate, y}}, 2);
+  in_parts(x.count, [&](int begin, int count) {
+    Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+      const int first = tasks[index].first, size = tasks[index].last - first;
+      const size_t all = static_cast<size_t>(count) * size;
+      float *gates = own_room(2 * all), *ups = gates + all;
+      for (auto [w, to] : {std::pair{&gate, gates}, std::pair{&up, ups}}) {
+        kernels().multiply(w->packed.part(first, first + size), x.at(begin), count, 0, size, to, size);
+        if (w->bias != nullptr)
+          for (int m = 0; m < count; m++) floats().add(to + static_cast<size_t>(m) * size, w->bias + first, size);
+      }
+      for (int m = 0; m < count; m++) {
+        const size_t own = static_cast<size_t>(m) * size;
+        floats().gate(Gate::silu, gates + own, ups + own, size, y + static_cast<size_t>(begin + m) * gate.rows + first);
+      }
+    });
+  });
+}
+
+namespace {
 
 // Weights are multiplied as they are packed, by activations in integers.
 void multiply_packed(const std::vector<Product>& products, const float* x, int count) {
   const int columns = products[0].w->columns;
-  std::vector<QuantisedRows> quantised;  // one for each size of group, which is one as a rule
-  quantised.reserve(products.size());
-  auto of_group = [&](int group) {
-    return std::find_if(quantised.begin(), quantised.end(), [&](const auto& rows) { return rows.group == group; });
-  };
-  for (const Product& product : products)
-    if (int group = product.w->packed.group; of_group(group) == quantised.end())
-      quantised.emplace_back(x, count, columns, group);
-  const std::vector<Task> tasks = divided(products);
-  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
-    const Task& task = tasks[index];
-    const Matrix& w = *task.product->w;
-    kernels().multiply(w.packed, of_group(w.packed.group)->at(0), count, task.first, task.last, task.product->y, w.rows);
-    add_bias(task, count);
-  });
+  std::vector<Product> left = products;
+  while (!left.empty()) {  // once, as a rule: groups are all of one size
+    const int group = left[0].w->packed.group;
+    const auto others = std::stable_partition(left.begin(), left.end(), [&](const Product& product) { return product.w->packed.group == group; });
+    QuantisedRows rows(count, columns, group);
+    each_token(count, [&](int row) { rows.put(row, x + static_cast<size_t>(row) * columns); });
+    multiply({left.begin(), others}, rows);
+    left.erase(left.begin(), others);
+  }
 }
 
 void multiply_plain(const std::vector<Product>& products, const float* x, int count) {
@@ -136,7 +182,7 @@ void multiply_plain(const std::vector<Product>& products, const float* x, int co
       dense().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
     else
       dense().multiply_half(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
-    add_bias(task, count);
+    add_bias(task, 0, count);
   });
 }
 
@@ -157,7 +203,7 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
     }
     sgemm(kRowMajor, kAsIs, kTransposed, count, task.last - task.first, w.columns, 1.0f, x, w.columns, panel, w.columns,
           0.0f, task.product->y + task.first, w.rows);
-    add_bias(task, count);
+    add_bias(task, 0, count);
   });
 }
 

@@ -37,10 +37,36 @@ void multiply(const std::vector<Product>& products, const float* x, int count);
 // The same, with plain weights too: for rows whose number says something about other rows.
 void multiply_one_path(const std::vector<Product>& products, const float* x, int count);
 
+// Activations as integers, for weights with groups of one size.
+class QuantisedRows {
+ public:
+  QuantisedRows(int count, int columns, int group);
+  // Between what was put before and what is put next.
+  void clear();
+  // Any thread may put rows.
+  void put(int row, const float* x);
+  Quantised at(int first) const;  // where a lot begins
+
+  const int count, columns, group;
+
+ private:
+  size_t blocks_;
+  Room<int8_t> values_;  // and the rests
+  Room<float> scales_, sums_;
+  Room<uint8_t> marks_;
+};
+
+// y = x times the transpose of w, or added to it, for packed matrices with groups of x's size.
+void multiply(const std::vector<Product>& products, const QuantisedRows& x, bool adds = false);
+
+// y = silu(x times the transpose of gate) * (x times that of up), [count, gate.rows].
+void multiply_gated(const Matrix& gate, const Matrix& up, const QuantisedRows& x, float* y);
+
 // Activations of many rows as wide products take them.
 class Rounded {
  public:
   Rounded(const Wide& use, int count, int columns);
+  void clear() {}
   // Any thread may put rows.
   void put(int row, const float* x) { use.round(x, row, rows()); }
   WideRows rows() const { return {values_.data(), count_, columns_}; }

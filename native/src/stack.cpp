@@ -50,8 +50,10 @@ void Stack::add(StackLayer layer) {
           "the matrices of a layer do not fit together");
   require(layers_.empty() || (hidden == this->hidden() && inner == layers_[0].gate.matrix().rows),
           "the layers do not fit together");
-  for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-    packed_ = packed_ && w->matrix().is_packed();
+  for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    const int group = w->matrix().is_packed() ? w->matrix().packed.group : 0;
+    group_ = group_.value_or(group) == group ? group : 0;
+  }
   layers_.push_back(std::move(layer));
 }
 
@@ -63,13 +65,17 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
     std::fill_n(work.owners.begin() + piece.first, piece.count, &piece);
   }
   work.turns = rotation_->table(work.spans, tokens);
-  if (const Wide* wide = packed_ ? wide_for(tokens) : nullptr)
-    run_wide(*wide, x, work, states);
+  const int width = hidden(), attention = shape_.heads * shape_.head_dim, inner = layers_[0].gate.matrix().rows;
+  auto with = [&](auto normed, auto attended, auto gated) { run_packed(normed, attended, gated, x, work, states); };
+  if (*group_ == 0)
+    run_plain(x, work, states);
+  else if (const Wide* use = wide_for(tokens))
+    with(Rounded(*use, tokens, width), Rounded(*use, tokens, attention), Rounded(*use, tokens, inner));
   else
-    run_rows(x, work, states);
+    with(QuantisedRows(tokens, width, *group_), QuantisedRows(tokens, attention, *group_), QuantisedRows(tokens, inner, *group_));
 }
 
-void Stack::run_rows(float* x, Work& work, const std::vector<States>& states) const {
+void Stack::run_plain(float* x, Work& work, const std::vector<States>& states) const {
   const int tokens = work.tokens, width = hidden(), inner = layers_[0].gate.matrix().rows;
   Room<float> normed(Work::size(tokens, width)), out(Work::size(tokens, width));
   Room<float> gate(Work::size(tokens, inner)), up(Work::size(tokens, inner));
@@ -98,12 +104,30 @@ void Stack::run_rows(float* x, Work& work, const std::vector<States>& states) co
   each_token(tokens, [&](int token) { use.add(row(x, token), row(out.data(), token), width); });
 }
 
-// What lies between two products is rounded where it is made, and what a product adds is added by it: with many rows,
-// going through memory once more takes as long as the products.
-void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<States>& states) const {
+namespace {
+
+// x through the gated half of an MLP.
+void gate_into(const StackLayer& layer, const Rounded& x, Rounded& y, Room<float>&) {
+  multiply_gated(layer.gate.matrix(), layer.up.matrix(), x, y);
+}
+
+void gate_into(const StackLayer& layer, const QuantisedRows& x, QuantisedRows& y, Room<float>& room) {
+  float* gated = room.at_least(static_cast<size_t>(y.count) * y.columns);
+  multiply_gated(layer.gate.matrix(), layer.up.matrix(), x, gated);
+  y.clear();
+  each_token(y.count, [&](int token) { y.put(token, gated + static_cast<size_t>(token) * y.columns); });
+}
+
+}  // namespace
+
+// What lies between two products is rounded where it is made, and what a product adds is added by it: each time that all
+// threads wait for each other, or that rows go through memory once more, takes as long as a product.
+template <class Rows>
+void Stack::run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work& work, const std::vector<States>& states) const {
   const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
-  Rounded normed(use, tokens, width), attended(use, tokens, attention), inner(use, tokens, layers_[0].gate.matrix().rows);
+  Room<float> gated;
   auto norm = [&](const Vector& weight) {
+    normed.clear();
     each_token(tokens, [&](int token) {
       static thread_local Room<float> room;
       float* row = room.at_least(width);
@@ -116,10 +140,11 @@ void Stack::run_wide(const Wide& use, float* x, Work& work, const std::vector<St
     norm(layer.attention_norm);
     multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
     attend(layer, work, states[index]);
+    attended.clear();
     each_token(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
     multiply({{&layer.o.matrix(), x}}, attended, true);
     norm(layer.mlp_norm);
-    multiply_gated(layer.gate.matrix(), layer.up.matrix(), normed, inner);
+    gate_into(layer, normed, inner, gated);
     multiply({{&layer.down.matrix(), x}}, inner, true);
   }
 }

@@ -49,14 +49,16 @@ class Stack {
 
  private:
   struct Work;
-  void run_rows(float* x, Work& work, const std::vector<States>& states) const;
-  void run_wide(const Wide& use, float* x, Work& work, const std::vector<States>& states) const;
+  void run_plain(float* x, Work& work, const std::vector<States>& states) const;
+  template <class Rows>
+  void run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work& work, const std::vector<States>& states) const;
   void attend(const StackLayer& layer, Work& work, const States& states) const;
 
   StackShape shape_;
   std::shared_ptr<const Rotation> rotation_;
   std::vector<StackLayer> layers_;
-  bool packed_ = true;  // all matrices are
+  // Of all matrices, if they are packed and have groups of one size; else 0.
+  std::optional<int> group_;
 };
 
 // The operation: x [..., hidden] through the layers. Gives the result and the states, which are the ones given, in the
