@@ -78,6 +78,15 @@ bool holds_halves(const mx::array& keys, const mx::array& values) {
 
 namespace {
 
+void prepare_all(const Heads& how, const std::vector<Span>& spans, const Prepare& prepare) {
+  std::vector<int> tokens;
+  for (const Span& span : spans)
+    for (int i = 0; i < span.count; i++) tokens.push_back(span.first + i);
+  each_token(static_cast<int>(tokens.size()), [&](int i) {
+    for (int head = 0; head < how.kv_heads; head++) prepare(tokens[i], head);
+  });
+}
+
 // The queries of one task, with keys and values of either kind.
 struct Seen {
   const Sight& sight;
@@ -107,8 +116,13 @@ void attend_task(const Task& task, int group, const Seen& seen, const States& st
 
 }  // namespace
 
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out) {
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
+            const Prepare& prepare) {
   const std::vector<Task> tasks = tasks_of(how, spans);
+  // Tasks of one span read each other's keys. One that has it alone prepares for itself: so the threads need not wait for
+  // each other, which they do for longer than a step's few tokens take.
+  const bool alone = tasks.size() == spans.size() * how.kv_heads;
+  if (prepare && !alone) prepare_all(how, spans, prepare);
   const int capacity = states.capacity;
   const int group = how.heads / how.kv_heads;
   const size_t stride = static_cast<size_t>(how.heads) * how.size;
@@ -121,6 +135,8 @@ void attend(const Heads& how, const std::vector<Span>& spans, const float* q, co
     const Sight sight{how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kKeyBlock};
     const int seen = span.place + task.first + task.count;
     const float* sinks = how.sinks ? how.sinks + task.kv_head * group : nullptr;
+    if (prepare && alone)
+      for (int token = span.first; token < span.first + span.count; token++) prepare(token, task.kv_head);
     attend_task(task, group, {sight, q + at, stride, seen, sinks, out + at}, states, from);
   });
 }

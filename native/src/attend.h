@@ -2,6 +2,7 @@
 // queries and keys and writes keys and values to the states.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -32,8 +33,11 @@ struct States {
 // Whether such arrays can be states. Raises std::invalid_argument with what is wrong.
 bool holds_halves(const mlx::core::array& keys, const mlx::core::array& values);
 
-// Attention alone: q and out are [tokens, heads, size]; the states already hold the spans' own keys and values.
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out);
+// Attention alone: q and out are [tokens, heads, size]. The states hold the spans' own keys and values already, or
+// prepare(token, kv_head) puts them there, and does what is left to do to the queries of the heads that share them.
+using Prepare = std::function<void(int token, int kv_head)>;
+void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
+            const Prepare& prepare = nullptr);
 
 // A norm of queries or keys.
 struct HeadNorm {

@@ -151,28 +151,22 @@ void Stack::run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work
 
 void Stack::attend(const StackLayer& layer, Work& work, const States& states) const {
   const Floats& use = floats();
-  const int dim = shape_.head_dim;
+  const int dim = shape_.head_dim, group = shape_.heads / shape_.kv_heads;
   const size_t q_width = Work::size(shape_.heads, dim), kv_width = Work::size(shape_.kv_heads, dim);
-  auto place = [&](const Piece& piece, int head, int position) {
-    return ((static_cast<size_t>(piece.slot) * shape_.kv_heads + head) * states.capacity + position) * dim;
+  auto prepared = [&](float* head, const std::optional<Vector>& norm, int token) {
+    if (norm) use.rms_norm(head, norm->data(), shape_.eps, dim, head);
+    rotation_->turn(head, *work.turns, token);
   };
-  each_token(work.tokens, [&](int token) {
-    const Piece* piece = work.owners[token];
-    if (piece == nullptr) return;
-    for (int head = 0; head < shape_.heads; head++) {
-      float* q = work.q.data() + token * q_width + Work::size(head, dim);
-      if (layer.q_norm) use.rms_norm(q, layer.q_norm->data(), shape_.eps, dim, q);
-      rotation_->turn(q, *work.turns, token);
-    }
-    for (int head = 0; head < shape_.kv_heads; head++) {
-      float* k = work.k.data() + token * kv_width + Work::size(head, dim);
-      if (layer.k_norm) use.rms_norm(k, layer.k_norm->data(), shape_.eps, dim, k);
-      rotation_->turn(k, *work.turns, token);
-      const size_t to = place(*piece, head, piece->start + token - piece->first);
-      states.put(to, k, work.v.data() + token * kv_width + Work::size(head, dim), dim);
-    }
-  });
-  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), states, work.attended.data());
+  auto prepare = [&](int token, int head) {
+    const Piece& piece = *work.owners[token];
+    float* q = work.q.data() + token * q_width + Work::size(head * group, dim);
+    for (int i = 0; i < group; i++) prepared(q + Work::size(i, dim), layer.q_norm, token);
+    const size_t own = token * kv_width + Work::size(head, dim);
+    prepared(work.k.data() + own, layer.k_norm, token);
+    const size_t row = Work::size(piece.slot, shape_.kv_heads) + head, position = piece.start + token - piece.first;
+    states.put((row * states.capacity + position) * dim, work.k.data() + own, work.v.data() + own, dim);
+  };
+  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), states, work.attended.data(), prepare);
 }
 
 namespace {
