@@ -128,7 +128,9 @@ def compare(build: Build, weights: Path, model: Model, threads: int, rounds: int
     return found
 
 
-def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[int], threads: int) -> list[Figure]:
+def through_http(
+    build: Build, weights: Path, folder: Path, streams: Sequence[int], answer: int, threads: int
+) -> list[Figure]:
     """Tokens per second, and the time to the first token, with many streams at once."""
     logs, most = folder.parent, max(streams)
     found: list[Figure] = []
@@ -136,7 +138,7 @@ def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[in
         servers.ingot(folder, logs / "ingot.log", most, own_kernels=True) as ours,
         servers.llama_cpp(build.server, weights, logs / "llama.log", most, threads) as theirs,
     ):
-        plan = Plan(endpoint="completions", prompt_tokens=192, output_tokens=64, warmup=1)
+        plan = Plan(endpoint="completions", prompt_tokens=192, output_tokens=answer, warmup=1)
         target = prepare(ours.client, plan)
         other = Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
         for count in streams:
@@ -193,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of both (default: one for each core)")
     parser.add_argument("--streams", type=lambda text: tuple(map(int, text.split(","))), default=())
+    parser.add_argument("--answer", type=int, default=64, help="tokens of each stream's answer (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer figures, to see that it works")
     parser.add_argument("--limits", action="store_true", help="compare with what memory and products can do here")
     parser.add_argument("--stock", action="store_true", help="compare with mlx-lm as it comes")
@@ -225,8 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.stock:
                 _print_stock(model, folder)
             if chosen.streams:
-                served = through_http(build, weights, folder, chosen.streams, chosen.threads)
+                served = through_http(build, weights, folder, chosen.streams, chosen.answer, chosen.threads)
                 _print_rows(served)
+                _print_gains(served[::2])
                 found += served
     except IngotError as error:
         print(f"bench.cpu: {error.message}", file=sys.stderr)
@@ -239,6 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_rows(figures: Sequence[Figure]) -> None:
     for figure in figures:
         print(figure.row(), flush=True)
+
+
+def _print_gains(speeds: Sequence[Figure]) -> None:
+    """What more streams gain over the first number of them."""
+    for figure in speeds[1:]:
+        ours, theirs = figure.ours[0] / speeds[0].ours[0], figure.theirs[0] / speeds[0].theirs[0]
+        name, one = (each.subject.split(",")[0] for each in (figure, speeds[0]))
+        print(f"{name}: ingot {ours:.2f}x of {one}, llama-server {theirs:.2f}x", flush=True)
 
 
 def _speed(found: Sequence[Figure], subject: str) -> float:

@@ -1,8 +1,12 @@
 #include "attend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <limits>
+#include <memory>
 #include <stdexcept>
+#include <type_traits>
 
 #include "floats.h"
 #include "in_place.h"
@@ -22,27 +26,77 @@ constexpr int kTileRows = 96;   // queries times heads that share keys, of one t
 constexpr int kWideRows = 192;  // the same, where there are so many that all are taken at once
 constexpr int kMany = 48;       // from which on they are
 
+// What several tasks find for the same queries, each in one stretch of keys. The last of them merges it.
+struct Split {
+  Split(Stretches stretches, int rows, int dim) : stretches(stretches), left(count()), room(count() * Found::size(rows, dim)) {}
+  int count() const { return stretches.last - stretches.first + 1; }
+
+  Stretches stretches;
+  std::atomic<int> left;
+  std::vector<float> room;
+};
+
 // Some queries of the heads that share keys.
 struct Task {
   const Span* span;
   int kv_head, first, count;
   bool wide;
+  Split* split = nullptr;
+  int stretch = 0;  // where there is a split
 };
 
-std::vector<Task> tasks_of(const Heads& how, const std::vector<Span>& spans) {
-  const int group = how.heads / how.kv_heads;
-  std::vector<Task> tasks;
-  for (const Span& span : spans) {
-    const bool wide = may_go_wide() && span.count * group >= kMany;
-    const int block = std::max(1, (wide ? kWideRows : kTileRows) / group);
-    for (int first = 0; first < span.count; first += block)
-      for (int head = 0; head < how.kv_heads; head++)
-        tasks.push_back({&span, head, first, std::min(block, span.count - first), wide});
-  }
-  // The latest queries see the most keys: they go first, so that the threads end together.
-  std::reverse(tasks.begin(), tasks.end());
-  return tasks;
+// Of a sequence whose first key is where that of the span is.
+Sight sight_of(const Heads& how, const Span& span, int capacity) {
+  // A window that is wider than the states shows no more than they hold.
+  return {how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kStretch};
 }
+
+int seen_by(const Task& task) { return task.span->place + task.first + task.count; }
+
+// How the work is shared out.
+struct Plan {
+  Plan(const Heads& how, const std::vector<Span>& spans, int capacity) {
+    const int group = how.heads / how.kv_heads;
+    for (const Span& span : spans) {
+      const bool wide = may_go_wide() && span.count * group >= kMany;
+      const int block = std::max(1, (wide ? kWideRows : kTileRows) / group);
+      for (int first = 0; first < span.count; first += block)
+        for (int head = 0; head < how.kv_heads; head++)
+          tasks.push_back({&span, head, first, std::min(block, span.count - first), wide});
+    }
+    // The latest queries see the most keys: they go first, so that the threads end together.
+    std::reverse(tasks.begin(), tasks.end());
+    // Those of one span read each other's keys.
+    apart = tasks.size() == spans.size() * how.kv_heads;
+    if (static_cast<int>(tasks.size()) < 2 * Pool::shared().threads()) split(how, capacity);
+  }
+
+  std::vector<Task> tasks;
+  bool apart;  // no task reads a key that another one may have to put there
+
+ private:
+  // So few tasks would leave threads without work.
+  void split(const Heads& how, int capacity) {
+    std::vector<Task> parts;
+    for (const Task& task : tasks) {
+      const Stretches stretches(sight_of(how, *task.span, capacity), task.count, seen_by(task));
+      if (task.wide || stretches.first == stretches.last) {
+        parts.push_back(task);
+        continue;
+      }
+      apart = false;
+      splits.push_back(std::make_unique<Split>(stretches, task.count * how.heads / how.kv_heads, how.size));
+      for (int stretch = stretches.first; stretch <= stretches.last; stretch++) {
+        parts.push_back(task);
+        parts.back().split = splits.back().get();
+        parts.back().stretch = stretch;
+      }
+    }
+    tasks = std::move(parts);
+  }
+
+  std::vector<std::unique_ptr<Split>> splits;
+};
 
 void normed(const HeadNorm& norm, float* x, int heads, int size) {
   const Floats& use = floats();
@@ -87,57 +141,113 @@ void prepare_all(const Heads& how, const std::vector<Span>& spans, const Prepare
   });
 }
 
-// The queries of one task, with keys and values of either kind.
-struct Seen {
-  const Sight& sight;
-  const float* q;
-  size_t stride;
-  int keys;
-  const float* sinks;
-  float* out;
-};
-
-void attend_task(const Task& task, int group, const Seen& seen, const States& states, size_t from) {
-  auto with = [&](auto* keys, auto* values, auto wide_attend, auto attend) {
-    if (task.wide)
-      return wide_attend(seen.sight, seen.q, task.count, group, seen.stride, keys + from, values + from, seen.keys, seen.sinks, seen.out);
-    static thread_local std::vector<float> scratch;
-    scratch.resize(std::max(scratch.size(), attend_scratch(task.count * group, seen.sight.dim)));
-    attend(seen.sight, seen.q, task.count, group, seen.stride, keys + from, values + from, seen.keys, seen.sinks, scratch.data(), seen.out);
-  };
-  const Wide* use = wide();
-  if (states.halves)
-    with(static_cast<const Half*>(states.keys), static_cast<const Half*>(states.values), use ? use->attend_halves : nullptr,
-         floats().attend_halves);
-  else
-    with(static_cast<const float*>(states.keys), static_cast<const float*>(states.values), use ? use->attend : nullptr,
-         floats().attend);
+float* own_room(size_t size) {
+  static thread_local Room<float> room;
+  return room.at_least(size);
 }
+
+// One task, with keys and values of either kind.
+template <class Number>
+class Attending {
+ public:
+  Attending(const Heads& how, const Task& task, const float* q, const Number* keys, const Number* values, int capacity, float* out)
+      : how_(how), task_(task), sight_(sight_of(how, *task.span, capacity)), group_(how.heads / how.kv_heads), seen_(seen_by(task)),
+        stride_(static_cast<size_t>(how.heads) * how.size), sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr) {
+    const size_t from = (static_cast<size_t>(task.span->slot) * how.kv_heads + task.kv_head) * capacity * how.size;
+    const size_t at = (task.span->first + task.first) * stride_ + static_cast<size_t>(task.kv_head) * group_ * how.size;
+    q_ = q + at, keys_ = keys + from, values_ = values + from, out_ = out + at;
+  }
+
+  void run() const {
+    if (task_.wide) return in_tiles(*wide());
+    const size_t size = Found::size(rows(), how_.size), scratch = attend_scratch(rows(), how_.size);
+    float* room = own_room(2 * size + scratch);
+    Found all(rows(), how_.size, room);
+    if (task_.split == nullptr) {
+      const Stretches stretches(sight_, task_.count, seen_);
+      begin(all);
+      for (int stretch = stretches.first; stretch <= stretches.last; stretch++) {
+        const Found found(rows(), how_.size, room + size);
+        find(stretch == stretches.first ? q_ : nullptr, stretch, room + 2 * size, found);
+        floats().merge(all, found);
+      }
+      return give(all);
+    }
+    Split& split = *task_.split;
+    auto part = [&](int i) { return Found(rows(), how_.size, split.room.data() + i * size); };
+    find(q_, task_.stretch, room + 2 * size, part(task_.stretch - split.stretches.first));
+    if (split.left.fetch_sub(1) > 1) return;
+    begin(all);
+    for (int i = 0; i < split.count(); i++) floats().merge(all, part(i));
+    give(all);
+  }
+
+ private:
+  int rows() const { return task_.count * group_; }
+
+  void in_tiles(const Wide& use) const {
+    const auto attend = [&] {
+      if constexpr (std::is_same_v<Number, Half>)
+        return use.attend_halves;
+      else
+        return use.attend;
+    }();
+    attend(sight_, q_, task_.count, group_, stride_, keys_, values_, seen_, sinks_, out_);
+  }
+
+  void find(const float* q, int stretch, float* scratch, Found found) const {
+    const auto attend = [] {
+      if constexpr (std::is_same_v<Number, Half>)
+        return floats().attend_halves;
+      else
+        return floats().attend;
+    }();
+    attend(sight_, q, task_.count, group_, stride_, keys_, values_, seen_, stretch, scratch, found);
+  }
+
+  // A sink is a score that takes its share of the weights and adds nothing.
+  void begin(Found all) const {
+    std::fill_n(all.sums, static_cast<size_t>(all.rows) * all.dim, 0.0f);
+    for (int row = 0; row < all.rows; row++) {
+      all.largest[row] = sinks_ ? sinks_[row % group_] : -std::numeric_limits<float>::infinity();
+      all.total[row] = sinks_ ? 1.0f : 0.0f;
+    }
+  }
+
+  void give(Found all) const {
+    for (int row = 0; row < all.rows; row++) {
+      float* to = out_ + row / group_ * stride_ + static_cast<size_t>(row % group_) * all.dim;
+      const float inverse = 1.0f / all.total[row];
+      for (int d = 0; d < all.dim; d++) to[d] = all.sums[static_cast<size_t>(row) * all.dim + d] * inverse;
+    }
+  }
+
+  const Heads& how_;
+  const Task& task_;
+  const Sight sight_;
+  const int group_, seen_;
+  const size_t stride_;
+  const float* sinks_;
+  const float* q_;
+  const Number *keys_, *values_;
+  float* out_;
+};
 
 }  // namespace
 
 void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
             const Prepare& prepare) {
-  const std::vector<Task> tasks = tasks_of(how, spans);
-  // Tasks of one span read each other's keys. One that has it alone prepares for itself: so the threads need not wait for
-  // each other, which they do for longer than a step's few tokens take.
-  const bool alone = tasks.size() == spans.size() * how.kv_heads;
-  if (prepare && !alone) prepare_all(how, spans, prepare);
-  const int capacity = states.capacity;
-  const int group = how.heads / how.kv_heads;
-  const size_t stride = static_cast<size_t>(how.heads) * how.size;
-  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
-    const Task& task = tasks[index];
-    const Span& span = *task.span;
-    const size_t from = (static_cast<size_t>(span.slot) * how.kv_heads + task.kv_head) * capacity * how.size;
-    const size_t at = (span.first + task.first) * stride + static_cast<size_t>(task.kv_head) * group * how.size;
-    // A window that is wider than the states shows no more than they hold.
-    const Sight sight{how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kKeyBlock};
-    const int seen = span.place + task.first + task.count;
-    const float* sinks = how.sinks ? how.sinks + task.kv_head * group : nullptr;
-    if (prepare && alone)
-      for (int token = span.first; token < span.first + span.count; token++) prepare(token, task.kv_head);
-    attend_task(task, group, {sight, q + at, stride, seen, sinks, out + at}, states, from);
+  const Plan plan(how, spans, states.capacity);
+  if (prepare && !plan.apart) prepare_all(how, spans, prepare);
+  Pool::shared().each(static_cast<int>(plan.tasks.size()), [&](int index) {
+    const Task& task = plan.tasks[index];
+    // Here the threads need not wait for each other, which they do for longer than a step's few tokens take.
+    if (prepare && plan.apart)
+      for (int i = 0; i < task.span->count; i++) prepare(task.span->first + i, task.kv_head);
+    if (states.halves)
+      Attending<Half>(how, task, q, static_cast<const Half*>(states.keys), static_cast<const Half*>(states.values), states.capacity, out).run();
+    else
+      Attending<float>(how, task, q, static_cast<const float*>(states.keys), static_cast<const float*>(states.values), states.capacity, out).run();
   });
 }
 

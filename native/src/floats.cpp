@@ -485,16 +485,14 @@ void halve(const float* x, size_t size, Half* y) {
   for (; i < size; i++) y[i] = half_of(x[i]);
 }
 
-// What a tile of rows (queries times heads) knows while blocks of keys pass by.
+// What a tile of rows (queries times heads) needs while blocks of keys pass by.
 struct Tile {
   Tile(float* scratch, int rows, int dim)
-      : padded((rows + kRows - 1) / kRows * kRows), q(scratch), sums(q + static_cast<size_t>(padded) * dim),
-        panel(sums + static_cast<size_t>(padded) * dim), scores(panel + static_cast<size_t>(kPanel) * dim),
-        largest(scores + static_cast<size_t>(padded) * kKeyBlock), total(largest + padded), worth(total + padded),
-        values(worth + padded) {}
+      : padded((rows + kRows - 1) / kRows * kRows), q(scratch), panel(q + static_cast<size_t>(padded) * dim),
+        scores(panel + static_cast<size_t>(kPanel) * dim), worth(scores + static_cast<size_t>(padded) * kKeyBlock), values(worth + padded) {}
 
   int padded;
-  float *q, *sums, *panel, *scores, *largest, *total, *worth, *values;
+  float *q, *panel, *scores, *worth, *values;
 };
 
 // Queries times the scale; in the packed order, value by value for kRows rows together.
@@ -515,34 +513,33 @@ void take_queries(const Sight& how, const float* q, int queries, int group, size
 
 template <class Number>
 void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k, const Number* v,
-            int keys, const float* sinks, float* scratch, float* out) {
+            int keys, int stretch, float* scratch, Found found) {
   const int rows = queries * group, dim = how.dim;
   const bool packed = rows >= kPacked;
   Tile tile(scratch, rows, dim);
-  take_queries(how, q, queries, group, stride, packed, tile);
-  std::fill(tile.sums, tile.sums + static_cast<size_t>(rows) * dim, 0.0f);
-  for (int row = 0; row < rows; row++) {
-    tile.largest[row] = sinks ? sinks[row % group] : -std::numeric_limits<float>::infinity();
-    tile.total[row] = sinks ? 1.0f : 0.0f;
-  }
-  const int oldest = how.window > 0 ? std::max(0, keys - queries + 1 - how.window) : 0;
-  for (int base = (oldest + how.shift) / kKeyBlock * kKeyBlock - how.shift; base < keys; base += kKeyBlock) {
-    const int lo = std::max(oldest - base, 0), hi = std::min(keys - base, kKeyBlock);
+  if (q != nullptr) take_queries(how, q, queries, group, stride, packed, tile);
+  std::fill(found.sums, found.sums + static_cast<size_t>(rows) * dim, 0.0f);
+  std::fill(found.largest, found.largest + rows, -std::numeric_limits<float>::infinity());
+  std::fill(found.total, found.total + rows, 0.0f);
+  const int oldest = Stretches::oldest(how, queries, keys), end = std::min(keys, (stretch + 1) * kStretch - how.shift);
+  const int begin = std::max((oldest + how.shift) / kKeyBlock * kKeyBlock, stretch * kStretch) - how.shift;
+  for (int base = begin; base < end; base += kKeyBlock) {
+    const int lo = std::max(oldest - base, 0), hi = std::min(end - base, kKeyBlock);
     const Number *block = k + static_cast<ptrdiff_t>(base) * dim, *values = v + static_cast<ptrdiff_t>(base) * dim;
     if (packed)
       scored_together(tile.q, rows, block, lo, hi, dim, tile.panel, tile.scores);
     else
       scored_apart(tile.q, rows, block, values, lo, hi, dim, tile.scores);
     auto sees = [&](int row) {
-      const int end = keys - queries + row / group + 1 - base;
-      return std::make_pair(how.window > 0 ? std::max(lo, end - how.window) : lo, std::min(hi, end));
+      const int until = keys - queries + row / group + 1 - base;
+      return std::make_pair(how.window > 0 ? std::max(lo, until - how.window) : lo, std::min(hi, until));
     };
     for (int row = 0; row < rows; row++) {
       float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
       const auto [first, last] = sees(row);
       tile.worth[row] = 1.0f;
       if (first < last)
-        tile.worth[row] = weighed(scores, first, last, how.cap, tile.largest[row], tile.total[row]);
+        tile.worth[row] = weighed(scores, first, last, how.cap, found.largest[row], found.total[row]);
       else
         std::fill(scores, scores + kKeyBlock, 0.0f);
     }
@@ -552,7 +549,7 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
         constexpr int R = decltype(count)::value;
         const int begin = sees(row).first, end = sees(row + R - 1).second;
         summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
-                  tile.sums + static_cast<size_t>(row) * dim);
+                  found.sums + static_cast<size_t>(row) * dim);
         row += R;
       };
       while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
@@ -569,16 +566,26 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
       sum_up(static_cast<const float*>(tile.values));
     }
   }
-  for (int row = 0; row < rows; row++) {
-    float* to = out + row / group * stride + static_cast<size_t>(row % group) * dim;
-    const float inverse = 1.0f / tile.total[row];
-    for (int d = 0; d < dim; d++) to[d] = tile.sums[static_cast<size_t>(row) * dim + d] * inverse;
+}
+
+void merge(Found all, Found more) {
+  const int dim = all.dim;
+  for (int row = 0; row < all.rows; row++) {
+    if (more.total[row] == 0) continue;  // it saw none of those keys
+    const bool first = all.total[row] == 0;
+    const float now = first ? more.largest[row] : std::max(all.largest[row], more.largest[row]);
+    const float before = first ? 0.0f : share(all.largest[row] - now), worth = share(more.largest[row] - now);
+    all.largest[row] = now;
+    all.total[row] = fused(all.total[row], before, more.total[row] * worth);
+    float* sums = all.sums + static_cast<size_t>(row) * dim;
+    const float* own = more.sums + static_cast<size_t>(row) * dim;
+    each(dim, sums, [=](auto at) { return fused(at(sums), before, at(own) * worth); });
   }
 }
 
 }  // namespace
 
 extern const Floats INGOT_NAME(floats);
-const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend<float>, attend<Half>, halve};
+const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend<float>, attend<Half>, merge, halve};
 
 }  // namespace ingot

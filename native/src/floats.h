@@ -15,8 +15,19 @@ struct Sight {
   float scale;  // of the scores
   float cap;    // a score s becomes cap * tanh(s / cap); 0: it stays what it is
   int window;   // a query sees as many of the newest keys, its own among them; 0: all of them
-  int shift;    // the position of the first key; sums are cut into blocks by positions, so that they come out the same
-                // wherever in its buffer a sequence lies and however many queries come together
+  int shift;    // the position of the first key, or what is left of it after whole stretches; sums are cut by positions, so
+                // that they come out the same wherever in its buffer a sequence lies and however many queries come together
+};
+
+// What rows (queries times heads) have found in some keys: weights and values are as if the largest score were 0.
+struct Found {
+  int rows, dim;
+  float* sums;     // of weights times values, [rows, dim]
+  float* largest;  // scores
+  float* total;    // of the weights
+
+  Found(int rows, int dim, float* room) : rows(rows), dim(dim), sums(room), largest(room + static_cast<size_t>(rows) * dim), total(largest + rows) {}
+  static size_t size(int rows, int dim) { return static_cast<size_t>(rows) * (dim + 2); }
 };
 
 struct Floats {
@@ -31,23 +42,37 @@ struct Floats {
   void (*gate)(Gate kind, const float* gate, const float* up, size_t size, float* y);
   // Turns the pairs of a head's first `dims` values; a pair is two neighbours, or a value and the one dims / 2 on.
   void (*rotate)(float* head, const float* cosines, const float* sines, int dims, bool neighbours);
-  // `queries` tokens in a row, of which the last sees `keys` keys and each one before it one less; `group` heads that
-  // share keys and values lie behind one another, tokens `stride` apart, in q and in out. Each head's sink, if there
-  // are any, is a score that takes its share of the weights and adds nothing. `scratch`: see attend_scratch.
+  // What `queries` tokens in a row find in one stretch of keys; the last of them sees `keys` keys and each one before it one
+  // less. `group` heads that share keys and values lie behind one another, tokens `stride` apart, in q; where q is null,
+  // they are those of the call before with the same `scratch`, for which see attend_scratch.
   void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
-                 int keys, const float* sinks, float* scratch, float* out);
+                 int keys, int stretch, float* scratch, Found found);
   void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
-                        const Half* v, int keys, const float* sinks, float* scratch, float* out);
+                        const Half* v, int keys, int stretch, float* scratch, Found found);
+  // Adds what was found in one stretch to what was found in those before it.
+  void (*merge)(Found all, Found more);
   // Each number as half_of has it.
   void (*halve)(const float* x, size_t size, Half* y);
 };
 
 constexpr int kKeyBlock = 64;  // keys whose scores exist at once
+constexpr int kStretch = 512;  // keys of a stretch: few enough that one long sequence keeps many threads busy
+
+// The stretches that queries see.
+struct Stretches {
+  int first, last;
+
+  Stretches(const Sight& how, int queries, int keys)
+      : first((oldest(how, queries, keys) + how.shift) / kStretch), last((keys - 1 + how.shift) / kStretch) {}
+  static int oldest(const Sight& how, int queries, int keys) {  // key that any of them sees
+    return how.window > 0 && keys - queries + 1 > how.window ? keys - queries + 1 - how.window : 0;
+  }
+};
 
 // Values that `attend` needs room for.
 static inline size_t attend_scratch(int rows, int dim) {
   const size_t padded = (rows + 7) / 8 * 8;
-  return 2 * padded * dim + static_cast<size_t>(32 + kKeyBlock) * dim + padded * kKeyBlock + 3 * padded;
+  return padded * dim + static_cast<size_t>(32 + kKeyBlock) * dim + padded * kKeyBlock + padded;
 }
 
 const Floats& floats();  // of the same instruction set as kernels()

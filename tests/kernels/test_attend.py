@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,7 +174,7 @@ def in_pieces(reference: Reference, rows: list[Row], launches: list[list[int]], 
         attended, keys, values = operation(given_q, given_k, given_v, keys, values, spans)
         for begin, count, slot, *_ in spans:
             outputs[slot].append(np.array(attended)[begin : begin + count])
-    return [np.concatenate(output) for output in outputs]
+    return [np.concatenate(output) if output else np.empty(0) for output in outputs]
 
 
 def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
@@ -193,10 +194,10 @@ def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
         gated=data.draw(st.booleans()),
         halves=data.draw(st.booleans()),
     )
-    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=3))
+    lengths = data.draw(st.lists(st.integers(1, 150) | st.integers(500, 600), min_size=1, max_size=3))
     launches, left = [], list(lengths)
     while any(left):
-        counts = [data.draw(st.integers(0, min(n, 60))) for n in left]
+        counts = [data.draw(st.integers(0, min(n, 60)) | st.just(n)) for n in left]
         if not any(counts):
             counts = [min(n, 60) for n in left]
         launches.append(counts)
@@ -207,7 +208,7 @@ def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
 def check(data: st.DataObject, bound: float) -> None:
     reference, lengths, launches = drawn(data)
     rows = made_rows(reference, lengths, seed=len(lengths))
-    found = in_pieces(reference, rows, launches, capacity=160)
+    found = in_pieces(reference, rows, launches, capacity=600)
     for row, output in zip(rows, found, strict=True):
         expected = reference(row.q, row.k, row.v)
         own = max(bound, HALF_BOUND) if reference.halves else bound
@@ -238,6 +239,35 @@ def test_a_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int
     pieces = [[100], [1], [1], [37], [2], [5], [150], [3], [1], [100]]
     apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=256 if window else tokens)[0]
     assert np.array_equal(whole, apart)
+
+
+@pytest.mark.usefixtures("one_path")
+@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_long_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int, halves: bool) -> None:
+    reference = Reference(3, 1, 32, 32, window=window, sunk=True, halves=halves)
+    tokens, pieces = 1300, [[509], [1], [1], [1], [1], [510], [1], [3], [1], [271], [1]]
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=1216 if window else tokens)[0]
+    assert np.array_equal(whole, apart)
+
+
+@pytest.mark.usefixtures("one_path")
+@pytest.mark.parametrize("window", [0, 600])
+def test_a_step_gives_the_same_to_the_last_bit_alone_and_beside_others(window: int) -> None:
+    reference = Reference(4, 2, 16, 16, window=window)
+    lengths = [1100, 3, 700, 512, 513, 1023, 1025, 80] * max(1, (os.cpu_count() or 1) // 4)
+    together = in_pieces(
+        reference, made_rows(reference, lengths, 6), [[n - 1 for n in lengths], [1] * len(lengths)], capacity=1100
+    )
+    for chosen in range(8):
+        only = [
+            [n - 1 if row == chosen else 0 for row, n in enumerate(lengths)],
+            [row == chosen for row in range(len(lengths))],
+        ]
+        rows = made_rows(reference, lengths, 6)
+        alone = in_pieces(reference, rows[: chosen + 1], [launch[: chosen + 1] for launch in only], capacity=1100)
+        assert np.array_equal(alone[chosen], together[chosen])
 
 
 @pytest.mark.parametrize("one", [False, True])
