@@ -64,10 +64,14 @@ void Pool::do_all_of(int lane) {
     for (int i = part * step_; i < std::min((part + 1) * step_, count_); i++) call_(context_, i);
 }
 
+// All at once, as each is far away.
+void Pool::look_at_lanes() const {
+  for (const Lane& lane : lanes_) __builtin_prefetch(&lane);
+}
+
 void Pool::work(int own) {
   do_all_of(own);
-  // All at once, as each is far away.
-  for (const Lane& lane : lanes_) __builtin_prefetch(&lane);
+  look_at_lanes();
   const int threads = this->threads();
   for (int next = own + 1; next < own + threads; next++) do_all_of(next % threads);
 }
@@ -110,6 +114,7 @@ void Pool::run(int count, int step, Call call, const void* context) {
   if (asleep_.load() > 0) open_.notify_all();
   work(0);
   open_.fetch_add(1);
+  look_at_lanes();
   for (const Lane& lane : lanes_)
     while (lane.inside.load()) pause();
   busy_.clear(std::memory_order_release);

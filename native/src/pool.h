@@ -41,6 +41,7 @@ class Pool {
   void work(int own);
   int take(int lane);
   void do_all_of(int lane);
+  void look_at_lanes() const;
 
   std::vector<Lane> lanes_;  // the caller's is the first
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
