@@ -28,7 +28,8 @@ constexpr int kMany = 48;       // from which on they are
 
 // What several tasks find for the same queries, each in one stretch of keys. The last of them merges it.
 struct Split {
-  Split(Stretches stretches, int rows, int dim) : stretches(stretches), left(count()), room(count() * Found::size(rows, dim)) {}
+  Split(Stretches stretches, int rows, int dim)
+      : stretches(stretches), left(count()), room(count() * Found::size(rows, dim)) {}
   int count() const { return stretches.last - stretches.first + 1; }
 
   Stretches stretches;
@@ -150,12 +151,16 @@ float* own_room(size_t size) {
 template <class Number>
 class Attending {
  public:
-  Attending(const Heads& how, const Task& task, const float* q, const Number* keys, const Number* values, int capacity, float* out)
-      : how_(how), task_(task), sight_(sight_of(how, *task.span, capacity)), group_(how.heads / how.kv_heads), seen_(seen_by(task)),
-        stride_(static_cast<size_t>(how.heads) * how.size), sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr) {
-    const size_t from = (static_cast<size_t>(task.span->slot) * how.kv_heads + task.kv_head) * capacity * how.size;
+  Attending(const Heads& how, const Task& task, const float* q, const States& states, float* out)
+      : how_(how), task_(task), sight_(sight_of(how, *task.span, states.capacity)), group_(how.heads / how.kv_heads),
+        seen_(seen_by(task)), stride_(static_cast<size_t>(how.heads) * how.size),
+        sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr) {
+    const size_t row = static_cast<size_t>(task.span->slot) * how.kv_heads + task.kv_head, from = row * states.capacity * how.size;
     const size_t at = (task.span->first + task.first) * stride_ + static_cast<size_t>(task.kv_head) * group_ * how.size;
-    q_ = q + at, keys_ = keys + from, values_ = values + from, out_ = out + at;
+    keys_ = static_cast<const Number*>(states.keys) + from;
+    values_ = static_cast<const Number*>(states.values) + from;
+    q_ = q + at;
+    out_ = out + at;
   }
 
   void run() const {
@@ -245,9 +250,9 @@ void attend(const Heads& how, const std::vector<Span>& spans, const float* q, co
     if (prepare && plan.apart)
       for (int i = 0; i < task.span->count; i++) prepare(task.span->first + i, task.kv_head);
     if (states.halves)
-      Attending<Half>(how, task, q, static_cast<const Half*>(states.keys), static_cast<const Half*>(states.values), states.capacity, out).run();
+      Attending<Half>(how, task, q, states, out).run();
     else
-      Attending<float>(how, task, q, static_cast<const float*>(states.keys), static_cast<const float*>(states.values), states.capacity, out).run();
+      Attending<float>(how, task, q, states, out).run();
   });
 }
 
@@ -297,7 +302,8 @@ void Attention::run(const float* q, const float* k, const float* v, int tokens, 
     for (int head = 0; head < kv_heads; head++) {
       const int place = span->place + token - span->first;
       const size_t to = ((static_cast<size_t>(span->slot) * kv_heads + head) * states.capacity + place) * size;
-      states.put(to, scratch.data() + static_cast<size_t>(head) * size, v + token * kv_width + static_cast<size_t>(head) * size, size);
+      const size_t own = static_cast<size_t>(head) * size;
+      states.put(to, scratch.data() + own, v + token * kv_width + own, size);
     }
   });
   attend(how_, spans, queries.data(), states, out);
@@ -326,7 +332,8 @@ class AttentionPrimitive : public mx::Primitive {
     outputs[2].copy_shared_buffer(inputs[4]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
-    const States states{outputs[1].data<char>(), outputs[2].data<char>(), outputs[1].shape(2), holds_halves(outputs[1], outputs[2])};
+    mx::array &keys = outputs[1], &values = outputs[2];
+    const States states{keys.data<char>(), values.data<char>(), keys.shape(2), holds_halves(keys, values)};
     encoder.dispatch([attention = attention_, spans = spans_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
                       v = inputs[2].data<float>(), out = outputs[0].data<float>(), tokens, states] {
       attention->run(q, k, v, tokens, spans, states, out);

@@ -233,9 +233,12 @@ inline float total_of_parts(Part part) {
 // Each of four scores as the sum of its parts.
 inline void store_totals(const Part* four, float* to) {
 #if defined(__AVX512F__)
-  auto halved = [](Part a, Part b) { return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b)); };
-  const __m512d first = _mm512_castps_pd(halved(four[0], four[1])), second = _mm512_castps_pd(halved(four[2], four[3]));
-  const __m512 sums = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+  auto halved = [four](int i, int j) {
+    const __m512 a = (__m512)four[i], b = (__m512)four[j];
+    return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+  };
+  const __m512d a = halved(0, 1), b = halved(2, 3);
+  const __m512 sums = _mm512_add_ps((__m512)_mm512_unpacklo_pd(a, b), (__m512)_mm512_unpackhi_pd(a, b));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
@@ -489,7 +492,8 @@ void halve(const float* x, size_t size, Half* y) {
 struct Tile {
   Tile(float* scratch, int rows, int dim)
       : padded((rows + kRows - 1) / kRows * kRows), q(scratch), panel(q + static_cast<size_t>(padded) * dim),
-        scores(panel + static_cast<size_t>(kPanel) * dim), worth(scores + static_cast<size_t>(padded) * kKeyBlock), values(worth + padded) {}
+        scores(panel + static_cast<size_t>(kPanel) * dim), worth(scores + static_cast<size_t>(padded) * kKeyBlock),
+        values(worth + padded) {}
 
   int padded;
   float *q, *panel, *scores, *worth, *values;
@@ -562,7 +566,8 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
     if (!packed || std::is_same_v<Number, float>) {
       sum_up(values);
     } else {
-      widen(values + static_cast<ptrdiff_t>(lo) * dim, static_cast<size_t>(hi - lo) * dim, tile.values + static_cast<ptrdiff_t>(lo) * dim);
+      const ptrdiff_t first = static_cast<ptrdiff_t>(lo) * dim;
+      widen(values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
       sum_up(static_cast<const float*>(tile.values));
     }
   }

@@ -26,7 +26,8 @@ struct Found {
   float* largest;  // scores
   float* total;    // of the weights
 
-  Found(int rows, int dim, float* room) : rows(rows), dim(dim), sums(room), largest(room + static_cast<size_t>(rows) * dim), total(largest + rows) {}
+  Found(int rows, int dim, float* room)
+      : rows(rows), dim(dim), sums(room), largest(room + static_cast<size_t>(rows) * dim), total(largest + rows) {}
   static size_t size(int rows, int dim) { return static_cast<size_t>(rows) * (dim + 2); }
 };
 

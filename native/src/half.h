@@ -29,7 +29,8 @@ static inline Half half_of(float number) {
   auto signed_half = [sign](uint32_t magnitude) { return Half{static_cast<uint16_t>(sign | magnitude)}; };
   if (size > kInfinity) return signed_half(0x7e00);
   // Added to a half, a number is rounded to what the last bit of the smallest halves is worth.
-  if (size < kSmallest) return signed_half(std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - std::bit_cast<uint32_t>(0.5f));
+  if (size < kSmallest)
+    return signed_half(std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - std::bit_cast<uint32_t>(0.5f));
   const uint32_t bound = std::min(size, std::bit_cast<uint32_t>(kLargestHalf));
   return signed_half((bound + 0xfff + (bound >> 13 & 1) - (112u << 23)) >> 13);
 }

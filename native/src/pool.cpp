@@ -53,9 +53,10 @@ int Pool::take(int lane) {
   uint64_t seen = taken.load(std::memory_order_relaxed);
   for (;;) {
     // What is there from an earlier loop means none.
-    const uint64_t before = seen >> kCounted == loop_ ? seen & ((1u << kCounted) - 1) : 0, part = lane + before * lanes_.size();
+    const uint64_t before = seen >> kCounted == loop_ ? seen & ((1u << kCounted) - 1) : 0, after = loop_ << kCounted | (before + 1);
+    const uint64_t part = lane + before * lanes_.size();
     if (part >= static_cast<uint64_t>(parts_)) return -1;
-    if (taken.compare_exchange_weak(seen, loop_ << kCounted | (before + 1), std::memory_order_relaxed)) return static_cast<int>(part);
+    if (taken.compare_exchange_weak(seen, after, std::memory_order_relaxed)) return static_cast<int>(part);
   }
 }
 

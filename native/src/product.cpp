@@ -105,7 +105,7 @@ namespace {
 
 // body(first, rows) for so many rows at a time that what is multiplied stays in the second-level cache.
 template <class Body>
-void in_parts(int count, const Body& body) {
+void each_part(int count, const Body& body) {
   for (int first = 0; first < count; first += kRowsAtOnce) body(first, std::min(kRowsAtOnce, count - first));
 }
 
@@ -119,7 +119,7 @@ float* own_room(size_t size) {
 
 void multiply(const std::vector<Product>& products, const QuantisedRows& x, bool adds) {
   const std::vector<Task> tasks = divided(products);
-  in_parts(x.count, [&](int begin, int count) {
+  each_part(x.count, [&](int begin, int count) {
     Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
       const auto [product, first, last] = tasks[index];
       const Matrix& w = *product->w;
@@ -130,16 +130,16 @@ void multiply(const std::vector<Product>& products, const QuantisedRows& x, bool
         const int size = last - first;
         float* own = own_room(static_cast<size_t>(count) * size);
         kernels().multiply(w.packed.part(first, last), x.at(begin), count, 0, size, own, size);
-        for (int m = 0; m < count; m++) floats().add(y + static_cast<size_t>(m) * w.rows + first, own + static_cast<size_t>(m) * size, size);
+        for (size_t m = 0; m < static_cast<size_t>(count); m++) floats().add(y + m * w.rows + first, own + m * size, size);
       }
-      add_bias({product, first, last}, begin, count);
+      add_bias(tasks[index], begin, count);
     });
   });
 }
 
 void multiply_gated(const Matrix& gate, const Matrix& up, const QuantisedRows& x, float* y) {
   const std::vector<Task> tasks = divided({{&gate, y}}, 2);
-  in_parts(x.count, [&](int begin, int count) {
+  each_part(x.count, [&](int begin, int count) {
     Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
       const int first = tasks[index].first, size = tasks[index].last - first;
       const size_t all = static_cast<size_t>(count) * size;
@@ -165,7 +165,8 @@ void multiply_packed(const std::vector<Product>& products, const float* x, int c
   std::vector<Product> left = products;
   while (!left.empty()) {  // once, as a rule: groups are all of one size
     const int group = left[0].w->packed.group;
-    const auto others = std::stable_partition(left.begin(), left.end(), [&](const Product& product) { return product.w->packed.group == group; });
+    const auto others = std::stable_partition(left.begin(), left.end(),
+                                              [&](const Product& product) { return product.w->packed.group == group; });
     QuantisedRows rows(count, columns, group);
     each_token(count, [&](int row) { rows.put(row, x + static_cast<size_t>(row) * columns); });
     multiply({left.begin(), others}, rows);
@@ -173,16 +174,20 @@ void multiply_packed(const std::vector<Product>& products, const float* x, int c
   }
 }
 
-void multiply_plain(const std::vector<Product>& products, const float* x, int count) {
+void multiply_plain(const std::vector<Product>& products, const float* all, int rows) {
   const std::vector<Task> tasks = divided(products);
-  Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
-    const Task& task = tasks[index];
-    const Matrix& w = *task.product->w;
-    if (w.plain != nullptr)
-      dense().multiply(w.plain, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
-    else
-      dense().multiply_half(w.half, x, w.columns, count, task.first, task.last, task.product->y, w.rows);
-    add_bias(task, 0, count);
+  each_part(rows, [&](int begin, int count) {
+    Pool::shared().each(static_cast<int>(tasks.size()), [&](int index) {
+      const auto [product, first, last] = tasks[index];
+      const Matrix& w = *product->w;
+      const float* x = all + static_cast<size_t>(begin) * w.columns;
+      float* y = product->y + static_cast<size_t>(begin) * w.rows;
+      if (w.plain != nullptr)
+        dense().multiply(w.plain, x, w.columns, count, first, last, y, w.rows);
+      else
+        dense().multiply_half(w.half, x, w.columns, count, first, last, y, w.rows);
+      add_bias(tasks[index], begin, count);
+    });
   });
 }
 
@@ -205,16 +210,6 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
           0.0f, task.product->y + task.first, w.rows);
     add_bias(task, 0, count);
   });
-}
-
-// Calls multiply(products, x, count) for at most so many rows of x at a time.
-template <class Multiply>
-void in_parts(const std::vector<Product>& products, const float* x, int count, int most, const Multiply& multiply) {
-  for (int begin = 0; begin < count; begin += most) {
-    std::vector<Product> part = products;
-    for (Product& product : part) product.y += static_cast<size_t>(begin) * product.w->rows;
-    multiply(part, x + static_cast<size_t>(begin) * products[0].w->columns, std::min(most, count - begin));
-  }
 }
 
 }  // namespace
@@ -293,12 +288,12 @@ void multiply_with(const std::vector<Product>& products, const float* x, int cou
   if (!packed.empty() && paths.wide != nullptr)
     multiply_wide(packed, x, count, *paths.wide);
   else if (!packed.empty())
-    in_parts(packed, x, count, kRowsAtOnce, multiply_packed);
+    multiply_packed(packed, x, count);
   if (plain.empty()) return;
   if (count > kFew && paths.sgemm != nullptr)
     multiply_plain_many(plain, x, count, paths.sgemm);
   else
-    in_parts(plain, x, count, kRowsAtOnce, multiply_plain);
+    multiply_plain(plain, x, count);
 }
 
 }  // namespace

@@ -66,13 +66,16 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
   }
   work.turns = rotation_->table(work.spans, tokens);
   const int width = hidden(), attention = shape_.heads * shape_.head_dim, inner = layers_[0].gate.matrix().rows;
-  auto with = [&](auto normed, auto attended, auto gated) { run_packed(normed, attended, gated, x, work, states); };
+  auto with = [&](const auto& rows) {
+    auto normed = rows(width), attended = rows(attention), gated = rows(inner);
+    run_packed(normed, attended, gated, x, work, states);
+  };
   if (*group_ == 0)
     run_plain(x, work, states);
   else if (const Wide* use = wide_for(tokens))
-    with(Rounded(*use, tokens, width), Rounded(*use, tokens, attention), Rounded(*use, tokens, inner));
+    with([&](int columns) { return Rounded(*use, tokens, columns); });
   else
-    with(QuantisedRows(tokens, width, *group_), QuantisedRows(tokens, attention, *group_), QuantisedRows(tokens, inner, *group_));
+    with([&](int columns) { return QuantisedRows(tokens, columns, *group_); });
 }
 
 void Stack::run_plain(float* x, Work& work, const std::vector<States>& states) const {
@@ -123,7 +126,8 @@ void gate_into(const StackLayer& layer, const QuantisedRows& x, QuantisedRows& y
 // What lies between two products is rounded where it is made, and what a product adds is added by it: each time that all
 // threads wait for each other, or that rows go through memory once more, takes as long as a product.
 template <class Rows>
-void Stack::run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work& work, const std::vector<States>& states) const {
+void Stack::run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work& work,
+                       const std::vector<States>& states) const {
   const int tokens = work.tokens, width = hidden(), attention = shape_.heads * shape_.head_dim;
   Room<float> gated;
   auto norm = [&](const Vector& weight) {
@@ -138,7 +142,8 @@ void Stack::run_packed(Rows& normed, Rows& attended, Rows& inner, float* x, Work
   for (size_t index = 0; index < layers_.size(); index++) {
     const StackLayer& layer = layers_[index];
     norm(layer.attention_norm);
-    multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}}, normed);
+    multiply({{&layer.q.matrix(), work.q.data()}, {&layer.k.matrix(), work.k.data()}, {&layer.v.matrix(), work.v.data()}},
+             normed);
     attend(layer, work, states[index]);
     attended.clear();
     each_token(tokens, [&](int token) { attended.put(token, work.attended.data() + Work::size(token, attention)); });
@@ -166,7 +171,8 @@ void Stack::attend(const StackLayer& layer, Work& work, const States& states) co
     const size_t row = Work::size(piece.slot, shape_.kv_heads) + head, position = piece.start + token - piece.first;
     states.put((row * states.capacity + position) * dim, work.k.data() + own, work.v.data() + own, dim);
   };
-  ingot::attend({shape_.heads, shape_.kv_heads, dim, shape_.scale}, work.spans, work.q.data(), states, work.attended.data(), prepare);
+  const Heads how{shape_.heads, shape_.kv_heads, dim, shape_.scale};
+  ingot::attend(how, work.spans, work.q.data(), states, work.attended.data(), prepare);
 }
 
 namespace {
