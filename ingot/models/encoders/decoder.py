@@ -174,7 +174,8 @@ def load_decoder(folder: Path, device: Device, *, dtype: str | None, headless: b
     notes = settle(model, device, dtype)
     mx.eval(model.parameters())
     model.eval()
-    return adapt(model, config, device, widest=CHUNK, notes=notes)
+    # A text's keys and values live as long as it is computed: fewer bits would gain nothing.
+    return adapt(model, config, device, widest=CHUNK, notes=notes, exact=True)
 
 
 def _refuse_seeing_ahead(config: dict[str, Any]) -> None:
