@@ -163,8 +163,9 @@ class AppendState(LayerState):
 
     def allocate(self, heads: int, size: int, dtype: mx.Dtype) -> None:
         """See that there are arrays, before anything was written; `dtype` is what keys and values are computed in."""
-        sample = mx.zeros((1, heads, 1, size), dtype)
-        self._made(sample, sample)
+        if self.keys is None or self.values is None:
+            sample = mx.zeros((1, heads, 1, size), dtype)
+            self._made(sample, sample)
 
     def _made(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """All keys and values, made for ones like these if there are none yet."""

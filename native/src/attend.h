@@ -30,7 +30,7 @@ struct States {
   void put(size_t at, const float* key, const float* value, int size) const;
 };
 
-// Whether such arrays can be states. Raises std::invalid_argument with what is wrong.
+// Whether states in such arrays are halves. Raises std::invalid_argument for arrays that cannot be states.
 bool holds_halves(const mlx::core::array& keys, const mlx::core::array& values);
 
 // Attention alone: q and out are [tokens, heads, size]. The states hold the spans' own keys and values already, or

@@ -310,20 +310,23 @@ void scored(const float* q, const Number* k, const Number* v, int lo, int hi, in
   for (; j < hi; j++) few_scores<R, 1>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
 }
 
+// body(row, R) for the R rows from `row` on: four at a time, then what is left; R is a constant.
+template <class Body>
+inline void in_fours(int rows, const Body& body) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
+  switch (rows - row) {
+    case 3: return body(row, std::integral_constant<int, 3>{});
+    case 2: return body(row, std::integral_constant<int, 2>{});
+    case 1: return body(row, std::integral_constant<int, 1>{});
+  }
+}
+
 template <class Number>
 void scored_apart(const float* q, int rows, const Number* k, const Number* v, int lo, int hi, int dim, float* scores) {
-  int row = 0;
-  auto next = [&](auto count) {
-    constexpr int R = decltype(count)::value;
-    scored<R>(q + static_cast<size_t>(row) * dim, k, v, lo, hi, dim, scores + static_cast<size_t>(row) * kKeyBlock);
-    row += R;
-  };
-  while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
-  switch (rows - row) {
-    case 3: return next(std::integral_constant<int, 3>{});
-    case 2: return next(std::integral_constant<int, 2>{});
-    case 1: return next(std::integral_constant<int, 1>{});
-  }
+  in_fours(rows, [&](size_t row, auto count) {
+    scored<decltype(count)::value>(q + row * dim, k, v, lo, hi, dim, scores + row * kKeyBlock);
+  });
 }
 
 // kRows rows, turned around, with a panel of keys, turned around.
@@ -548,20 +551,12 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
         std::fill(scores, scores + kKeyBlock, 0.0f);
     }
     auto sum_up = [&](const auto* values) {
-      int row = 0;
-      auto next = [&](auto count) {
+      in_fours(rows, [&](int row, auto count) {
         constexpr int R = decltype(count)::value;
         const int begin = sees(row).first, end = sees(row + R - 1).second;
         summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
                   found.sums + static_cast<size_t>(row) * dim);
-        row += R;
-      };
-      while (row + 4 <= rows) next(std::integral_constant<int, 4>{});
-      switch (rows - row) {
-        case 3: return next(std::integral_constant<int, 3>{});
-        case 2: return next(std::integral_constant<int, 2>{});
-        case 1: return next(std::integral_constant<int, 1>{});
-      }
+      });
     };
     if (!packed || std::is_same_v<Number, float>) {
       sum_up(values);

@@ -51,7 +51,8 @@ void Stack::add(StackLayer layer) {
   require(layers_.empty() || (hidden == this->hidden() && inner == layers_[0].gate.matrix().rows),
           "the layers do not fit together");
   for (const Weights* w : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-    const int group = w->matrix().is_packed() ? w->matrix().packed.group : 0;
+    packed_ = packed_ && w->matrix().is_packed();
+    const int group = packed_ ? w->matrix().packed.group : 0;
     group_ = group_.value_or(group) == group ? group : 0;
   }
   layers_.push_back(std::move(layer));
@@ -70,12 +71,12 @@ void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const st
     auto normed = rows(width), attended = rows(attention), gated = rows(inner);
     run_packed(normed, attended, gated, x, work, states);
   };
-  if (*group_ == 0)
-    run_plain(x, work, states);
-  else if (const Wide* use = wide_for(tokens))
+  if (const Wide* use = packed_ ? wide_for(tokens) : nullptr)
     with([&](int columns) { return Rounded(*use, tokens, columns); });
-  else
+  else if (*group_ != 0)
     with([&](int columns) { return QuantisedRows(tokens, columns, *group_); });
+  else
+    run_plain(x, work, states);
 }
 
 void Stack::run_plain(float* x, Work& work, const std::vector<States>& states) const {

@@ -57,8 +57,8 @@ class Stack {
   StackShape shape_;
   std::shared_ptr<const Rotation> rotation_;
   std::vector<StackLayer> layers_;
-  // Of all matrices, if they are packed and have groups of one size; else 0.
-  std::optional<int> group_;
+  bool packed_ = true;        // all matrices are
+  std::optional<int> group_;  // of all of them, if they are packed and it is one size; else 0
 };
 
 // The operation: x [..., hidden] through the layers. Gives the result and the states, which are the ones given, in the
