@@ -132,9 +132,9 @@ def adapt(
         swap_norms(model)
     selection = select_at_heads(model)
     # On GPUs launches run one after another: CUDA refuses some mixed ones, and is slower at the others.
-    mixing = device.kind == "cpu" and family not in UNMIXED
+    mixing = device.kind == "cpu"
     kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
-    found, margin = _probe(model, selection, widest, kept, mixing=mixing)
+    found, margin = _probe(model, selection, widest, kept, unlike=family not in UNMIXED, mixing=mixing)
     return Adapter(
         model,
         config,
@@ -148,7 +148,7 @@ def adapt(
         found.padded,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found)),
+        (*notes, *_remarks(selection, found, mixing=mixing)),
     )
 
 
@@ -173,7 +173,7 @@ def new_slots(model: Any, widest: int, margin: int, kept: mx.Dtype | None) -> Sl
 
 
 def _probe(
-    model: Any, selection: Selection | None, widest: int, kept: mx.Dtype | None, *, mixing: bool
+    model: Any, selection: Selection | None, widest: int, kept: mx.Dtype | None, *, unlike: bool, mixing: bool
 ) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
 
@@ -183,6 +183,7 @@ def _probe(
             partial(_forward_mixed, model, selection),
             lambda: new_slots(model, widest, margin, kept),
             _main_dtype(model),
+            unlike=unlike,
             mixing=mixing,
         ).run()
 
@@ -193,7 +194,8 @@ def _probe(
     return (findings(margin) if margin else found), margin
 
 
-def _remarks(selection: Selection | None, found: Findings) -> list[str]:
+def _remarks(selection: Selection | None, found: Findings, *, mixing: bool) -> list[str]:
+    """What is slower than it could be. Where nothing mixes on this device, no family is to blame for that."""
     said = []
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
@@ -203,7 +205,7 @@ def _remarks(selection: Selection | None, found: Findings) -> list[str]:
         said.append("sequences of different lengths run one after another: this family's code cannot mix them")
     elif not found.padded:
         said.append("prompts are computed one after another: this family's code cannot pad them")
-    else:
+    elif mixing:
         said.append("prompts and answers are computed one after another: this family's code cannot mix them")
     return said
 

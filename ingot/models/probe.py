@@ -45,20 +45,28 @@ class Findings:
 
 class Probe:
     def __init__(
-        self, forward: Forward, forward_mixed: Forward, new_slots: Callable[[], Slots], dtype: mx.Dtype, *, mixing: bool
+        self,
+        forward: Forward,
+        forward_mixed: Forward,
+        new_slots: Callable[[], Slots],
+        dtype: mx.Dtype,
+        *,
+        unlike: bool,
+        mixing: bool,
     ) -> None:
-        """`mixing` is False for a model known to go wrong when rows of different lengths share a launch."""
+        """`unlike` is False for a model known to go wrong when rows of different lengths share a launch, `mixing`
+        where several launches cannot share a forward pass, whatever the model."""
         self._forward, self._forward_mixed, self._new_slots = forward, forward_mixed, new_slots
-        self._dtype, self._mixing = dtype, mixing
+        self._dtype, self._unlike, self._mixing = dtype, unlike, mixing
 
     def run(self) -> Findings:
         """Raises ModelError if the model does not run here, or if its answer depends on how its prompt is cut."""
         slots, expected = self._plain
-        padded = self._mixing and self._agrees(self._padded)
-        ragged = padded or (self._mixing and self._agrees(self._ragged))
+        padded = self._unlike and self._agrees(self._padded)
+        ragged = padded or (self._unlike and self._agrees(self._ragged))
         if not ragged and self._rounding > WRONG[self._dtype]:
             raise ModelError("The model's answer depends on how its prompt is cut: it cannot be right")
-        mixed = self._mixing and self._agrees(lambda: self._mixed(ragged))
+        mixed = self._unlike and self._mixing and self._agrees(lambda: self._mixed(ragged))
         return Findings(slots, expected.shape[-1], ragged, padded, mixed)
 
     @cached_property

@@ -10,7 +10,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt
-from tests import tiny
+from tests import engines, tiny
 from tests.models import family_configs
 
 natively = pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="native kernels attend on CPUs")
@@ -71,3 +71,10 @@ def test_rounding_keys_and_values_changes_little(kind: str) -> None:
 
     near, exact = logits(False), logits(True)
     assert 0 < np.abs(near - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", list(tiny.CONFIGS))
+def test_rows_of_unlike_length_share_launches_on_a_gpu_and_no_family_is_blamed(kind: str) -> None:
+    made = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    assert (made.ragged, made.padded, made.mixed) == (True, True, False)
+    assert not any("family" in note for note in made.notes)

@@ -14,7 +14,7 @@ from ingot.models.probe import Findings, Probe, apart
 Shift = Callable[[LayerState, int], float]
 
 
-def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, mixing: bool = True) -> Findings:
+def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True, mixing: bool = True) -> Findings:
     """Findings about a model whose logits follow from the newest token, moved by `shift(state, width)`."""
 
     def forward(tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None) -> mx.array:
@@ -26,7 +26,8 @@ def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, mixing: bool = True) ->
         assert at is not None
         return forward(tokens[mx.array(list(at))][:, None], layers, [0] * len(at))[:, 0]
 
-    return Probe(forward, forward_mixed, lambda: Slots([AppendState()]), dtype, mixing=mixing).run()
+    probe = Probe(forward, forward_mixed, lambda: Slots([AppendState()]), dtype, unlike=unlike, mixing=mixing)
+    return probe.run()
 
 
 def rows(state: LayerState) -> int:
@@ -67,8 +68,13 @@ def test_a_model_that_padding_leads_astray_still_decodes_together() -> None:
 
 
 def test_a_family_known_not_to_mix_is_not_tried() -> None:
-    found = probe(lambda state, width: 0.0, mixing=False)
+    found = probe(lambda state, width: 0.0, unlike=False)
     assert (found.ragged, found.padded, found.mixed) == (False, False, False)
+
+
+def test_where_launches_cannot_share_a_pass_rows_unlike_each_other_still_share_a_launch() -> None:
+    found = probe(lambda state, width: 0.0, mixing=False)
+    assert (found.ragged, found.padded, found.mixed) == (True, True, False)
 
 
 def test_a_model_that_goes_wrong_in_mixed_launches_is_given_none() -> None:
