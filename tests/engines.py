@@ -13,9 +13,13 @@ from ingot.engine.encoding_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.start_encoders import offer
+from ingot.kernels.device import Device
 from ingot.models.locate import ModelFolder
 from ingot.text.tokenizer import Tokenizer
 from tests import tiny
+
+GPU = Device("cuda", "a CPU that follows a GPU's rules", 1 << 34)
+"""Launches, pipelining and plain MLX operations as on a GPU, which is what the engine decides by the device's kind."""
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -33,6 +37,7 @@ def start(
     limits: Limits | None = None,
     cache_bytes: int = 0,
     encoders: Mapping[Role, ModelFolder] | None = None,
+    device: Device | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take."""
 
@@ -40,9 +45,12 @@ def start(
         from ingot.kernels import native
         from ingot.kernels.device import current
         from ingot.models.adapter import adapt
+        from ingot.models.precision import settle
 
         native.use_one_path()  # without which equality holds but for the last bits
-        adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], current(), widest=widest)
+        model, here = tiny.build(kind), device or current()
+        settle(model, here, None)
+        adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest)
         total = adapter.weight_bytes + (memory or 1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
         card = ModelCard(

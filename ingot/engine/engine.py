@@ -371,7 +371,6 @@ class Engine:
             if sequence.ended:
                 continue
             job = self._jobs[sequence.request.id]
-            sequence.scored += len(result.prompt)
             if result.token is not None and sequence.limit > 0:
                 sequence.tokens.append(result.token)
                 sequence.first_token_at = sequence.first_token_at or now

@@ -26,6 +26,7 @@ class Part:
     rows: tuple[Sequence, ...]
     counts: tuple[int, ...]
     draws: tuple[bool, ...]
+    scoring: bool = False  # a prompt alone, whose logprobs are asked for
 
     @property
     def first(self) -> int:
@@ -53,10 +54,6 @@ class Part:
     @property
     def decoding(self) -> bool:
         return self.rows[0].decoding
-
-    @property
-    def scoring(self) -> bool:
-        return self.rows[0].scoring
 
 
 class Passes:
@@ -133,4 +130,5 @@ def _chunk(*chunks: Chunk) -> Part:
         tuple(chunk.sequence for chunk in chunks),
         tuple(chunk.count for chunk in chunks),
         tuple(chunk.final for chunk in chunks),
+        scoring=chunks[0].sequence.scoring,
     )

@@ -218,13 +218,16 @@ class Runner:
         return draw(logits, rows, guided.masks((row, True) for row in rows))
 
     def _score(self, part: Part, logits: mx.array) -> tuple[Sequence, Drawn] | None:
-        """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict."""
+        """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict. What
+        was scored before the row was preempted is not scored again."""
         row = part.rows[0]
-        targets = row.prompt[row.computed + 1 : row.computed + part.width + 1]
+        known = max(0, row.scored - row.computed)
+        targets = row.prompt[row.computed + 1 : row.computed + part.width + 1][known:]
         if not targets:
             return None
+        row.scored += len(targets)
         top = row.sampling.prompt_logprobs or 0
-        return row, score(logits[: len(targets)].astype(mx.float32), mx.array(targets), top)
+        return row, score(logits[known : known + len(targets)].astype(mx.float32), mx.array(targets), top)
 
     def _account(self, launched: Launched, parts: list[Part]) -> None:
         for place, row in enumerate(launched.rows):

@@ -34,7 +34,7 @@ class Sequence:
     preemptions: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
-    scored: int = 0  # prompt tokens whose logprobs are read back
+    scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     cached: int = 0  # tokens that were taken over when it first ran
     report: CacheReport | None = None  # the same, explained
@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Its prompt's logprobs are asked for and not all computed yet."""
+        """Its prompt's logprobs are asked for and not all on their way yet."""
         return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt) - 1
 
     @property

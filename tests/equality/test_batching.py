@@ -16,9 +16,14 @@ KINDS = ["llama", "tied", "window", "hybrid", "moe"]
 GREEDY = Sampling(temperature=0.0)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+PLACES = [(kind, device) for device in (None, engines.GPU) for kind in KINDS]
+"""Each kind of layer on this machine, and under a GPU's rules."""
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-{'gpu' if place[1] else 'here'}")
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made = engines.start(request.param)
+    kind, device = request.param
+    made = engines.start(kind, device=device)
     yield made
     made.check()
     made.close()

@@ -1,0 +1,83 @@
+"""The runner under a scheduler, step by step, without the engine's thread: what happens when is the test's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.engine.budget import Budget
+from ingot.engine.costs import StepCosts
+from ingot.engine.request import Request, Sampling
+from ingot.engine.runner import Result, Runner, Step
+from ingot.engine.scheduler import Scheduler
+from ingot.engine.sequence import Sequence
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import adapt
+from tests import engines, tiny
+
+PROMPT = tuple((7 * number) % 95 for number in range(400))
+
+devices = pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])
+
+
+class Steps:
+    """A runner and its scheduler. A step's results are read after the next one was launched, as on a GPU."""
+
+    def __init__(self, device: Device | None, *, widest: int = 64, kind: str = "llama") -> None:
+        adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], device or current(), widest=widest)
+        costs = StepCosts(mixes=adapter.mixed)
+        budget = Budget(1 << 28, 0, adapter.footprint, context=2048, widest=widest, rows=8)
+        self.runner = Runner(adapter, budget, costs, 0)
+        self.scheduler = Scheduler(budget.fits, lambda _: widest, self.runner.reuse, costs, 8, 100.0)
+        self._tickets = iter(range(1000))
+        self._pending: Step | None = None
+
+    def add(self, request: Request, limit: int) -> Sequence:
+        sequence = Sequence(request, 0, next(self._tickets), request.prompts[0], limit, 0)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Result]:
+        plan = self.scheduler.plan(0.0)
+        step = self.runner.launch(plan)
+        previous, self._pending = self._pending, step
+        return list(self._read(previous)) if previous is not None else []
+
+    def run(self, sequence: Sequence) -> list[Result]:
+        """Steps until it is through."""
+        found: list[Result] = []
+        while sequence.produced < sequence.limit:
+            found += self.step()
+        return found
+
+    def _read(self, step: Step) -> Iterator[Result]:
+        for results in self.runner.collect(step):
+            for result in results:
+                if result.token is not None:
+                    result.sequence.tokens.append(result.token)
+                yield result
+
+
+def prompt_logprobs(results: list[Result], sequence: Sequence) -> list[float]:
+    return [found.chosen[1] for each in results if each.sequence is sequence for found in each.prompt]
+
+
+@devices
+def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_once(device: Device | None) -> None:
+    scored = Request("s", (PROMPT,), sampling=Sampling(temperature=0.0, prompt_logprobs=0), background=True)
+    plain = Steps(device)
+    alone = plain.add(scored, 4)
+    expected = prompt_logprobs(plain.run(alone), alone)
+    assert len(expected) == len(PROMPT) - 1
+
+    steps = Steps(device)
+    sequence = steps.add(scored, 4)
+    found = [*steps.step(), *steps.step(), *steps.step()]
+    other = steps.add(Request("o", ((5, 6),), sampling=Sampling(temperature=0.0)), 3)
+    found += steps.run(other)
+    assert sequence.preemptions == 1
+    found += steps.run(sequence)
+    assert prompt_logprobs(found, sequence) == pytest.approx(expected, abs=1e-3)
+    assert sequence.tokens == alone.tokens
