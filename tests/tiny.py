@@ -25,6 +25,7 @@ _SHARED = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SHARED},
+    "single": {"model_type": "llama", **_SHARED, "num_key_value_heads": 1},
     "tied": {"model_type": "qwen3", **_SHARED, "tie_word_embeddings": True},
     "window": {
         "model_type": "gemma3_text",

@@ -11,7 +11,7 @@ def empty_like(part: mx.array, slots: int, capacity: int, dtype: mx.Dtype | None
 
 def with_rows(array: mx.array, rows: int) -> mx.array:
     if rows <= array.shape[0]:
-        return mx.contiguous(array[:rows])
+        return copied(array[:rows])
     return mx.concatenate([array, mx.zeros((rows - array.shape[0], *array.shape[1:]), array.dtype)])
 
 
@@ -23,18 +23,34 @@ def as_long(array: mx.array, other: mx.array) -> mx.array:
     return mx.concatenate([mx.zeros((array.shape[0], missing, *array.shape[2:]), array.dtype), array], axis=1)
 
 
-def copied(row: mx.array) -> mx.array:
-    """In memory of its own. In two pieces, as what is one already would not be copied; gathering would copy it, but
-    takes long on CPUs."""
-    axis = row.ndim - (2 if row.shape[-2] > 1 else 1)
-    half = row.shape[axis] // 2
-    if not half:
-        return mx.take(row, mx.array([0]), axis=0)
-    return mx.concatenate(list(mx.split(row, [half], axis=axis)), axis=axis)
+def copied(array: mx.array) -> mx.array:
+    """In memory of its own, whatever it is a view of: `mx.contiguous`, a slice and an assignment that covers an array
+    whole may all share it. In two pieces, as one would be handed on as it is; gathering would copy it, but takes long
+    on CPUs."""
+    if not array.size:
+        return mx.zeros(array.shape, array.dtype)
+    axis = next((axis for axis in _by_preference(array.ndim) if array.shape[axis] > 1), None)
+    if axis is None:
+        return mx.take(array, mx.array([0]), axis=0)
+    return mx.concatenate(list(mx.split(array, [array.shape[axis] // 2], axis=axis)), axis=axis)
+
+
+def _by_preference(axes: int) -> list[int]:
+    """The axes to cut along: tokens first, as their pieces are long."""
+    return [axis for axis in (axes - 2, axes - 1) if axis >= 0] + list(range(axes - 2))
+
+
+def assign(array: mx.array, slot: int, begin: int, tokens: mx.array) -> None:
+    """Write tokens [1, heads, count, size] into a row. `array` is never left sharing their memory."""
+    own = copied(tokens) if tokens.size == array.size else tokens
+    array[slot : slot + 1, :, begin : begin + tokens.shape[2]] = own
 
 
 def resized(array: mx.array, slots: int, capacity: int) -> mx.array:
-    kept_slots, kept = min(slots, array.shape[0]), min(capacity, array.shape[2])
-    fresh = mx.zeros((slots, array.shape[1], capacity, array.shape[3]), array.dtype)
-    fresh[:kept_slots, :, :kept] = array[:kept_slots, :, :kept]
+    kept = array[:slots, :, :capacity]
+    shape = (slots, array.shape[1], capacity, array.shape[3])
+    if kept.shape == shape:
+        return copied(kept)  # a view of it would keep all of the old memory
+    fresh = mx.zeros(shape, array.dtype)
+    fresh[: kept.shape[0], :, : kept.shape[2]] = kept
     return fresh

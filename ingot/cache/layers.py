@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ingot.cache.arrays import as_long, copied, empty_like, resized, with_rows
+from ingot.cache.arrays import as_long, assign, copied, empty_like, resized, with_rows
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
 from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted, Piece
 from ingot.cache.positions import Offset
@@ -154,10 +154,8 @@ class AppendState(LayerState):
 
     def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
         """Give a row keys and values computed earlier, of consecutive tokens from `begin` on."""
-        keys, values = self._made(arrays[0], arrays[1])
-        count = arrays[0].shape[2]
-        keys[slot : slot + 1, :, begin : begin + count] = arrays[0]
-        values[slot : slot + 1, :, begin : begin + count] = arrays[1]
+        for array, tokens in zip(self._made(arrays[0], arrays[1]), arrays, strict=True):
+            assign(array, slot, begin, tokens)
 
     # What layers that are computed together ask for.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.arrays import copied
 from ingot.cache.layers import AppendState, RecurrentState, WindowState
 from ingot.cache.slots import Slots
 
@@ -31,7 +32,7 @@ class Delta:
         if begin >= end:
             return Delta(begin, begin, ())
         cut = slice(begin - self.begin, end - self.begin)
-        return Delta(begin, end, tuple(mx.contiguous(array[:, :, cut]) for array in self.arrays))
+        return Delta(begin, end, tuple(copied(array[:, :, cut]) for array in self.arrays))
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]
@@ -90,7 +91,7 @@ def take(slots: Slots, slot: int, begin: int) -> Record:
             continue
         assert isinstance(state, AppendState)
         oldest = max(begin, state.oldest(slot, end))
-        deltas.append(Delta(oldest, end, tuple(_copied(array) for array in state.tokens(slot, oldest, end))))
+        deltas.append(Delta(oldest, end, tuple(copied(array) for array in state.tokens(slot, oldest, end))))
         checkpoint.append(())
     return Record(begin, end, tuple(deltas), tuple(checkpoint) if "recurrent" in slots.kinds else None)
 
@@ -114,8 +115,3 @@ def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None
             if part.arrays:
                 state.put(slot, part.begin, part.arrays)
     slots.lengths[slot] = length
-
-
-def _copied(view: mx.array) -> mx.array:
-    # A slot's arrays are far larger than a record, so mlx copies rather than shares.
-    return mx.contiguous(view)

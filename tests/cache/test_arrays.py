@@ -3,8 +3,51 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ingot.cache.arrays import copied
+from ingot.cache.arrays import assign, copied, resized, with_rows
+
+
+def shared(one: mx.array, other: mx.array) -> bool:
+    mx.eval(one, other)
+    return np.shares_memory(np.array(one, copy=False), np.array(other, copy=False))
+
+
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), rows=st.integers(1, 3))
+def test_any_copy_is_the_same_in_memory_of_its_own(shape: list[int], rows: int) -> None:
+    whole = mx.random.normal(shape, key=mx.random.key(1))
+    copy = copied(whole[:rows])
+    assert mx.array_equal(copy, whole[:rows]).item()
+    assert not shared(whole, copy)
+
+
+def test_nothing_can_be_copied_too() -> None:
+    assert copied(mx.zeros((1, 2, 0, 4))).shape == (1, 2, 0, 4)
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 4)] * 4),
+    slots=st.integers(1, 4),
+    capacity=st.integers(1, 6),
+    rows=st.integers(1, 5),
+)
+def test_what_is_made_larger_or_smaller_lets_go_of_the_old_memory(
+    shape: tuple[int, ...], slots: int, capacity: int, rows: int
+) -> None:
+    old = mx.random.normal(shape, key=mx.random.key(1))
+    assert not shared(old, resized(old, slots, capacity))
+    assert not shared(old, with_rows(old, rows))
+    kept = resized(old, slots, capacity)[: shape[0], :, : shape[2]]
+    assert mx.array_equal(kept, old[:slots, :, :capacity]).item()
+
+
+@given(slots=st.integers(1, 2), capacity=st.integers(2, 4), count=st.integers(1, 4))
+def test_an_assignment_never_shares_what_it_was_given(slots: int, capacity: int, count: int) -> None:
+    arena, tokens = mx.zeros((slots, 2, capacity, 3)), mx.ones((1, 2, min(count, capacity), 3))
+    assign(arena, 0, 0, tokens)
+    assert not shared(arena, tokens)
+    assert mx.array_equal(arena[:1, :, : tokens.shape[2]], tokens).item()
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 8, 4), (3, 2, 8, 4), (3, 2, 1, 4), (3, 5), (3, 1)])

@@ -1,8 +1,14 @@
+import itertools
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ingot.cache.layers import AppendState, RecurrentState, WindowState
 from ingot.cache.records import Record, put, take
+from ingot.cache.slots import Slots
 from tests import tiny
 from tests.cache.test_layers import KINDS, WIDEST, close, exact, feed
 
@@ -56,3 +62,47 @@ def test_a_record_does_not_keep_the_slots_arrays_alive() -> None:
     mx.clear_cache()
     assert before - mx.get_active_memory() >= 0.9 * held
     assert record.nbytes == 3 * 384
+
+
+def held_apart(record: Record, slots: Slots) -> bool:
+    import mlx.core as mx
+
+    mx.eval(record.arrays(), slots.arrays())
+    pairs = itertools.product(record.arrays(), slots.arrays())
+    return not any(np.shares_memory(np.array(one, copy=False), np.array(other, copy=False)) for one, other in pairs)
+
+
+@given(
+    heads=st.integers(1, 3),
+    size=st.integers(1, 9),
+    slots=st.integers(1, 2),
+    capacity=st.sampled_from([16, 256, 512]),
+    window=st.integers(2, 40),
+    begin=st.floats(0, 1),
+    data=st.data(),
+)
+def test_a_record_shares_no_memory_with_slots_of_any_shape(
+    heads: int, size: int, slots: int, capacity: int, window: int, begin: float, data: st.DataObject
+) -> None:
+    import mlx.core as mx
+
+    def made() -> Slots:
+        fresh = Slots([AppendState(), WindowState(window, capacity), RecurrentState(2)])
+        fresh.resize(slots, capacity)
+        return fresh
+
+    live = made()
+    length = data.draw(st.integers(1, capacity))
+    with live.launch(slots - 1, 1, length) as (append, windowed, recurrent):
+        for state in (append, windowed):
+            new = mx.random.normal((1, heads, length, size), key=mx.random.key(2))
+            state.update_and_fetch(new, 2 * new)
+        recurrent[0], recurrent[1] = mx.random.normal((1, 3, size)), mx.random.normal((1, heads))
+    record = take(live, slots - 1, 0)
+    assert held_apart(record, live)
+    cut = int(begin * length)
+    parts = record.split(cut) if 0 < cut < length else (record,)
+    assert all(held_apart(part, live) for part in parts)
+    other = made()
+    put(other, 0, [record], length)
+    assert held_apart(record, other)
