@@ -151,9 +151,9 @@ def talking(engine: Engine, **changes: Any) -> Talk:
     opened: list[Request] = []
     take = engine.open
 
-    def noted(request: Request) -> Stream:
+    async def noted(request: Request) -> Stream:
         opened.append(request)
-        return take(request)
+        return await take(request)
 
     engine.open = noted  # type: ignore[method-assign]
     return Talk(build_app(engine, settings(**changes)), opened)

@@ -272,4 +272,7 @@ class Encodings:
         if self._batch is not None and all(share.encoding.ended for share in self._batch.shares):
             self._batch.work.close()
             self._batch = None
-        encoding.reply(result)
+        try:
+            encoding.reply(result)
+        except Exception:  # whoever waited for it is at fault, and nobody else ends for that
+            log.exception("nobody takes what request %s was answered", request_id)

@@ -1,21 +1,23 @@
 """The engine: one thread that owns mlx, a mailbox in, streams of events out.
 
-Any thread may call `open`, `cancel`, `status`, `health` and `close`; they exchange plain values with the engine
-thread and never touch mlx. A step is plan, launch, collect: the tokens of the step before are read while the new
-one runs, except where the next draw depends on them.
+Any thread may call `open`, `generate`, `cancel`, `status`, `health` and `close`; they exchange plain values with the
+engine thread and never touch mlx. A step is plan, launch, collect: the tokens of the step before are read while the
+new one runs.
+
+A fault belongs to its request. Where nobody can say whose it is, the requests that run are given up and the books are
+begun anew; the thread goes on, and if it cannot, every stream ends and `health` says so.
 """
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import logging
 import queue
-import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,28 +25,22 @@ from typing import TypeVar
 from ingot.engine import guided
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
+from ingot.engine.door import Door, Limits
 from ingot.engine.encoding import OfferedEncoder
 from ingot.engine.encoding_request import Encoded, EncodingRequest, Role
-from ingot.engine.encodings import Encodings
+from ingot.engine.encodings import FAILED, Encodings
 from ingot.engine.jobs import Job
 from ingot.engine.keeping import Keeping
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import Result, Runner, Step
-from ingot.engine.sampling import needs_history
 from ingot.engine.scheduler import Plan, Scheduler
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import BlockingStream, Reader, Stream
-from ingot.errors import (
-    BadRequest,
-    Cancelled,
-    ContextOverflow,
-    DeadlineExceeded,
-    IngotError,
-    Overloaded,
-    Unavailable,
-)
+from ingot.errors import Cancelled, DeadlineExceeded, IngotError, Unavailable
 from ingot.models.adapter import Adapter
 from ingot.text.tokenizer import Tokenizer
+
+__all__ = ["Engine", "Limits", "Loaded", "Stream"]
 
 log = logging.getLogger("ingot.engine")
 T = TypeVar("T")
@@ -53,8 +49,8 @@ BEAT_S = 1.0
 """An idle engine shows that it lives this often."""
 STALLED_S = 60.0
 """No beat for this long means that the engine is stuck."""
-FIRST_MARKS, LAST_MARKS = 2, 8
-"""Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
+SLOW_STEP_S = 2.0
+"""A step that takes longer than this is worth a line in the log."""
 SCORED_WIDTH = 128
 """Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
@@ -72,27 +68,16 @@ class Loaded:
     folder: Path | None = None  # the model's files
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    max_sequences: int = 32
-    max_queue: int = 256
-    target_itl_ms: float = 100.0
-
-
 class Engine:
     """Started by the constructor, which returns when the model is loaded or raises what went wrong."""
 
     def __init__(self, load: Callable[[], Loaded], limits: Limits) -> None:
         self._load, self._limits = load, limits
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs: dict[str, Job] = {}
-        self._tickets = itertools.count()
-        self._lock = threading.Lock()
-        self._queued = 0  # sequences accepted and not yet running for the first time
-        self._mean_request_s = 1.0
         self._beat = time.monotonic()
         self._closing = False
         self._pending: Step | None = None
+        self._learned: list[list[Result]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._failure: BaseException | None = None
         self._ready = threading.Event()
@@ -121,10 +106,25 @@ class Engine:
         self._refuse_if_stopped()
         return await self._encodings.encode(request)
 
-    def open(self, request: Request) -> Stream:
-        """Accept a request from a coroutine. Raises at once what can be known at once."""
+    async def open(self, request: Request) -> Stream:
+        """Accept a request from a coroutine. Raises at once what can be known at once.
+
+        A long prompt takes a while to look at, which must not hold up the loop.
+        """
         stream = Stream(lambda: self.cancel(request.id))
-        self._accept(request, stream)
+        left = threading.Event()
+
+        def accept() -> None:
+            self._accept(request, stream)
+            if left.is_set():
+                stream.close()
+
+        try:
+            await asyncio.to_thread(accept)
+        except asyncio.CancelledError:  # which does not stop the thread: whichever comes second closes the stream
+            left.set()
+            self.cancel(request.id)
+            raise
         return stream
 
     def generate(self, request: Request) -> BlockingStream:
@@ -135,14 +135,14 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
-        if request_id not in self._jobs:
+        if request_id not in self._door.jobs:
             return self._encodings.cancel(request_id)
         self._mail.put(lambda: self._end_early(request_id, Cancelled("The request was cancelled")))
         return True
 
     def status(self) -> list[RequestStatus]:
         now = time.monotonic()
-        return [*(job.status(now) for job in list(self._jobs.values())), *self._encodings.status(now)]
+        return [*(job.status(now) for job in list(self._door.jobs.values())), *self._encodings.status(now)]
 
     def health(self) -> Health:
         ago = time.monotonic() - self._beat
@@ -185,67 +185,14 @@ class Engine:
 
     def _accept(self, request: Request, reader: Reader) -> None:
         self._refuse_if_stopped()
-        count = len(request.prompts) * request.n
-        self._validate(request)
-        with self._lock:
-            if request.id in self._jobs:
-                raise BadRequest(f"A request with the id {request.id} is already running")
-            if self._queued + count > self._limits.max_queue + self._free_seats():
-                raise Overloaded(
-                    f"The queue is full: {self._queued} sequences wait, at most {self._limits.max_queue} may",
-                    retry_after=self._retry_after(),
-                )
-            self._queued += count
-            job = Job(request, reader, self._sequences(request), self.tokenizer)
-            self._jobs[request.id] = job
+        job = self._door.enter(request, reader)
         self._mail.put(lambda: self._begin(job))
+        if not self._thread.is_alive():  # it ended meanwhile, and may have missed this one
+            self._tell_all(Unavailable("The engine is not running", retry_after=5))
 
     def _refuse_if_stopped(self) -> None:
         if self._closing or not self._thread.is_alive():
             raise Unavailable("The engine is not running", retry_after=5)
-
-    def _validate(self, request: Request) -> None:
-        context = self.card.context
-        for prompt in request.prompts:
-            if not prompt:
-                raise BadRequest("The prompt is empty: it has no tokens", param="prompt")
-            least = min(1, request.max_tokens) if request.max_tokens is not None else 1
-            if len(prompt) + least > context:
-                raise ContextOverflow(needed=len(prompt) + least, limit=context)
-            if max(prompt) >= self._loaded.adapter.vocab or min(prompt) < 0:
-                raise BadRequest(
-                    f"The prompt holds a token outside the vocabulary of {self._loaded.adapter.vocab}", param="prompt"
-                )
-
-    def _sequences(self, request: Request) -> list[Sequence]:
-        stop_tokens = request.stop.token_ids | (frozenset() if request.stop.ignore_eos else self.tokenizer.eos_ids)
-        seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(63)
-        made = []
-        for index in range(len(request.prompts) * request.n):
-            prompt = request.prompts[index // request.n]
-            room = self.card.context - len(prompt)
-            limit = room if request.max_tokens is None else min(request.max_tokens, room)
-            # Answers of one request differ, and the first one is what a request for a single one gives.
-            own_seed = seed + (index % request.n) * 0x9E3779B9
-            sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
-            sequence.marks = self._message_ends(request, index // request.n)
-            made.append(sequence)
-        return made
-
-    def _message_ends(self, request: Request, number: int) -> frozenset[int]:
-        """As the request says. Else, templates end messages with a token that also ends answers; the next turn differs
-        only after one."""
-        ends: Many[int] = [
-            place for place, token in enumerate(request.prompts[number], start=1) if token in self.tokenizer.eos_ids
-        ]
-        ends = request.marks[number] if request.marks else ends
-        return frozenset([*ends[:FIRST_MARKS], *ends[-LAST_MARKS:]])
-
-    def _free_seats(self) -> int:
-        return self._limits.max_sequences - len(self._scheduler.running)
-
-    def _retry_after(self) -> float:
-        return min(60.0, max(1.0, self._mean_request_s * self._queued / self._limits.max_sequences))
 
     # The engine thread
 
@@ -256,24 +203,66 @@ class Engine:
                 self._loaded.encoders, self._mail.put, self._limits.max_queue, self._limits.target_itl_ms
             )
             self._make_rooms()
+            self._door = Door(
+                self._loaded.card,
+                self._loaded.tokenizer,
+                self._limits,
+                lambda: self._limits.max_sequences - len(self._scheduler.running),
+            )
         except BaseException as error:  # handed to the constructor, which raises it
             self._failure = error
             return
         finally:
             self._ready.set()
-        while not self._closing:
-            self._beat = time.monotonic()
-            self._take_mail()
-            self._expire()
-            self._flush()
-            began = time.monotonic()
-            self._guarded_step()
-            self._encodings.advance(time.monotonic() - began, streaming=bool(self._jobs))
         farewell = Unavailable("The server is shutting down", retry_after=5)
-        self._abandon(farewell)
-        self._encodings.abandon(farewell)
+        try:
+            while not self._closing:
+                self._turn()
+            self._abandon(farewell)
+            self._flush()
+        except BaseException:
+            log.critical("the engine's thread ends, and with it every answer", exc_info=True)
+        finally:
+            self._tell_all(farewell)
+            with suppress(Exception):
+                self._runner.close()
+
+    def _turn(self) -> None:
+        self._beat = time.monotonic()
+        self._take_mail()
+        self._guarded(self._expire)
         self._flush()
-        self._runner.close()
+        began = time.monotonic()
+        self._guarded(self._step)
+        try:
+            self._encodings.advance(time.monotonic() - began, streaming=bool(self._door.jobs))
+        except Exception:
+            log.exception("the encoders failed; their requests are given up")
+            self._encodings.abandon(IngotError(FAILED))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on."""
+        try:
+            work()
+        except Exception:
+            log.exception("the engine failed; the requests that were running are given up")
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pending = self._learned = None
+        self._runner.abandon()
+        self._abandon(IngotError(FAILED))
+        self._flush()
+        self._make_rooms()
+
+    @contextmanager
+    def _on_behalf_of(self, request_id: str) -> Iterator[None]:
+        """What fails in here is this request's fault, and it alone ends with it."""
+        try:
+            yield
+        except Exception:
+            log.exception("request %s failed; the others go on", request_id)
+            self._end_early(request_id, IngotError(FAILED))
 
     def _make_rooms(self) -> None:
         costs = StepCosts(mixes=self._loaded.adapter.mixed)
@@ -290,19 +279,20 @@ class Engine:
 
     def _take_mail(self) -> None:
         """Run what other threads sent; with nothing else to do, wait for it."""
-        busy = bool(self._jobs) or self._encodings.busy
+        busy = bool(self._door.jobs) or self._encodings.busy
         if not busy:
-            self._rest()
+            self._guarded(self._rest)
         try:
-            self._mail.get(block=not busy, timeout=None if busy else BEAT_S)()
+            letter = self._mail.get(block=not busy, timeout=None if busy else BEAT_S)
             while True:
-                self._mail.get_nowait()()
+                self._guarded(letter)
+                letter = self._mail.get_nowait()
         except queue.Empty:
             pass
 
     def _rest(self) -> None:
         """Nothing runs: see that nothing was lost, and give back what running took."""
-        self._pending = None
+        self._pending = self._learned = None
         try:
             self._check()
         except AssertionError:
@@ -312,79 +302,80 @@ class Engine:
         self._encodings.rest()
 
     def _begin(self, job: Job) -> None:
-        if job.request.id not in self._jobs:  # cancelled before it began
+        if self._door.jobs.get(job.request.id) is not job:  # cancelled before it began
             return
-        for sequence in job.sequences:
-            guided.begin(sequence)
-            if sequence.failure is not None:
-                self._end_early(job.request.id, sequence.failure)
-                return
-            if sequence.limit == 0 and sequence.sampling.prompt_logprobs is None:
-                self._post(job, job.writers[sequence].finish("length"))
-                self._leave(sequence)
-            else:
-                self._scheduler.add(sequence)
-        self._close_if_done(job)
-
-    def _guarded_step(self) -> None:
-        try:
-            self._step()
-        # A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on.
-        except Exception:
-            log.exception("a step failed; the requests that were running are given up")
-            self._pending = None
-            self._runner.abandon()
-            self._abandon(IngotError("The engine failed while computing this request; the server's log says why"))
-            self._flush()
-            self._make_rooms()
+        with self._on_behalf_of(job.request.id):
+            for sequence in job.sequences:
+                guided.begin(sequence)
+                if sequence.failure is not None:
+                    self._end_early(job.request.id, sequence.failure)
+                    return
+                if sequence.limit == 0 and sequence.sampling.prompt_logprobs is None:
+                    self._post(job, job.writers[sequence].finish("length"))
+                    self._leave(sequence)
+                else:
+                    self._scheduler.add(sequence)
+            self._close_if_done(job)
 
     def _step(self) -> None:
-        if self._pending is not None and self._needs_tokens():
-            self._read(None)
-        plan = self._scheduler.plan(time.monotonic())
-        self._note_admissions(plan)
-        step = self._runner.launch(plan)
+        began = time.monotonic()
+        plan = self._scheduler.plan(began)
+        self._door.began([sequence for sequence in plan.admitted if sequence.preemptions == 0])
+        step = self._runner.launch(plan, self._catch_up)
         self._read(step if step.launched else None)
         if self._loaded.adapter.device.kind == "cpu" or self._encodings.busy:
             # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
             # for an encoder that comes between two steps.
             self._read(None)
+        _log_if_slow(plan, time.monotonic() - began)
 
-    def _needs_tokens(self) -> bool:
-        return any(
-            needs_history(sequence.sampling) or guided.needs_tokens(sequence) for sequence in self._scheduler.running
-        )
+    def _catch_up(self) -> None:
+        """Let the rows of the step before know their tokens now."""
+        if self._pending is not None and self._learned is None:
+            self._learned = list(self._collected(self._pending))
 
     def _read(self, following: Step | None) -> None:
         """Read the tokens of the step before; `following` is the one that now runs."""
         previous, self._pending = self._pending, following
+        learned, self._learned = self._learned, None
         if previous is None:
             return
-        for results in self._runner.collect(previous):
+        for results in learned if learned is not None else self._collected(previous):
             self._deliver(results)
             self._flush()
 
-    def _deliver(self, results: Iterable[Result]) -> None:
-        now = time.monotonic()
-        for result in results:
-            sequence = result.sequence
-            if sequence.ended:
-                continue
-            job = self._jobs[sequence.request.id]
-            if result.token is not None and sequence.limit > 0:
+    def _collected(self, step: Step) -> Iterator[list[Result]]:
+        """A step's results, each known to its sequence."""
+        for results in self._runner.collect(step):
+            now = time.monotonic()
+            for result in results:
+                sequence = result.sequence
+                if result.token is None or sequence.ended or sequence.limit == 0:
+                    continue
                 sequence.tokens.append(result.token)
                 sequence.first_token_at = sequence.first_token_at or now
                 guided.accept(sequence, result.token)
-            if sequence.failure is not None:
-                self._end_early(sequence.request.id, sequence.failure)
-                continue
-            writer = job.writers[sequence]
-            self._post(job, writer.write(result))
-            if writer.ended is None and guided.is_done(sequence):
-                self._post(job, writer.finish("stop"))
-            if writer.ended is not None:
-                self._leave(sequence)
-                self._close_if_done(job)
+            yield results
+
+    def _deliver(self, results: Iterable[Result]) -> None:
+        for result in results:
+            if not result.sequence.ended:
+                with self._on_behalf_of(result.sequence.request.id):
+                    self._tell(result)
+
+    def _tell(self, result: Result) -> None:
+        sequence = result.sequence
+        job = self._door.jobs[sequence.request.id]
+        if sequence.failure is not None:
+            self._end_early(sequence.request.id, sequence.failure)
+            return
+        writer = job.writers[sequence]
+        self._post(job, writer.write(result))
+        if writer.ended is None and guided.is_done(sequence):
+            self._post(job, writer.finish("stop"))
+        if writer.ended is not None:
+            self._leave(sequence)
+            self._close_if_done(job)
 
     def _post(self, job: Job, events: list[Event]) -> None:
         """Hand events out with the rest of the step's: a reader is woken once a step."""
@@ -394,62 +385,73 @@ class Engine:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, {}
         for job, events in outbox.items():
-            job.reader.post(events)
+            try:
+                job.reader.post(events)
+            except Exception:
+                log.exception("nobody takes the events of request %s; it ends", job.request.id)
+                self._end_early(job.request.id, Cancelled("The request was cancelled"))
+                self._outbox.pop(job, None)
 
     def _leave(self, sequence: Sequence) -> None:
         """Everything that a sequence holds goes back."""
         sequence.ended = True
+        self._door.left(sequence)
         self._scheduler.remove(sequence)
         self._runner.release(sequence)
-        if sequence.admitted_at is None:
-            self._dequeued(1)
 
     def _close_if_done(self, job: Job) -> None:
-        if all(sequence.ended for sequence in job.sequences) and job.request.id in self._jobs:
-            with self._lock:
-                del self._jobs[job.request.id]
-            self._mean_request_s += 0.1 * (time.monotonic() - job.request.arrived - self._mean_request_s)
-            self._post(job, [job.ended(time.monotonic())])
+        if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
+            now = time.monotonic()
+            self._door.took(now - job.request.arrived)
+            self._post(job, [job.ended(now)])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
-        with self._lock:
-            job = self._jobs.pop(request_id, None)
+        job = self._door.close(request_id)
         if job is None:
             return
+        self._post(job, [Failed(error, job.usage())])  # first: whatever comes then, its stream ends
         for sequence in job.sequences:
             if not sequence.ended:
                 self._leave(sequence)
-        self._post(job, [Failed(error, job.usage())])
 
     def _expire(self) -> None:
         now = time.monotonic()
-        late = [job.request.id for job in self._jobs.values() if job.request.deadline and job.request.deadline < now]
+        jobs = list(self._door.jobs.values())
+        late = [job.request.id for job in jobs if job.request.deadline and job.request.deadline < now]
         for request_id in late:
             self._end_early(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
         self._encodings.expire(now)
 
     def _abandon(self, error: IngotError) -> None:
-        for request_id in list(self._jobs):
+        for request_id in list(self._door.jobs):
             self._end_early(request_id, error)
 
-    def _note_admissions(self, plan: Plan) -> None:
-        self._dequeued(sum(sequence.preemptions == 0 for sequence in plan.admitted))
-
-    def _dequeued(self, count: int) -> None:
-        with self._lock:
-            self._queued -= count
+    def _tell_all(self, error: IngotError) -> None:
+        """The last words of every stream. Whatever became of the books, nobody is left waiting."""
+        for request_id in list(self._door.jobs):
+            job = self._door.close(request_id)
+            if job is not None:
+                with suppress(Exception):
+                    job.reader.post([*self._outbox.pop(job, ()), Failed(error)])
+        self._flush()
+        with suppress(Exception):
+            self._encodings.abandon(error)
 
     def _check(self) -> None:
-        with self._lock:
-            self._check_books()
-
-    def _check_books(self) -> None:
         self._scheduler.check()
         self._runner.check()
         self._encodings.check()
-        held = {sequence for job in self._jobs.values() for sequence in job.sequences if not sequence.ended}
+        self._door.check()
+        jobs = list(self._door.jobs.values())
+        held = {sequence for job in jobs for sequence in job.sequences if not sequence.ended}
         assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
         assert set(self._runner.seats.taken) <= held, "a slot is held by nobody"
-        if not self._jobs:
-            assert self._queued == 0, "the queue's count is off"
-            assert not self._runner.seats.taken and not self._scheduler.waiting, "idle, but something is held"
+
+
+def _log_if_slow(plan: Plan, seconds: float) -> None:
+    if seconds > SLOW_STEP_S:
+        prompt = sum(chunk.count for chunk in plan.chunks)
+        log.warning(
+            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted",
+            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
+        )

@@ -21,15 +21,17 @@ def begin(sequence: Sequence) -> None:
         sequence.failure = error
 
 
-def masks(rows: Iterable[tuple[Sequence, bool]]) -> list[Mask | None]:
-    """What each row's guide allows next. With a row comes whether its draw counts."""
-    return [_mask(row) if draws else None for row, draws in rows]
+def masks(rows: Iterable[Sequence]) -> list[Mask | None]:
+    """What each row's guide allows next. One that has come to its end allows anything: the draw will not count."""
+    return [_mask(row) for row in rows]
 
 
 def accept(sequence: Sequence, token: int) -> None:
     if sequence.guide is None or sequence.failure is not None:
         return
     try:
+        if sequence.unmasked is not None:
+            raise sequence.unmasked
         sequence.guide.accept(token)
     except IngotError as error:
         sequence.failure = error
@@ -45,10 +47,10 @@ def is_done(sequence: Sequence) -> bool:
 
 
 def _mask(sequence: Sequence) -> Mask | None:
-    if sequence.guide is None or sequence.failure is not None:
+    if sequence.guide is None or sequence.unmasked is not None or sequence.guide.done:
         return None
     try:
         return sequence.guide.mask()
     except IngotError as error:
-        sequence.failure = error
+        sequence.unmasked = error
         return None

@@ -1,13 +1,14 @@
 """Runs a plan: moves sequences into slots, launches the model, draws tokens, and reads them back later.
 
 `launch` only queues work on the device. The tokens of a step are read by `collect`, usually while the next step is
-already running, so that the device never waits for Python.
+already running, so that the device never waits for Python. Where a draw depends on tokens that were not read yet, the
+forward pass before it does not: it is under way while they are read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -19,6 +20,7 @@ from ingot.cache.slots import Slots
 from ingot.engine import guided
 from ingot.engine.budget import Budget, slot_count
 from ingot.engine.costs import StepCosts
+from ingot.engine.history import History, needs_history
 from ingot.engine.passes import Part, Passes
 from ingot.engine.reuse import Reuse, needs_of
 from ingot.engine.sampling import Drawn, draw, score
@@ -26,6 +28,10 @@ from ingot.engine.scheduler import Plan
 from ingot.engine.seats import Seats
 from ingot.engine.sequence import Sequence
 from ingot.models.adapter import Adapter
+from ingot.text.guide import Mask
+
+ROOMY = 4
+"""Slots that take this many times what their rows need are made smaller: kept prefixes get what they give back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +88,19 @@ class Runner:
         # a record of them that is being made, are copied first.
         self._in_step = adapter.device.kind == "cpu"
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
+        self._histories: dict[Sequence, History] = {}  # of those with penalties, from their first draw on
         self._free_at = 0.0
 
-    def launch(self, plan: Plan) -> Step:
-        """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done."""
+    def launch(self, plan: Plan, catch_up: Callable[[], None]) -> Step:
+        """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done.
+
+        `catch_up` is called where a row's draw depends on the tokens of the step before: it sees to it that the rows
+        know them, and changes nothing else.
+        """
         self._seat(plan)
         decoding = self.seats.taken[: self.seats.decoding]
-        return Step([self._run(parts) for parts in self._passes.of(decoding, plan.chunks, self.slots.capacity)])
+        passes = self._passes.of(decoding, plan.chunks, self.slots.capacity)
+        return Step([self._run(parts, catch_up) for parts in passes])
 
     def collect(self, step: Step) -> Iterable[list[Result]]:
         """Wait for the step's launches, one after another, and yield each one's results."""
@@ -101,6 +113,7 @@ class Runner:
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was cancelled."""
         self._latest.pop(sequence, None)
+        self._histories.pop(sequence, None)
         self.reuse.keep(self.slots, sequence, last=True)
         if sequence.slot is not None:
             self.seats.leave(sequence)
@@ -110,6 +123,8 @@ class Runner:
         for sequence in self.seats.taken:
             sequence.slot = None
         self.seats.taken.clear()
+        self._latest.clear()
+        self._histories.clear()
 
     def rest(self) -> None:
         """Nothing runs: give the memory of the states back."""
@@ -149,14 +164,15 @@ class Runner:
     def _make_room(self, rows: int, capacity: int) -> None:
         slots = slot_count(rows)
         large_enough = slots <= self.slots.count and capacity <= self.slots.capacity
-        kept = self._budget.state_bytes(self.slots.count, self.slots.capacity)
-        if not large_enough or kept > self._budget.states:
+        held = self._budget.state_bytes(self.slots.count, self.slots.capacity)
+        most = min(self._budget.states, ROOMY * self._budget.state_bytes(slots, capacity))
+        if not large_enough or held > most:
             self.reuse.make_way(slots, capacity)
             self.slots.resize(slots, max(capacity, CAPACITY_STEP))
 
     # Forward passes
 
-    def _run(self, parts: list[Part]) -> Launched:
+    def _run(self, parts: list[Part], catch_up: Callable[[], None]) -> Launched:
         """Start a forward pass and account for it as done."""
         if self._in_step:
             mx.synchronize()
@@ -164,7 +180,7 @@ class Runner:
         logits = self._forward_mixed(parts) if self._adapter.mixed else self._forward(parts[0])
         rows = tuple(row for part in parts for row, draws in zip(part.rows, part.draws, strict=True) if draws)
         scored = self._score(parts[0], logits) if parts[0].scoring else None
-        drawn = self._draw(logits[-len(rows) :], rows) if rows else None
+        drawn = self._draw(logits[-len(rows) :], rows, catch_up) if rows else None
         prefill = not all(part.decoding for part in parts)
         tokens = sum(part.tokens for part in parts)
         witness = self.slots.witness() if drawn is None and scored is None else None
@@ -211,11 +227,26 @@ class Runner:
             ]
         )
 
-    def _draw(self, logits: mx.array, rows: tuple[Sequence, ...]) -> Drawn:
+    def _draw(self, logits: mx.array, rows: tuple[Sequence, ...], catch_up: Callable[[], None]) -> Drawn:
+        histories = [self._history(row) for row in rows]
+        drawn = draw(logits, rows, histories, self._masks(logits, rows, catch_up))
+        for place, history in enumerate(histories):
+            if history is not None:
+                history.learn(drawn.tokens[place])
+        return drawn
+
+    def _masks(self, logits: mx.array, rows: tuple[Sequence, ...], catch_up: Callable[[], None]) -> list[Mask | None]:
         if all(row.guide is None for row in rows):
-            return draw(logits, rows)
-        mx.async_eval(logits)  # the device works while the masks are made
-        return draw(logits, rows, guided.masks((row, True) for row in rows))
+            return []
+        mx.async_eval(logits)  # the device works while tokens are read and masks are made
+        if any(guided.needs_tokens(row) for row in rows):
+            catch_up()
+        return guided.masks(rows)
+
+    def _history(self, row: Sequence) -> History | None:
+        if needs_history(row.sampling) and row not in self._histories:
+            self._histories[row] = History(self._adapter.vocab, row.prompt, row.generated)
+        return self._histories.get(row)
 
     def _score(self, part: Part, logits: mx.array) -> tuple[Sequence, Drawn] | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict. What

@@ -1,13 +1,12 @@
 """From logits to tokens, for all rows at once, each with its own parameters.
 
-Order: logit bias and penalties, what a guide allows, temperature, top-k, top-p, min-p, then a draw. A row's draw is
+Order: penalties and logit bias, what a guide allows, temperature, top-k, top-p, min-p, then a draw. A row's draw is
 a number that depends on its seed and on how many tokens it has, on nothing else: the same seed gives the same text
 whatever else is in the batch. Logprobs are the model's own, before any of this.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,11 +14,15 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
+from ingot.engine.history import History, penalised
 from ingot.engine.request import Sampling
 from ingot.kernels import native
 from ingot.text.guide import Mask
 
 _MASK = (1 << 64) - 1
+
+COLDEST = 1e-30
+"""Differences of logits, divided by this, are still numbers in float32; divided by less, they may not be."""
 
 # For each byte of a packed mask, what is added to the logits of its eight tokens.
 _FORBIDDEN = np.where(
@@ -49,10 +52,6 @@ class SampledRow(Protocol):
         ...
 
     @property
-    def prompt(self) -> Sequence[int]: ...
-    @property
-    def generated(self) -> Sequence[int]: ...
-    @property
     def banned(self) -> Sequence[int]:
         """Tokens that may not come next."""
         ...
@@ -72,15 +71,19 @@ class Drawn:
         return [array for array in found if array is not None]
 
 
-def needs_history(sampling: Sampling) -> bool:
-    """Whether the next draw depends on tokens that must have been read back."""
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+def draw(
+    logits: mx.array,
+    rows: Sequence[SampledRow],
+    histories: Sequence[History | None] = (),
+    masks: Sequence[Mask | None] = (),
+) -> Drawn:
+    """Draw one token for each row of `logits` [rows, vocab].
 
-
-def draw(logits: mx.array, rows: Sequence[SampledRow], masks: Sequence[Mask | None] = ()) -> Drawn:
-    """Draw one token for each row of `logits` [rows, vocab]; `masks`, if any row has one, say what may be drawn."""
+    `histories`, if any row has one, are what its penalties look at; `masks`, likewise, say what may be drawn.
+    """
     logits = logits.astype(mx.float32)
-    adjusted = masked(_adjusted(logits, rows), masks)
+    adjusted = penalised(logits, [row.sampling for row in rows], histories)
+    adjusted = masked(_biased(adjusted, rows), masks)
     tokens = _choose(adjusted, rows)
     wanted = [row.sampling.logprobs for row in rows if row.sampling.logprobs is not None]
     if not wanted:
@@ -100,11 +103,8 @@ def score(logits: mx.array, tokens: mx.array, top: int) -> Drawn:
     return Drawn(tokens, chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1))
 
 
-def _adjusted(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    """Apply logit bias, penalties and bans, which touch few tokens of few rows."""
-    for number, row in enumerate(rows):
-        if row.sampling.repetition_penalty != 1.0:
-            logits = _repetition(logits, number, row)
+def _biased(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """Apply logit bias and bans, which touch few tokens of few rows."""
     places: list[tuple[int, int]] = []
     amounts: list[float] = []
     for number, row in enumerate(rows):
@@ -118,23 +118,7 @@ def _adjusted(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 
 
 def _additions(row: SampledRow) -> dict[int, float]:
-    sampling = row.sampling
-    added = dict(sampling.logit_bias)
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        for token, count in Counter(row.generated).items():
-            penalty = sampling.presence_penalty + sampling.frequency_penalty * count
-            added[token] = added.get(token, 0.0) - penalty
-    for token in row.banned:
-        added[token] = -float("inf")
-    return added
-
-
-def _repetition(logits: mx.array, number: int, row: SampledRow) -> mx.array:
-    seen = mx.array(sorted({*row.prompt, *row.generated}), dtype=mx.int32)
-    values = logits[number, seen]
-    penalty = row.sampling.repetition_penalty
-    logits[number, seen] = mx.where(values > 0, values / penalty, values * penalty)
-    return logits
+    return {**dict(row.sampling.logit_bias), **dict.fromkeys(row.banned, -float("inf"))}
 
 
 def masked(logits: mx.array, masks: Sequence[Mask | None]) -> mx.array:
@@ -158,9 +142,10 @@ def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     greedy = mx.argmax(logits, axis=-1)
     if all(row.sampling.greedy for row in rows):
         return greedy
-    temperature = _column([row.sampling.temperature or 1.0 for row in rows])
+    temperature = _column([max(row.sampling.temperature or 1.0, COLDEST) for row in rows])
     draws = _column([uniform(row.seed, row.sampled) for row in rows])
-    probabilities = mx.softmax(logits / temperature, axis=-1)
+    # The largest becomes 0 first: whatever it is divided by, it stays a number, and the others fall behind it.
+    probabilities = mx.softmax((logits - logits.max(axis=-1, keepdims=True)) / temperature, axis=-1)
     if any(_filters(row.sampling) for row in rows):
         probabilities = mx.where(probabilities >= _least(probabilities, rows), probabilities, 0.0)
     drawn = _first_above(probabilities, draws)

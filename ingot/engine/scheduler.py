@@ -1,7 +1,8 @@
 """Who runs in the next step. Pure Python: no mlx, no clock of its own, no threads.
 
 There is no prefill phase: a sequence has tokens whose states are still to be computed. A step takes every decoding
-row, then prompt tokens, up to what the latency target leaves. The contract:
+row, then prompt tokens, up to what the latency target leaves. Tenants take turns, and each has an equal share of the
+seats; what one leaves of its share is lent, and taken back when it asks. The contract:
 
 - `add` queues a sequence; `remove` takes it out at any time; both are the only ways in and out.
 - `plan` says what to run now, and moves sequences between waiting and running as memory allows. A sequence that it
@@ -12,7 +13,8 @@ row, then prompt tokens, up to what the latency target leaves. The contract:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,6 +32,8 @@ SLOW_SHARE = 8.0
 gets up to this many times the time of a decode step: short steps would only make everything slower."""
 STEEPNESS = 4.0
 """How soon it gets all of that, beyond half of the target."""
+PATIENCE_S = 10.0
+"""How old a sequence that does not fit may get before nobody overtakes it any more, so that it fits in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class Scheduler:
     target_ms: float
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
+    _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
+    _turn: int = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue in order of arrival, which a preempted sequence keeps."""
@@ -94,7 +100,8 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         retired = self._retire()
         preempted = [*self._clear_the_way(), *self._grow()]
-        admitted = self._admit(now)
+        admitted, made_way = self._admit(now)
+        preempted += made_way
         decode = tuple(sequence for sequence in self.running if sequence.decoding)
         return Plan(tuple(preempted), tuple(retired), tuple(admitted), decode, tuple(self._chunks(now, len(decode))))
 
@@ -125,8 +132,15 @@ class Scheduler:
                 if self.fits([*others, wanted]):
                     sequence.reserved = wanted
                 else:
-                    preempted.append(self._preempt(max(self.running, key=lambda running: running.ticket)))
+                    preempted.append(self._preempt(_least_entitled(self.running, self._seats())))
         return preempted
+
+    def _seats(self) -> Counter[str]:
+        return Counter(sequence.tenant for sequence in self.running)
+
+    def _share(self) -> int:
+        """Seats that each tenant who wants some may have."""
+        return self.max_sequences // max(1, len({row.tenant for row in (*self.waiting, *self.running)}))
 
     def _preempt(self, sequence: Sequence) -> Sequence:
         self.running.remove(sequence)
@@ -135,28 +149,73 @@ class Scheduler:
         self.add(sequence)
         return sequence
 
-    def _admit(self, now: float) -> list[Sequence]:
-        """First come, first served: only who waits for another's prefix is overtaken, so nobody starves."""
+    def _admit(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+        """Who joins, and who is preempted for them.
+
+        First come, first served among a tenant's own. Overtaken is who waits for another's prefix, and for a while who
+        does not fit, so nobody starves.
+        """
         admitted: list[Sequence] = []
-        for head in list(self.waiting):
-            if len(self.running) >= self.max_sequences:
-                break
-            if self._gives_way(head):
-                continue
+        preempted: list[Sequence] = []
+        for head in self._in_turn():
             if not head.known:  # preempted a moment ago; its last token is read before the next step
                 break
-            if self.prefixes.waits(head, self.running):
-                continue
-            wanted = rounded(min(head.peak, max(head.total + CAPACITY_STEP, _stated_peak(head))))
-            if not self.fits([*(running.reserved for running in self.running), wanted]):
+            if len(self.running) >= self.max_sequences and self._seats()[head.tenant] >= self._share():
                 break
-            head.reserved = wanted
-            head.admitted_at = head.admitted_at or now
-            self.waiting.remove(head)
-            self.running.append(head)
-            self.prefixes.admit(head)
+            if self._gives_way(head) or self.prefixes.waits(head, self.running):
+                continue
+            wanted = rounded(min(head.peak, head.total + CAPACITY_STEP))
+            if not self._has_room(self.running, wanted):
+                leaving = self._lent_to_others(head, wanted, admitted)
+                if leaving:
+                    preempted += [self._preempt(sequence) for sequence in leaving]
+                elif now - head.arrived > PATIENCE_S:
+                    break
+                else:
+                    continue
+            self._seat(head, wanted, now)
             admitted.append(head)
-        return admitted
+        return admitted, preempted
+
+    def _has_room(self, rows: Many[Sequence], wanted: int) -> bool:
+        return len(rows) < self.max_sequences and self.fits([*(row.reserved for row in rows), wanted])
+
+    def _seat(self, head: Sequence, wanted: int, now: float) -> None:
+        head.reserved = wanted
+        head.admitted_at = head.admitted_at or now
+        self.waiting.remove(head)
+        self.running.append(head)
+        self._turn += 1
+        self._turns_taken[head.tenant] = self._turn
+        self.prefixes.admit(head)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        """Who is next: of the tenant with the fewest that run, and of several such the one whose turn was longest ago,
+        the sequence that has waited longest. May be asked while those that it named are seated."""
+        queues: dict[str, deque[Sequence]] = {}
+        for sequence in self.waiting:
+            queues.setdefault(sequence.tenant, deque()).append(sequence)
+        while queues:
+            runs = self._seats() if len(queues) > 1 else Counter()
+            tenant = min(queues, key=lambda name: (runs[name], self._turns_taken[name], queues[name][0].ticket))
+            yield queues[tenant].popleft()
+            if not queues[tenant]:
+                del queues[tenant]
+
+    def _lent_to_others(self, head: Sequence, wanted: int, joined: Many[Sequence]) -> list[Sequence]:
+        """Whom to preempt so that a tenant gets a seat of its own share: nobody, where that would not help."""
+        share, runs = self._share(), self._seats()
+        if runs[head.tenant] >= share:
+            return []
+        leaving: list[Sequence] = []
+        staying = list(self.running)
+        while lent := [row for row in staying if runs[row.tenant] > share and row not in joined]:
+            leaving.append(_least_entitled(lent, runs))
+            staying.remove(leaving[-1])
+            runs[leaving[-1].tenant] -= 1
+            if self._has_room(staying, wanted):
+                return leaving
+        return []
 
     def _clear_the_way(self) -> list[Sequence]:
         """Those in no hurry go back to the queue when others come, with their memory."""
@@ -203,9 +262,9 @@ class Scheduler:
         return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
 
 
-def _stated_peak(sequence: Sequence) -> int:
-    """The whole length where the client said how long, nothing where it left that to the context's end."""
-    return sequence.peak if sequence.request.max_tokens is not None else 0
+def _least_entitled(rows: Iterable[Sequence], runs: Counter[str]) -> Sequence:
+    """The newest of the tenant that runs most."""
+    return max(rows, key=lambda row: (runs[row.tenant], row.ticket))
 
 
 def _release(sequence: Sequence) -> None:

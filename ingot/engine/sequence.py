@@ -40,7 +40,8 @@ class Sequence:
     report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it
     guide: Guide | None = None  # what it is held to; has accepted the known tokens, each once
-    failure: IngotError | None = None  # of its guide: it must end, and what was drawn since is not to be shown
+    unmasked: IngotError | None = None  # why its guide could not say what may come next: that draw will not count
+    failure: IngotError | None = None  # of its guide: it must end, and its newest token is not to be shown
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -48,6 +49,10 @@ class Sequence:
     @property
     def sampling(self) -> Sampling:
         return self.request.sampling
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
 
     @property
     def arrived(self) -> float:

@@ -51,7 +51,7 @@ class Generation:
                 return
             # Whose request it is, is the edge's to say: no protocol can forget it.
             job = replace(job, request=replace(job.request, tenant=noted.tenant))
-            stream = Accounted(self._open(job), job, noted, self.service)
+            stream = Accounted(await self._open(job), job, noted, self.service)
             try:
                 if isinstance(job.view, Streamed):
                     telling = job.view
@@ -71,9 +71,9 @@ class Generation:
                 raise
             await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
 
-    def _open(self, job: Job) -> Stream:
+    async def _open(self, job: Job) -> Stream:
         try:
-            return self.service.engine.open(job.request)
+            return await self.service.engine.open(job.request)
         except ContextOverflow as error:
             error.param = job.prompt_field
             raise

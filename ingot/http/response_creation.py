@@ -79,7 +79,7 @@ class CreateResponse:
             raw, lambda value: read_response(value, served, noted.id, responses.around(noted.tenant))
         )
         run = Run(service, plan, noted, responses.call, responses.keep)
-        run.start()
+        await run.start()
         return run
 
     async def _attended(self, run: Run) -> Batches:

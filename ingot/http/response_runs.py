@@ -51,8 +51,8 @@ class Run:
     def id(self) -> str:
         return self.plan.composer.head.id
 
-    def start(self) -> None:
-        self._stream = self._open(self.plan.first)
+    async def start(self) -> None:
+        self._stream = await self._open(self.plan.first)
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
         """Events for the wire, a batch at a time. Whatever breaks after `start` is told in the last one."""
@@ -134,15 +134,15 @@ class Run:
         if job is None:
             composer.cut_short = True
             return None
-        return self._open(job)
+        return await self._open(job)
 
-    def _open(self, job: Job) -> Accounted:
+    async def _open(self, job: Job) -> Accounted:
         if self._cancelled.is_set():
             raise Cancelled("The response was cancelled.")
         try:
             # Whose request it is, is the edge's to say: no protocol can forget it.
             job = replace(job, request=replace(job.request, tenant=self.tenant))
-            return Accounted(self._service.engine.open(job.request), job, self._answer, self._service)
+            return Accounted(await self._service.engine.open(job.request), job, self._answer, self._service)
         except ContextOverflow as error:
             error.param = job.prompt_field
             raise

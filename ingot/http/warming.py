@@ -48,7 +48,7 @@ async def warm(service: Service, requests: Sequence[Request]) -> None:
 
 
 async def _run(service: Service, request: Request) -> None:
-    stream = service.engine.open(request)
+    stream = await service.engine.open(request)
     try:
         async for events in stream:
             if isinstance(events[-1], Failed):

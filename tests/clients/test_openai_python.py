@@ -102,7 +102,7 @@ def test_each_refusal_is_the_clients_own_exception(client: openai.OpenAI, engine
 def test_the_client_comes_back_after_the_time_it_was_told(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     refused = engine.open
 
-    def once(request):  # type: ignore[no-untyped-def]
+    async def once(request):  # type: ignore[no-untyped-def]
         engine.open = refused  # type: ignore[method-assign]
         raise Overloaded("Full.", retry_after=0.1)
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from ingot.engine.door import Door
 from ingot.engine.engine import Engine, Limits
+from ingot.engine.jobs import Job
 from ingot.engine.request import (
     Ended,
     Event,
@@ -18,6 +21,7 @@ from ingot.engine.request import (
     Stop,
     TextDelta,
 )
+from ingot.engine.stream import Reader
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from tests import engines
 
@@ -244,3 +248,37 @@ def test_many_threads_may_open_and_cancel_at_once(engine: Engine) -> None:
         thread.join()
     engine.check()
     assert engine.status() == []
+
+
+def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_any_more_is_not_run(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_door, let_in = threading.Event(), threading.Event()
+    enter = Door.enter
+
+    def slow(self: Door, request: Request, reader: Reader) -> Job:
+        at_the_door.set()
+        assert let_in.wait(10)
+        return enter(self, request, reader)
+
+    monkeypatch.setattr(Door, "enter", slow)
+
+    async def leave_early() -> None:
+        opening = asyncio.ensure_future(engine.open(Request("gone", (PROMPT,), sampling=GREEDY, stop=LONG)))
+        await asyncio.to_thread(at_the_door.wait, 10)  # the loop goes on meanwhile
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        let_in.set()
+
+    asyncio.run(leave_early())  # waits for the threads that it began
+    engine.check()  # after which the engine has read its mail
+    assert not engine.status()
+
+
+def test_a_slow_step_is_logged(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ingot.engine.engine.SLOW_STEP_S", 0.0)
+    engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
+    assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text

@@ -98,7 +98,7 @@ def test_what_is_drawn_is_allowed_however_it_is_drawn(sampling: Sampling) -> Non
     allowed[0, np.argsort(logits[0])[:5]] = True  # the five least likely
     for index in range(30):
         row = Row(Sampling(**{**_fields(sampling), "logit_bias": ((int(np.argmax(logits)), 100.0),)}), sampled=index)
-        drawn = draw(mx.array(logits), [row], packed(allowed))
+        drawn = draw(mx.array(logits), [row], masks=packed(allowed))
         assert allowed[0, drawn.tokens.item()]
 
 

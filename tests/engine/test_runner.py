@@ -41,8 +41,13 @@ class Steps:
 
     def step(self) -> list[Result]:
         plan = self.scheduler.plan(0.0)
-        step = self.runner.launch(plan)
+        step = self.runner.launch(plan, lambda: None)
         previous, self._pending = self._pending, step
+        return list(self._read(previous)) if previous is not None else []
+
+    def catch_up(self) -> list[Result]:
+        """Read what is still to be read."""
+        previous, self._pending = self._pending, None
         return list(self._read(previous)) if previous is not None else []
 
     def run(self, sequence: Sequence) -> list[Result]:
@@ -81,3 +86,46 @@ def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_once(device: De
     found += steps.run(sequence)
     assert prompt_logprobs(found, sequence) == pytest.approx(expected, abs=1e-3)
     assert sequence.tokens == alone.tokens
+
+
+PENALTIES = [Sampling(seed=3, frequency_penalty=0.8), Sampling(temperature=0.0, repetition_penalty=1.4)]
+
+
+@devices
+@pytest.mark.parametrize("sampling", PENALTIES, ids=["frequency", "repetition"])
+def test_penalties_see_tokens_that_nobody_has_read_yet(device: Device | None, sampling: Sampling) -> None:
+    late, soon = Steps(device), Steps(device)
+    asked = Request("p", (PROMPT[:9],), sampling=sampling)
+    ahead, behind = late.add(asked, 30), soon.add(asked, 30)
+    late.run(ahead)
+    while behind.produced < 30:
+        soon.step()
+        soon.catch_up()
+    assert ahead.tokens == behind.tokens
+    plain = Steps(device)
+    other = plain.add(Request("o", (PROMPT[:9],), sampling=Sampling(seed=3, temperature=sampling.temperature)), 30)
+    plain.run(other)
+    assert other.tokens != ahead.tokens
+
+
+@devices
+def test_slots_grow_with_a_long_row_and_shrink_when_it_leaves(device: Device | None) -> None:
+    steps = Steps(device, widest=512)
+    short = [steps.add(Request(f"s{n}", (PROMPT[: 8 + n],), sampling=Sampling(temperature=0.0)), 60) for n in range(3)]
+    steps.step()
+    before = steps.runner.slots.nbytes
+    long = steps.add(Request("l", (PROMPT * 4,), sampling=Sampling(temperature=0.0)), 2)
+    largest = 0
+    while long.produced < long.limit:
+        steps.step()
+        largest = max(largest, steps.runner.slots.nbytes)
+    assert largest > 4 * before
+    for _ in range(3):
+        steps.step()
+    assert steps.runner.slots.nbytes == before
+    for row in short:
+        steps.run(row)
+        alone = Steps(device, widest=512)
+        same = alone.add(row.request, 60)
+        alone.run(same)
+        assert row.tokens == same.tokens

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.engine.history import History, needs_history
 from ingot.engine.request import Sampling
-from ingot.engine.sampling import draw, uniform
+from ingot.engine.sampling import Drawn, uniform
+from ingot.engine.sampling import draw as draw_with
 
 VOCAB = 40
 
@@ -21,6 +23,11 @@ class Row:
     prompt: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
     banned: tuple[int, ...] = field(default=())
+
+
+def draw(logits: mx.array, rows: list[Row]) -> Drawn:
+    histories = [History(VOCAB, row.prompt, row.generated) if needs_history(row.sampling) else None for row in rows]
+    return draw_with(logits, rows, histories)
 
 
 def logits_of(seed: int, rows: int) -> np.ndarray:
@@ -156,3 +163,22 @@ def test_a_draw_at_the_very_end_still_finds_a_token() -> None:
     flat = mx.zeros((200, 50_000))
     tokens = draw(flat, rows).tokens.tolist()
     assert all(0 <= token < 50_000 for token in tokens)
+
+
+def test_penalties_leave_the_logprobs_that_are_told_alone() -> None:
+    logits = logits_of(5, 1)
+    plain = Row(Sampling(temperature=0.0, logprobs=3), prompt=(1, 2), generated=(3, 3))
+    for penalties in ({"repetition_penalty": 1.8}, {"presence_penalty": 1.0}, {"frequency_penalty": 0.5}):
+        told = draw(mx.array(logits), [Row(Sampling(temperature=0.0, logprobs=3, **penalties), generated=(3, 3))])
+        expected = draw(mx.array(logits), [plain])
+        assert told.top_logprobs is not None and expected.top_logprobs is not None
+        assert mx.array_equal(told.top_logprobs, expected.top_logprobs).item()
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-38, 1e-20, 1e-6])
+def test_next_to_no_temperature_draws_the_likeliest(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.kernels.native.available", lambda: False)  # as on a GPU
+    logits = logits_of(6, 1)
+    rows = [Row(Sampling(temperature=temperature), sampled=number) for number in range(20)]
+    tokens = draw(mx.array(np.repeat(logits, 20, 0)), rows).tokens.tolist()
+    assert set(tokens) == {int(np.argmax(logits))}

@@ -9,7 +9,13 @@ either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixe
 
 MOVES = st.lists(
     st.one_of(
-        st.tuples(st.just("arrive"), st.integers(1, 1500), st.integers(1, 600), st.booleans()),
+        st.tuples(
+            st.just("arrive"),
+            st.integers(1, 1500),
+            st.integers(1, 600),
+            st.booleans(),
+            st.sampled_from("abc"),
+        ),
         st.tuples(st.just("cancel"), st.integers(0, 50)),
         st.tuples(st.just("step"), st.integers(1, 12)),
     ),
@@ -28,8 +34,8 @@ def drain(world: World, most_steps: int = 60_000) -> None:
 def play(world: World, moves: list) -> None:
     for move in moves:
         match move:
-            case ("arrive", prompt, limit, stated):
-                world.arrive(prompt, limit, stated)
+            case ("arrive", prompt, limit, stated, tenant):
+                world.arrive(prompt, limit, stated, tenant)
             case ("cancel", which) if world.alive:
                 world.cancel(world.alive[which % len(world.alive)])
             case ("step", times):
@@ -60,7 +66,8 @@ def test_a_thousand_random_arrivals_cancels_and_preemptions_all_come_to_an_end(m
     arrivals = cancels = preempted = 0
     while arrivals < 1000:
         for _ in range(rng.randrange(3)):
-            world.arrive(rng.randrange(1, 800), rng.randrange(1, 600), stated=rng.random() < 0.3)
+            tenant = rng.choice("aaab")
+            world.arrive(rng.randrange(1, 800), rng.randrange(1, 600), stated=rng.random() < 0.3, tenant=tenant)
             arrivals += 1
         if world.alive and rng.random() < 0.2:
             victim = rng.choice(world.alive)
@@ -142,3 +149,64 @@ def test_a_long_prompt_is_not_overtaken_for_ever(mixes: bool) -> None:
         world.arrive(60, 1)
         world.step()
         assert world.now < 30.0
+
+
+@pytest.mark.parametrize("stated", [False, True], ids=["unstated", "stated"])
+def test_a_stated_length_reserves_no_more_than_a_step_ahead(stated: bool) -> None:
+    world = World(memory=1 << 20, context=60_000)
+    row = world.arrive(40, 50_000, stated=stated)
+    world.step()
+    assert row.reserved == 512
+
+
+def test_short_sequences_overtake_one_that_does_not_fit_but_not_for_ever() -> None:
+    world = World(memory=8 * 512, max_sequences=8, context=3000)
+    for _ in range(3):
+        world.arrive(100, 400)
+    world.step()
+    long = world.arrive(2500, 1)
+    asked = world.now
+    overtook = 0
+    while long in world.alive:
+        short = world.arrive(50, 20)
+        for _ in range(25):
+            world.step()
+        overtook += short not in world.alive and long in world.alive
+        assert world.now < asked + 30.0
+    assert overtook > 3
+
+
+def test_tenants_take_turns_at_a_single_seat() -> None:
+    world = World(memory=1 << 20, max_sequences=1)
+    for _ in range(20):
+        world.arrive(10, 5, tenant="many")
+    world.step()
+    few = [world.arrive(10, 5, tenant="few") for _ in range(3)]
+    while any(row in world.alive for row in few):
+        world.step()
+    assert sum(row.tenant == "many" for row in world.finished) <= 4
+
+
+def test_a_share_that_was_lent_is_given_back_at_once() -> None:
+    world = World(memory=1 << 20, max_sequences=4)
+    lent = [world.arrive(10, 500, tenant="many") for _ in range(6)]
+    for _ in range(5):
+        world.step()
+    assert sum(row.slot is not None for row in lent) == 4, "a tenant alone has every seat"
+    own = [world.arrive(10, 50, tenant="few") for _ in range(3)]
+    for _ in range(3):
+        world.step()
+    assert [row.slot is not None for row in own] == [True, True, False], "but no more than its share"
+    assert [row.preemptions for row in lent] == [0, 0, 1, 1, 0, 0], "and the newest make way"
+    drain(world)
+    for row in lent:
+        assert list(row.generated) == [expected_token(row.ticket, n) for n in range(500)]
+
+
+def test_memory_that_runs_out_is_taken_from_the_tenant_that_runs_most() -> None:
+    world = World(memory=8 * 512, max_sequences=8, context=1024)
+    many = [world.arrive(10, 700, tenant="many") for _ in range(7)]
+    world.step()
+    few = world.arrive(10, 700, tenant="few")
+    drain(world)
+    assert few.preemptions == 0 and sum(row.preemptions for row in many) > 0

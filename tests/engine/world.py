@@ -76,11 +76,12 @@ class World:
         self.slots = CountingSlots(self.max_sequences)
         self.seats = Seats(self.slots)
 
-    def arrive(self, prompt: int, limit: int, stated: bool = True) -> Sequence:
+    def arrive(self, prompt: int, limit: int, stated: bool = True, tenant: str = "") -> Sequence:
         prompt = min(prompt, self.context - 1)
         limit = min(limit, self.context - prompt)
         tokens = tuple(expected_token(self.arrived, -number) for number in range(prompt, 0, -1))
-        request = Request(f"r{self.arrived}", (tokens,), max_tokens=limit if stated else None, arrived=self.now)
+        most = limit if stated else None
+        request = Request(f"r{self.arrived}", (tokens,), max_tokens=most, arrived=self.now, tenant=tenant)
         sequence = Sequence(request, 0, self.arrived, tokens, limit, seed=0)
         self.arrived += 1
         self.alive.append(sequence)

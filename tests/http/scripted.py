@@ -193,7 +193,7 @@ class ScriptedEngine:
         self.opened = threading.Event()
         self.alive = self.ready = True
 
-    def open(self, request: Request) -> ScriptedStream:
+    async def open(self, request: Request) -> ScriptedStream:
         if self.refusal is not None:
             raise self.refusal
         for prompt in request.prompts:

@@ -175,8 +175,11 @@ async def test_a_stream_that_stops_without_a_terminal_event_is_an_error() -> Non
 
         def close(self) -> None: ...
 
+    async def cut(request: object) -> Cut:
+        return Cut()
+
     engine = ScriptedEngine()
-    engine.open = lambda request: Cut()  # type: ignore[assignment, method-assign]
+    engine.open = cut  # type: ignore[assignment, method-assign]
     app = build_app(engine, settings())
     assert (await call(app, body=ASK)).status == 503
     assert events((await call(app, body=STREAM)).body)[-1]["error"]["code"] == "unavailable"

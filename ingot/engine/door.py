@@ -1,0 +1,156 @@
+"""The way in: refuses what can be refused at once, counts who waits, and makes jobs of requests.
+
+Any thread may call it. What takes long for long prompts or many answers is done outside of the lock.
+
+Each tenant has an equal share of the queue. What others leave of theirs is lent, so that one alone has all of it; who
+has less than its share waiting is let in also where the others have taken everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from ingot.engine.jobs import Job
+from ingot.engine.request import ModelCard, Request
+from ingot.engine.sequence import Sequence
+from ingot.engine.stream import Reader
+from ingot.errors import BadRequest, ContextOverflow, Overloaded
+from ingot.text.tokenizer import Tokenizer
+
+FIRST_MARKS, LAST_MARKS = 2, 8
+"""Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_sequences: int = 32
+    max_queue: int = 256
+    target_itl_ms: float = 100.0
+
+
+class Door:
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, limits: Limits, free_seats: Callable[[], int]) -> None:
+        """`free_seats` says how many sequences could run that do not: those do not have to wait."""
+        self._card, self._tokenizer, self._limits, self._free_seats = card, tokenizer, limits, free_seats
+        self.jobs: dict[str, Job] = {}
+        self._queued: Counter[str] = Counter()  # by tenant: sequences let in and not yet running for the first time
+        self._entering = 0  # of those, the ones whose jobs are being made
+        self._tickets = itertools.count()
+        self._mean_request_s = 1.0
+        self._lock = threading.Lock()
+
+    def enter(self, request: Request, reader: Reader) -> Job:
+        """Raises BadRequest, ContextOverflow or Overloaded."""
+        self._validate(request)
+        count = len(request.prompts) * request.n
+        with self._lock:
+            self._refuse_if_full(request, count)
+            self._queued[request.tenant] += count
+            self._entering += count
+        job: Job | None = None
+        try:
+            job = Job(request, reader, self._sequences(request), self._tokenizer)
+        finally:
+            with self._lock:
+                self._entering -= count
+                if job is None or request.id in self.jobs:
+                    self._dequeue(request.tenant, count)
+                else:
+                    self.jobs[request.id] = job
+        if self.jobs.get(request.id) is not job:
+            raise BadRequest(f"A request with the id {request.id} is already running")
+        return job
+
+    def began(self, sequences: Many[Sequence]) -> None:
+        """They run, each for the first time."""
+        with self._lock:
+            for sequence in sequences:
+                self._dequeue(sequence.request.tenant, 1)
+
+    def left(self, sequence: Sequence) -> None:
+        """It ended, wherever it was."""
+        if sequence.admitted_at is None:
+            with self._lock:
+                self._dequeue(sequence.request.tenant, 1)
+
+    def close(self, request_id: str) -> Job | None:
+        """Its job is no longer known; None where it was not."""
+        with self._lock:
+            return self.jobs.pop(request_id, None)
+
+    def took(self, seconds: float) -> None:
+        """How long a request took that came to its end."""
+        self._mean_request_s += 0.1 * (seconds - self._mean_request_s)
+
+    def check(self) -> None:
+        with self._lock:
+            if not self.jobs:
+                assert self._queued.total() == self._entering, "the queue's count is off"
+
+    def _dequeue(self, tenant: str, count: int) -> None:
+        self._queued[tenant] -= count
+        if not self._queued[tenant]:
+            del self._queued[tenant]
+
+    def _refuse_if_full(self, request: Request, count: int) -> None:
+        most = self._limits.max_queue
+        if count > most + self._limits.max_sequences:
+            raise BadRequest(
+                f"The request asks for {count} answers; at most {most + self._limits.max_sequences} run and wait "
+                "at once",
+                param="n" if request.n > 1 else "prompt",
+            )
+        queued = self._queued.total()
+        tenants = {request.tenant, *self._queued, *(job.request.tenant for job in self.jobs.values())}
+        share = -(-most // len(tenants))
+        if queued + count > most + self._free_seats() and self._queued[request.tenant] + count > share:
+            raise Overloaded(
+                f"The queue is full: {queued} sequences wait, at most {most} may", retry_after=self._retry_after()
+            )
+
+    def _retry_after(self) -> float:
+        return min(60.0, max(1.0, self._mean_request_s * self._queued.total() / self._limits.max_sequences))
+
+    def _validate(self, request: Request) -> None:
+        context, vocab = self._card.context, self._card.vocab
+        for prompt in request.prompts:
+            if not prompt:
+                raise BadRequest("The prompt is empty: it has no tokens", param="prompt")
+            least = min(1, request.max_tokens) if request.max_tokens is not None else 1
+            if len(prompt) + least > context:
+                raise ContextOverflow(needed=len(prompt) + least, limit=context)
+            if max(prompt) >= vocab or min(prompt) < 0:
+                raise BadRequest(f"The prompt holds a token outside the vocabulary of {vocab}", param="prompt")
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        stop_tokens = request.stop.token_ids | (frozenset() if request.stop.ignore_eos else self._tokenizer.eos_ids)
+        seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(63)
+        made = []
+        for number, prompt in enumerate(request.prompts):
+            room = self._card.context - len(prompt)
+            limit = room if request.max_tokens is None else min(request.max_tokens, room)
+            marks = self._message_ends(request, number)
+            for choice in range(request.n):
+                # Answers of one request differ, and the first one is what a request for a single one gives.
+                own_seed = seed + choice * 0x9E3779B9
+                index = number * request.n + choice
+                sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
+                sequence.marks = marks
+                made.append(sequence)
+        return made
+
+    def _message_ends(self, request: Request, number: int) -> frozenset[int]:
+        """As the request says. Else, templates end messages with a token that also ends answers; the next turn differs
+        only after one."""
+        ends: Many[int] = request.marks[number] if request.marks else self._ends(request.prompts[number])
+        return frozenset([*ends[:FIRST_MARKS], *ends[-LAST_MARKS:]])
+
+    def _ends(self, prompt: Many[int]) -> list[int]:
+        ending = self._tokenizer.eos_ids
+        return [place for place, token in enumerate(prompt, start=1) if token in ending]

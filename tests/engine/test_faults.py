@@ -1,0 +1,122 @@
+"""A fault belongs to its request; and if the engine itself ends, nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from ingot.engine.encodings import Encodings
+from ingot.engine.engine import Engine
+from ingot.engine.output import Writer
+from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
+from ingot.engine.runner import Result
+from ingot.engine.stream import Batch, BlockingStream
+from ingot.errors import Unavailable
+from tests import engines
+
+GREEDY = Sampling(temperature=0.0)
+LONG = Stop(ignore_eos=True)
+PROMPT = tuple((5 * number) % 95 for number in range(80))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = engines.start("llama", cache_bytes=1 << 24)
+    yield made
+    made.close()
+
+
+def asked(name: str, tokens: int = 40) -> Request:
+    return Request(name, (PROMPT,), max_tokens=tokens, sampling=GREEDY, stop=LONG)
+
+
+def read(stream: BlockingStream) -> list[Event]:
+    return [event for batch in stream for event in batch]
+
+
+def test_a_writer_that_fails_ends_its_own_request_and_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = engines.text_of(engines.answer(engine, asked("before")))
+    write = Writer.write
+
+    def failing(self: Writer, result: Result) -> list[Event]:
+        if result.sequence.request.id == "broken" and result.sequence.produced == 3:
+            raise RuntimeError("this writer is broken")
+        return write(self, result)
+
+    monkeypatch.setattr(Writer, "write", failing)
+    fine, broken = engine.generate(asked("fine")), engine.generate(asked("broken"))
+    last = read(broken)[-1]
+    assert isinstance(last, Failed) and "log says why" in last.error.message
+    assert engines.text_of(read(fine)) == expected
+    engine.check()
+    after = engines.answer(engine, asked("after"))
+    assert engines.text_of(after) == expected
+    assert isinstance(after[-1], Ended) and after[-1].usage.cached_tokens > 0, "what was kept is still there"
+
+
+@dataclass
+class Deaf:
+    """A reader whose end is gone."""
+
+    taken: list[Batch] = field(default_factory=list)
+
+    def post(self, batch: Batch) -> None:
+        if self.taken:
+            raise OSError("nobody is there")
+        self.taken.append(batch)
+
+
+def test_a_reader_that_fails_ends_its_own_request_and_no_other(engine: Engine) -> None:
+    expected = engines.text_of(engines.answer(engine, asked("before")))
+    fine = engine.generate(asked("fine"))
+    engine._accept(asked("deaf", 400), Deaf())
+    assert engines.text_of(read(fine)) == expected
+    engine.check()
+    assert not any(status.id == "deaf" for status in engine.status())
+
+
+def test_a_letter_that_fails_fails_who_runs_and_the_engine_goes_on(engine: Engine) -> None:
+    running = engine.generate(asked("running", 1000))
+    next(iter(running))
+
+    def broken() -> None:
+        raise RuntimeError("this letter is broken")
+
+    engine._mail.put(broken)
+    assert isinstance(read(running)[-1], Failed)
+    assert engine.health().alive
+    assert isinstance(engines.answer(engine, asked("next"))[-1], Ended)
+    engine.check()
+
+
+def test_encoders_that_fail_leave_the_answers_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Encodings, step_s: float, *, streaming: bool) -> None:
+        raise RuntimeError("the encoders are broken")
+
+    monkeypatch.setattr(Encodings, "advance", broken)
+    assert isinstance(engines.answer(engine, asked("fine"))[-1], Ended)
+
+
+class EndOfTheWorld(BaseException):
+    """What no guard catches."""
+
+
+def test_a_thread_that_ends_ends_every_stream_and_health_says_so(engine: Engine) -> None:
+    running = [engine.generate(asked(f"running{number}", 1500)) for number in range(3)]
+    next(iter(running[0]))
+
+    def end() -> None:
+        raise EndOfTheWorld
+
+    engine._mail.put(end)
+    for stream in running:
+        assert isinstance(read(stream)[-1], Failed)
+    engine._thread.join(10)
+    health = engine.health()
+    assert not health.alive and health.detail == "the engine has stopped" and health.running == 0
+    with pytest.raises(Unavailable):
+        engine.generate(asked("late"))
+    with pytest.raises(Unavailable):
+        engine.check()
