@@ -66,6 +66,7 @@ def load(
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
     )
+    device.bound_memory(here, total, budget.transient)
     fitting = budget.longest(context)
     notes = [*adapter.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
     if fitting < min(SHORTEST_CONTEXT, context):

@@ -36,6 +36,19 @@ def current() -> Device:
     return Device("cuda", name, int(info.get("free_memory") or info.get("total_memory") or available_memory()))
 
 
+def bound_memory(device: Device, total: int, transient: int) -> None:
+    """Hold mlx to a budget of `total` bytes, of which it may keep `transient` for later: on GPUs it would hold on to
+    every buffer that forward passes gave back. On CPUs it keeps few by itself. Imports mlx."""
+    import mlx.core as mx
+
+    mx.set_memory_limit(total)
+    if device.kind != "cpu":
+        mx.set_cache_limit(transient)
+    if device.kind == "metal":
+        # What is not wired may be paged out between two requests, and takes seconds to come back.
+        mx.set_wired_limit(min(total, device.memory))
+
+
 def available_memory() -> int:
     """Bytes that a new process could use without swapping."""
     meminfo = Path("/proc/meminfo")
