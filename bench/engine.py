@@ -2,6 +2,7 @@
 
 python -m bench.engine --shape dispatch
 python -m bench.engine --shape llama-8b --dtype bfloat16 --streams 1,8,32 --prompt 512 --output 128
+python -m bench.engine --shape llama-8b --dtype bfloat16 --streams 16 --prompt 512 --unequal --penalties
 """
 
 from __future__ import annotations
@@ -55,15 +56,18 @@ def start(shape: str, dtype: str, *, memory_gb: float) -> Engine:
     return Engine(load, Limits(max_sequences=64))
 
 
-def requests(name: str, streams: int, prompt: int, output: int, vocab: int) -> list[Request]:
-    """Greedy ones of exactly that length, on random prompts that share nothing."""
+def requests(
+    name: str, streams: int, prompt: int, output: int, vocab: int, *, unequal: bool = False, penalty: float = 0.0
+) -> list[Request]:
+    """Greedy ones, on random prompts that share nothing: of exactly that length, or up to half as long again."""
     dice = random.Random(name)
+    lengths = [prompt + (dice.randrange(prompt // 2 + 1) if unequal else 0) for _ in range(streams)]
     return [
         Request(
             f"{name}-{number}",
-            (tuple(dice.randrange(vocab) for _ in range(prompt)),),
+            (tuple(dice.randrange(vocab) for _ in range(lengths[number])),),
             max_tokens=output,
-            sampling=Sampling(temperature=0.0),
+            sampling=Sampling(temperature=0.0, frequency_penalty=penalty),
             stop=Stop(ignore_eos=True),
         )
         for number in range(streams)
@@ -104,6 +108,8 @@ def main() -> int:
     parser.add_argument("--streams", default="1,8,16")
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--unequal", action="store_true", help="prompts up to half as long again, each another length")
+    parser.add_argument("--penalties", action="store_true", help="every stream with a frequency penalty")
     parser.add_argument("--memory-gb", type=float, default=4.0)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -112,7 +118,11 @@ def main() -> int:
     measure(engine, requests("warm-up", 1, chosen.prompt, 8, vocab))
     rows = []
     for streams in (int(number) for number in chosen.streams.split(",")):
-        rows.append(measure(engine, requests(str(streams), streams, chosen.prompt, chosen.output, vocab)))
+        penalty = 0.5 if chosen.penalties else 0.0
+        asked = requests(
+            str(streams), streams, chosen.prompt, chosen.output, vocab, unequal=chosen.unequal, penalty=penalty
+        )
+        rows.append(measure(engine, asked))
         print(" ".join(f"{name} {value:.4g}" for name, value in asdict(rows[-1]).items()), flush=True)
     print(f"ratio to one stream: {[round(row.tokens_per_second / rows[0].tokens_per_second, 2) for row in rows]}")
     engine.check()
