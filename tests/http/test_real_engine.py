@@ -159,9 +159,17 @@ def test_a_request_ends_at_its_deadline(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engine) -> None:
-    made = client.post("/v1/completions", json=LONG | {"n": 9})
+    with client.stream("POST", "/v1/completions", json=LONG | {"n": 8, "stream": True}) as running:
+        next(running.iter_lines())
+        made = client.post("/v1/completions", json=LONG | {"n": 5})
     assert (made.status_code, made.json()["error"]["code"]) == (429, "overloaded")
     assert int(made.headers["retry-after"]) >= 1
+
+
+def test_more_answers_than_ever_fit_are_refused_with_the_number_that_does(client: httpx.Client) -> None:
+    made = client.post("/v1/completions", json=LONG | {"n": 9})
+    error = made.json()["error"]
+    assert (made.status_code, error["param"]) == (400, "n") and "at most 8" in error["message"]
 
 
 def test_a_chat_is_answered(client: httpx.Client) -> None:
