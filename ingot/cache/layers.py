@@ -99,8 +99,10 @@ class LayerState:
         """Give rows what was lifted from others."""
         raise NotImplementedError
 
-    def clear(self, slot: int) -> None:
-        """Make `slot` hold an empty sequence."""
+    def clear(self, slot: int, written: int) -> None:
+        """Make `slot` hold an empty sequence, and nothing of the one whose first `written` tokens were written there:
+        whoever sits there next must find no trace of it, by whatever mistake."""
+        raise NotImplementedError
 
     def prepare(self, launch: Launch) -> None:
         """Called before the model runs, once a launch."""
@@ -137,6 +139,10 @@ class AppendState(LayerState):
         places = [(array, row) for array in self.arrays() if copies for row in rows]
         for (array, row), own in zip(places, copies, strict=True):
             array[row : row + 1, :, : own.shape[2]] = own
+
+    def clear(self, slot: int, written: int) -> None:
+        for array in self.arrays():
+            array[slot : slot + 1, :, :written] = mx.zeros((), array.dtype)
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]
@@ -238,7 +244,8 @@ class WindowState(AppendState):
         super().resize(slots, window_capacity(self.window, self.widest, capacity))
         self._first = (self._first + [0] * slots)[:slots]
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, written: int) -> None:
+        super().clear(slot, min(written, self._capacity))
         self._first[slot] = 0
 
     def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
@@ -320,7 +327,7 @@ class RecurrentState(LayerState, ArraysCache):
         for (part, row), own in zip(((part, row) for part in self.arrays() for row in rows), copies, strict=True):
             part[row : row + 1] = own
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, written: int) -> None:
         for part in self.arrays():
             part[slot] = mx.zeros_like(part[slot])
 

@@ -114,4 +114,4 @@ def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None
             part = delta.part(oldest, length)
             if part.arrays:
                 state.put(slot, part.begin, part.arrays)
-    slots.lengths[slot] = length
+    slots.filled(slot, length)

@@ -24,6 +24,7 @@ class Slots:
         self.layers = layers
         self.count, self.capacity = 1, CAPACITY_STEP
         self.lengths: list[int] = [0]
+        self._written: list[int] = [0]  # to which length each slot was written, padding included, since it was empty
         self.states = [part for layer in layers for part in _parts(layer)]
 
     @property
@@ -51,25 +52,38 @@ class Slots:
             state.resize(slots, capacity)
         self.count, self.capacity = slots, capacity
         self.lengths = (self.lengths + [0] * slots)[:slots]
+        self._written = [min(written, capacity) for written in (self._written + [0] * slots)[:slots]]
 
     def clear(self, slot: int) -> None:
-        if self.lengths[slot]:
+        """Leave nothing of what the slot held."""
+        if self._written[slot]:
+            mx.eval(self.arrays())  # writing to states that are still being written copies them whole
             for state in self.states:
-                state.clear(slot)
-        self.lengths[slot] = 0
+                state.clear(slot, self._written[slot])
+        self.lengths[slot] = self._written[slot] = 0
+
+    def filled(self, slot: int, length: int) -> None:
+        """An empty slot was given `length` tokens."""
+        self.lengths[slot] = length
+        self._note(slot, length)
+
+    def _note(self, slot: int, written: int) -> None:
+        self._written[slot] = max(self._written[slot], written)
 
     def move(self, source: int, target: int) -> None:
         """Give `target` what `source` holds and leave `source` empty."""
         if source != target:
-            self._transfer([source], [target])
-            self.clear(source)
+            self._transfer([source], [target], left=[source])
+            self.lengths[source] = self._written[source] = 0
 
     def swap(self, one: int, other: int) -> None:
         self._transfer([other, one], [one, other])
 
-    def _transfer(self, sources: list[int], targets: list[int]) -> None:
-        """While states are being read, writing to them copies them whole, so what is read is read to the end first:
-        of as many layers at a time as take no more memory than one of them has anyway."""
+    def _transfer(self, sources: list[int], targets: list[int], left: Sequence[int] = ()) -> None:
+        """Slots that are `left` by their sequence are cleared.
+
+        While states are being read, writing to them copies them whole, so what is read is read to the end first: of as
+        many layers at a time as take no more memory than one of them has anyway."""
         lengths = [self.lengths[source] for source in sources]
         together = max(1, self.count // len(sources))
         for begin in range(0, len(self.states), together):
@@ -78,9 +92,12 @@ class Slots:
             mx.eval(copies)
             for state, own in zip(states, copies, strict=True):
                 state.laid(targets, own, sources)
+                for slot in left:
+                    state.clear(slot, self._written[slot])
             mx.async_eval([state.arrays() for state in states])
         for target, length in zip(targets, lengths, strict=True):
             self.lengths[target] = length
+            self._note(target, max(lengths))
 
     @contextmanager
     def launch(
@@ -140,6 +157,8 @@ class Slots:
         starts = tuple(self.lengths[first : first + rows])
         counts = tuple(valid) if valid is not None else (width,) * rows
         assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
+        for slot, start in zip(range(first, first + rows), starts, strict=True):
+            self._note(slot, start + width)
         return Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
 
     def _advance(self, launch: Launch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.records import Record, put, take
 from ingot.cache.slots import Slots
 from tests import tiny
 
@@ -179,3 +180,43 @@ def test_moving_a_row_that_holds_nothing_asks_mlx_for_nothing_empty(kind: str, m
     slots.swap(0, 2)
     assert slots.lengths == [0, 0, 3]
     assert close(feed(slots, kind, 2, [4]), exact(kind, [1, 2, 3, 4]))
+
+
+def left_in(slots: Slots, slot: int) -> bool:
+    """Whether a slot's memory holds anything but zeros."""
+    return any(mx.any(array[slot] != 0).item() for array in slots.arrays())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["grow", "pad", "swap", "move", "clear", "resize", "restore"]), st.integers(0, 99)),
+        max_size=10,
+    )
+)
+def test_a_free_slot_holds_nothing_of_whoever_had_it(kind: str, moves: list[tuple[str, int]]) -> None:
+    adapter = tiny.adapter(kind, WIDEST, exact=True)
+    slots = adapter.new_slots()
+    slots.resize(3, 256)
+    record: Record | None = None
+    for move, number in moves:
+        slot, other = number % 3, (number + 1) % 3
+        if move == "grow" and slots.lengths[slot] < 200:
+            feed(slots, kind, slot, [1 + number % 90] * (1 + number % WIDEST))
+            record = take(slots, slot, 0)
+        elif move == "pad" and slots.lengths[0] and slots.lengths[1] and max(slots.lengths) < 200:
+            with slots.launch(0, 2, 9, [1 + number % 9, 9]) as layers:
+                mx.eval(adapter.forward(mx.array([[number] * 9] * 2), layers), slots.arrays())
+        elif move == "swap":
+            slots.swap(slot, other)
+        elif move == "move" and not slots.lengths[other]:
+            slots.move(slot, other)
+        elif move == "clear":
+            slots.clear(slot)
+        elif move == "resize":
+            slots.resize(3, 256 + 256 * (number % 2))
+        elif move == "restore" and record is not None and not slots.lengths[slot] and record.end < 200:
+            put(slots, slot, [record], record.end)
+        for free in range(3):
+            assert slots.lengths[free] or not left_in(slots, free)
