@@ -193,6 +193,12 @@ class Settings:
     api_key_file: Path | None = setting(  # noqa: RUF009
         None, "a file of further keys, one a line; each key is a tenant of its own", check=_key_file_problem
     )
+    admin_api_key: str | None = setting(
+        None,
+        "the administrator's key: a tenant like any other, who may also import kept prompts and see totals",
+        secret=True,
+        check=_key_problem,
+    )
     allowed_hosts: tuple[str, ...] = setting(
         (), "extra Host names to answer to, besides the listening address", check=_host_problem
     )
@@ -222,6 +228,10 @@ class Settings:
         None,
         "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
         check=_memory_problem,
+    )
+    archive_key_file: Path = setting(  # noqa: RUF009
+        Path("~/.local/share/ingot/archive.key"),
+        "the secret that `ingot cache export` seals files with and import asks for; made at its first use",
     )
     warm_prompts: Path | None = setting(  # noqa: RUF009
         None,
@@ -284,7 +294,7 @@ class Settings:
     @property
     def keyed(self) -> bool:
         """Whether clients must send a key."""
-        return self.api_key is not None or self.api_key_file is not None
+        return any(given is not None for given in (self.api_key, self.api_key_file, self.admin_api_key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,55 @@
-"""Kept prefixes in a file: a safetensors file whose header says what they depend on and is covered by a checksum.
+"""Kept prefixes in a file: a safetensors file whose header says what they depend on, under a checksum and a seal.
 
-The header's metadata holds a manifest (format version, key, the tree of pieces) and a checksum over the header, with
-zeros in the checksum's place, and all data. A file that was made under another key, or that is not whole, is refused
-by name; nothing in it is believed before that. Pure Python: tensors are bytes here.
+The header's metadata begins with a checksum of the header, with zeros in the place of checksum and mac, and of all
+data; then the mac of that checksum by a secret of the server's own; then a manifest (format version, key, the tree of
+pieces). A file that is not whole, that was sealed with another secret or made under another key is refused by name;
+nothing in it is read before checksum and mac are right. Pure Python: tensors are bytes here.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import BadRequest
+from ingot.errors import BadRequest, Cancelled
 
-FORMAT = "ingot kept prefixes, version 1"
+FORMAT = "ingot kept prefixes, version 2"
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I64": 8, "U8": 1}
 DIGITS = 64
 ZEROS = "0" * DIGITS
 LONGEST_HEADER = 1 << 28
 _READ = 1 << 20
+_OPENING = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
 
 
 class ArchiveError(BadRequest):
     """A file of kept prefixes that is foreign, damaged or not one at all."""
 
     code = "invalid_archive"
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a file is bound to: all that the states in it depend on, and the secret of whoever may have made it."""
+
+    key: Mapping[str, str]
+    secret: bytes
+
+    def mac(self, checksum: str) -> str:
+        return hmac.new(self.secret, checksum.encode(), "sha256").hexdigest()
+
+
+def check_going(going: Callable[[], bool]) -> None:
+    """Raises Cancelled where `going` says that nobody waits for the work any more."""
+    if not going():
+        raise Cancelled("Nobody waits for the file any more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +84,9 @@ class Piece:
         return self.begin + len(self.tokens)
 
 
-def write(path: Path, key: Mapping[str, str], pieces: Sequence[Piece], data: Callable[[int], Iterable[bytes]]) -> None:
+def write(path: Path, seal: Seal, pieces: Sequence[Piece], data: Callable[[int], Iterable[bytes]]) -> None:
     """`data(i)` gives the bytes of piece i's tensors, in order; each is asked for once, one after another."""
-    header = _header(key, pieces)
+    header = _header(seal.key, pieces)
     digest = blake2b(header, digest_size=DIGITS // 2)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -74,13 +95,22 @@ def write(path: Path, key: Mapping[str, str], pieces: Sequence[Piece], data: Cal
                 assert len(raw) == tensor.nbytes
                 digest.update(raw)
                 file.write(raw)
-        file.seek(8 + header.index(ZEROS.encode()))
-        file.write(digest.hexdigest().encode())
+        file.seek(8)
+        file.write(_opened(header, digest.hexdigest(), seal.mac(digest.hexdigest())))
+
+
+def _opened(header: bytes, checksum: str, mac: str) -> bytes:
+    """The header with these in their places."""
+    opening = _OPENING.match(header)
+    assert opening is not None
+    (checksum_at, checksum_end), (mac_at, mac_end) = opening.span(1), opening.span(2)
+    parts = header[:checksum_at], checksum.encode(), header[checksum_end:mac_at], mac.encode(), header[mac_end:]
+    return b"".join(parts)
 
 
 def _header(key: Mapping[str, str], pieces: Sequence[Piece]) -> bytes:
     manifest = {"format": FORMAT, "key": dict(key), "pieces": [_listed(piece) for piece in pieces]}
-    metadata = {"checksum": ZEROS, "ingot": json.dumps(manifest)}
+    metadata = {"checksum": ZEROS, "mac": ZEROS, "ingot": json.dumps(manifest)}
     entries: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for number, piece in enumerate(pieces):
@@ -114,14 +144,13 @@ class Archive:
     offset: int  # where the data begins
 
     @classmethod
-    def open(cls, path: Path, key: Mapping[str, str]) -> Archive:
-        """Raises ArchiveError that says what is wrong with the file."""
+    def open(cls, path: Path, seal: Seal, going: Callable[[], bool]) -> Archive:
+        """Raises ArchiveError that says what is wrong with the file, and Cancelled once `going` says no."""
         with path.open("rb") as file:
             header = _read_header(file)
-            entries = _decoded(header)
-            manifest = _manifest(entries)
-            _check_sum(file, header, entries["__metadata__"]["checksum"])
-        _check_key(manifest.get("key"), key)
+            _check_seal(file, header, seal, going)
+        manifest = _manifest(header)
+        _check_key(manifest.get("key"), seal.key)
         try:
             pieces = tuple(_piece(stated) for stated in manifest["pieces"])
         except (TypeError, ValueError, KeyError):
@@ -151,39 +180,33 @@ def _read_header(file: BinaryIO) -> bytes:
     return header
 
 
-def _decoded(header: bytes) -> dict[str, Any]:
-    try:
-        entries = json.loads(header)
-    except (ValueError, RecursionError):
-        raise ArchiveError("The file is no archive of kept prefixes: its header is not JSON.") from None
-    if not isinstance(entries, dict):
-        raise ArchiveError("The file is no archive of kept prefixes: its header is no object.")
-    return entries
+def _check_seal(file: BinaryIO, header: bytes, seal: Seal, going: Callable[[], bool]) -> None:
+    """Of a file that was read up to the header's end."""
+    opening = _OPENING.match(header)
+    if opening is None:
+        raise ArchiveError(f"The file is no archive of kept prefixes that this server reads ({FORMAT}).")
+    checksum, mac = opening[1].decode(), opening[2].decode()
+    digest = blake2b(_opened(header, ZEROS, ZEROS), digest_size=DIGITS // 2)
+    while piece := file.read(_READ):
+        check_going(going)
+        digest.update(piece)
+    if digest.hexdigest() != checksum:
+        raise _damaged("its checksum is not that of what is in it")
+    if not hmac.compare_digest(mac, seal.mac(checksum)):
+        raise ArchiveError(
+            "The file was sealed with another server's key. Servers that share one (--archive-key-file) take each "
+            "other's files."
+        )
 
 
-def _manifest(entries: dict[str, Any]) -> dict[str, Any]:
-    metadata = entries.get("__metadata__")
+def _manifest(header: bytes) -> dict[str, Any]:
     try:
-        manifest = json.loads(metadata["ingot"]) if isinstance(metadata, dict) else None
+        manifest = json.loads(json.loads(header)["__metadata__"]["ingot"])
     except (KeyError, TypeError, ValueError, RecursionError):
         manifest = None
-    if not isinstance(manifest, dict) or not isinstance(metadata, dict):
-        raise ArchiveError("The file is no archive of kept prefixes: it is some other safetensors file.")
-    if manifest.get("format") != FORMAT:
-        raise ArchiveError(f"The file's format is {str(manifest.get('format'))[:80]!r}; this server reads {FORMAT!r}.")
-    if not isinstance(metadata.get("checksum"), str):
-        raise _damaged("it has no checksum")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ArchiveError(f"The file is no archive of kept prefixes that this server reads ({FORMAT}).")
     return manifest
-
-
-def _check_sum(file: BinaryIO, header: bytes, stated: str) -> None:
-    if len(stated) != DIGITS or header.count(stated.encode()) != 1:
-        raise _damaged("its checksum makes no sense")
-    digest = blake2b(header.replace(stated.encode(), ZEROS.encode()), digest_size=DIGITS // 2)
-    while piece := file.read(_READ):
-        digest.update(piece)
-    if digest.hexdigest() != stated:
-        raise _damaged("its checksum is not that of what is in it")
 
 
 def _check_key(stated: object, key: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -57,18 +58,31 @@ def _checkpoint(piece: Piece, arrays: Iterator[mx.array]) -> Checkpoint | None:
     return tuple(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
 
 
-def check_fits(record: Record, sample: Record) -> None:
-    """Raises ArchiveError unless the record holds what one of this model's does, like `sample`: a wrong shape would
-    otherwise only be found in the middle of a step that others share."""
-    if not _fits(record, sample):
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What this model's records look like: one of them, and the layers that keep only a window."""
+
+    sample: Record
+    windowed: frozenset[int]
+
+
+def check_fits(record: Record, form: Form) -> None:
+    """Raises ArchiveError unless the record holds what one of this model's does: a wrong shape would otherwise only be
+    found in the middle of a step that others share, and a gap would show what the slot held before."""
+    if not _fits(record, form):
         raise ArchiveError("The file holds other states than this model's.")
 
 
-def _fits(record: Record, sample: Record) -> bool:
+def _fits(record: Record, form: Form) -> bool:
+    sample = form.sample
     if len(record.deltas) != len(sample.deltas):
         return False
-    if not all(_alike(mine, theirs, record) for mine, theirs in zip(record.deltas, sample.deltas, strict=True)):
-        return False
+    for layer, (mine, theirs) in enumerate(zip(record.deltas, sample.deltas, strict=True)):
+        if mine is None or theirs is None:
+            if mine is not theirs:
+                return False
+        elif not (_in_place(mine, record, windowed=layer in form.windowed) and _same_shapes(mine, theirs)):
+            return False
     if record.checkpoint is None or sample.checkpoint is None:
         return record.checkpoint is None
     return len(record.checkpoint) == len(sample.checkpoint) and all(
@@ -76,12 +90,20 @@ def _fits(record: Record, sample: Record) -> bool:
     )
 
 
-def _alike(mine: Delta | None, theirs: Delta | None, record: Record) -> bool:
-    if mine is None or theirs is None:
-        return mine is theirs
+def _in_place(delta: Delta, record: Record, *, windowed: bool) -> bool:
+    """Whether it covers its record, as an append layer's must; a window layer's may begin later, or hold nothing and
+    say so by beginning behind the record."""
+    if not windowed:
+        return (delta.begin, delta.end) == (record.begin, record.end) and bool(delta.arrays)
+    if not delta.arrays:
+        return record.end <= delta.begin == delta.end
+    return 0 <= delta.begin < delta.end == record.end
+
+
+def _same_shapes(mine: Delta, theirs: Delta) -> bool:
     if not mine.arrays:
-        return mine.begin == mine.end
-    if len(mine.arrays) != len(theirs.arrays) or not record.begin <= mine.begin < mine.end == record.end:
+        return True
+    if len(mine.arrays) != len(theirs.arrays):
         return False
     for array, known in zip(mine.arrays, theirs.arrays, strict=True):
         expected = (*known.shape[:2], mine.end - mine.begin, *known.shape[3:])

@@ -97,7 +97,10 @@ def take(slots: Slots, slot: int, begin: int) -> Record:
 
 
 def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None:
-    """Make the empty `slot` hold the first `length` tokens of what the records, in order, cover from token 0 on."""
+    """Make the empty `slot` hold the first `length` tokens of what the records, in order, cover from token 0 on.
+
+    Raises RuntimeError where they leave out a token that some layer sees: a slot is never longer than what was written.
+    """
     assert slots.lengths[slot] == 0 and records[0].begin == 0 and records[-1].end >= length
     for number, state in enumerate(slots.states):
         if isinstance(state, RecurrentState):
@@ -108,10 +111,14 @@ def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None
         assert isinstance(state, AppendState)
         oldest = max(0, length - state.window + 1) if isinstance(state, WindowState) else 0
         state.begin_row(slot, oldest)
+        written = oldest
         for record in records:
             delta = record.deltas[number]
             assert delta is not None
             part = delta.part(oldest, length)
-            if part.arrays:
+            if part.arrays and part.begin <= written < part.end:
                 state.put(slot, part.begin, part.arrays)
+                written = part.end
+        if written != length:
+            raise RuntimeError(f"records of layer {number} end at token {written} of {length}")
     slots.filled(slot, length)

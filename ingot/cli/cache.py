@@ -18,7 +18,7 @@ ACTIONS = {
     "explain": "what a request would take over if it came now, and why no more",
     "clear": "forget all that is kept of this key's prompts",
     "export": "write all that is kept of this key's prompts to a file",
-    "import": "keep what is in a file that a server of the same model wrote",
+    "import": "keep what is in a file that this server, or one that shares its archive key, wrote",
 }
 
 
@@ -48,11 +48,16 @@ def _parser(action: str) -> CommandParser:
     return parser
 
 
-def _begun(parser: CommandParser, arguments: list[str]) -> tuple[Client, dict[str, Any]]:
+def _begun(
+    parser: CommandParser, arguments: list[str], *, administering: bool = False
+) -> tuple[Client, dict[str, Any]]:
+    """A client and what was given. The administrator's key is for what only the administrator may."""
     namespace = parser.parse(arguments)
     settings = settle(namespace).settings
     given = vars(namespace)
-    return Client(given.get("url", URL), settings.api_key), given
+    known = [settings.api_key, settings.admin_api_key]
+    keys = known[::-1] if administering and "api_key" not in given else known
+    return Client(given.get("url", URL), next((key for key in keys if key is not None), None)), given
 
 
 def _tell(answer: Any, given: dict[str, Any], told: Callable[[Any], str]) -> int:
@@ -105,7 +110,7 @@ def _fetch(client: Client, path: Path, file: BinaryIO) -> None:
 def _import(arguments: list[str]) -> int:
     parser = _parser("import")
     parser.add_argument("file", metavar="FILE", help="a file that `ingot cache export` wrote")
-    client, given = _begun(parser, arguments)
+    client, given = _begun(parser, arguments, administering=True)
     try:
         file = Path(given["file"]).open("rb")  # noqa: SIM115  (closed below)
     except OSError as error:

@@ -5,14 +5,15 @@ Arrays are made, read and let go on the engine thread alone; files are read and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.cache import archive
-from ingot.cache.archive import Archive, Piece
-from ingot.cache.packing import check_fits, described, packed, unpacked
+from ingot.cache.archive import Archive, Piece, Seal, check_going
+from ingot.cache.layers import WindowState
+from ingot.cache.packing import Form, check_fits, described, packed, unpacked
 from ingot.cache.records import Record, take
 from ingot.cache.tree import Node, Owner
 from ingot.engine.reuse import Reuse
@@ -32,11 +33,16 @@ class Snapshot:
     records: list[Record] = field(default_factory=list)
 
 
-def export(run: OnThread, tenant: str, key: Mapping[str, str], path: Path) -> int:
-    """Write all that is kept of a tenant's; returns the number of tokens."""
+def export(run: OnThread, tenant: str, seal: Seal, path: Path, going: Callable[[], bool]) -> int:
+    """Write all that is kept of a tenant's; returns the number of tokens. Raises Cancelled soon after `going` says no."""
     taken = run(lambda reuse: _snapshot(reuse, tenant))
+
+    def data(number: int) -> list[bytes]:
+        check_going(going)
+        return run(lambda reuse: packed(taken.records[number]))
+
     try:
-        archive.write(path, key, taken.pieces, lambda number: run(lambda reuse: packed(taken.records[number])))
+        archive.write(path, seal, taken.pieces, data)
     finally:
         run(lambda reuse: taken.records.clear())
     return sum(len(piece.tokens) for piece in taken.pieces)
@@ -56,31 +62,35 @@ def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
     return taken
 
 
-def adopt(run: OnThread, tenant: str, key: Mapping[str, str], path: Path, adapter: Adapter) -> int:
-    """Keep what an archive holds; returns the tokens that were new. Raises ArchiveError before anything is changed,
-    unless it is a state that is none of this model's."""
-    opened = Archive.open(path, key)
-    sample = [run(lambda reuse: _sample(adapter))]
+def adopt(run: OnThread, tenant: str, seal: Seal, path: Path, adapter: Adapter, going: Callable[[], bool]) -> int:
+    """Keep what an archive holds; returns the tokens that were new.
+
+    Raises ArchiveError before anything is changed, unless it is a state that is none of this model's; and Cancelled
+    soon after `going` says no, with what was kept until then.
+    """
+    opened = Archive.open(path, seal, going)
+    form = [run(lambda reuse: _form(adapter))]
     paths: list[tuple[int, ...]] = []
     added = 0
     try:
         for piece, data in zip(opened.pieces, opened.data(), strict=True):
+            check_going(going)
             before = paths[piece.parent] if piece.parent >= 0 else ()
             paths.append((*before, *piece.tokens))
             owner, tokens = Owner(tenant, piece.salt), paths[-1]
-            added += run(lambda reuse: _keep(reuse, owner, tokens, piece, data, sample[0]))  # noqa: B023  (run at once)
+            added += run(lambda reuse: _keep(reuse, owner, tokens, piece, data, form[0]))  # noqa: B023  (run at once)
     finally:
-        run(lambda reuse: sample.clear())
+        run(lambda reuse: form.clear())
     return added
 
 
-def _keep(reuse: Reuse, owner: Owner, tokens: tuple[int, ...], piece: Piece, data: list[bytes], sample: Record) -> int:
+def _keep(reuse: Reuse, owner: Owner, tokens: tuple[int, ...], piece: Piece, data: list[bytes], form: Form) -> int:
     record = unpacked(piece, data)
-    check_fits(record, sample)
+    check_fits(record, form)
     return reuse.adopt(owner, tokens, record, landmark=piece.landmark)
 
 
-def _sample(adapter: Adapter) -> Record:
+def _form(adapter: Adapter) -> Form:
     """A record of this model's, to compare others with."""
     import mlx.core as mx
 
@@ -88,4 +98,5 @@ def _sample(adapter: Adapter) -> Record:
     with slots.launch(0, 1, SAMPLE_TOKENS) as layers:
         logits = adapter.forward(mx.array([[0] * SAMPLE_TOKENS]), layers, [SAMPLE_TOKENS - 1])
     mx.eval(logits, slots.arrays())
-    return take(slots, 0, 0)
+    windowed = frozenset(number for number, state in enumerate(slots.states) if isinstance(state, WindowState))
+    return Form(take(slots, 0, 0), windowed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingot.cache.archive import Seal
 from ingot.cache.tree import Node, Owner
 from ingot.engine.archiving import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, Request, SaltStatus
@@ -18,6 +19,12 @@ from ingot.models.adapter import Adapter
 from ingot.models.digest import model_digest, tokenizer_digest
 
 T = TypeVar("T")
+Going = Callable[[], bool]
+"""Whether somebody still waits for the work."""
+
+
+def always() -> bool:
+    return True
 
 
 class OnThread(Protocol):
@@ -42,24 +49,27 @@ class Keeping:
         """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees."""
         return self._run(lambda reuse: reuse.index.clear(tenant))
 
-    def export(self, tenant: str, path: Path) -> int:
-        """Write all that is kept for a tenant to a file; returns the number of tokens."""
-        return export(self._run, tenant, self._key(), path)
+    def export(self, tenant: str, path: Path, secret: bytes, going: Going = always) -> int:
+        """Write all that is kept for a tenant to a file, sealed with `secret`; returns the number of tokens. Raises
+        Cancelled soon after `going` says no."""
+        return export(self._run, tenant, self._seal(secret), path, going)
 
-    def adopt(self, tenant: str, path: Path) -> int:
-        """Keep for a tenant what is in a file; returns the tokens that were new. Raises ArchiveError."""
-        return adopt(self._run, tenant, self._key(), path, self._adapter)
+    def adopt(self, tenant: str, path: Path, secret: bytes, going: Going = always) -> int:
+        """Keep for a tenant what is in a file that was sealed with `secret`; returns the tokens that were new. Raises
+        ArchiveError; and Cancelled soon after `going` says no."""
+        return adopt(self._run, tenant, self._seal(secret), path, self._adapter, going)
 
-    def _key(self) -> dict[str, str]:
-        """Everything that kept states depend on."""
+    def _seal(self, secret: bytes) -> Seal:
+        """Names everything that kept states depend on."""
         if self._folder is None:
             raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
-        return {
+        key = {
             "model": model_digest(self._folder),
             "tokenizer": tokenizer_digest(self._folder),
             "number format": self._adapter.dtype,
             "codec": "raw",
         }
+        return Seal(key, secret)
 
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:

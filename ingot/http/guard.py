@@ -54,6 +54,7 @@ class Guard:
                 return
         if self.tenants and not is_public(scope):
             self._check_key(headers, answer)
+        answer.admin = self.tenants.is_admin(answer.tenant)
         most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
         check_length(headers, most)
         await self.app(scope, bounded(receive, most), send)

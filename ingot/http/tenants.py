@@ -15,7 +15,9 @@ class Tenants:
     def __init__(self, settings: Settings) -> None:
         keys = [settings.api_key] if settings.api_key is not None else []
         keys += read_keys(settings.api_key_file) if settings.api_key_file is not None else ()
+        keys += [settings.admin_api_key] if settings.admin_api_key is not None else []
         self._names = {key.encode(): tenant_name(key) for key in keys}
+        self._admin = None if settings.admin_api_key is None else tenant_name(settings.admin_api_key)
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -23,6 +25,10 @@ class Tenants:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._names.values()) or ("",)
+
+    def is_admin(self, tenant: str) -> bool:
+        """Whether it has the administrator's rights. Without any key, whoever may reach the server has them."""
+        return not self or tenant == self._admin
 
     def of(self, given: Sequence[str]) -> str | None:
         """The tenant whose key is among `given`, or None. Every key is compared with all of them, always, so that

@@ -1,5 +1,6 @@
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,3 +107,34 @@ def test_a_record_shares_no_memory_with_slots_of_any_shape(
     other = made()
     put(other, 0, [record], length)
     assert held_apart(record, other)
+
+
+@pytest.mark.parametrize("kind", ["llama", "window"])
+@pytest.mark.parametrize("gap", ["nothing", "beginning", "middle", "end"])
+def test_a_slot_is_never_longer_than_what_was_written(kind: str, gap: str) -> None:
+    """Whoever had the slot before must not be seen through a hole in the records."""
+    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
+    feed(slots, kind, 0, [5] * 60)
+    whole = take(slots, 0, 0)
+    first, second = whole.split(55)  # within the window
+    records = [first, second]
+    layers = range(len(whole.deltas))
+    for layer in layers:
+        pieces = [record.deltas[layer] for record in records]
+        assert pieces[0] is not None and pieces[1] is not None
+        holed = {
+            "nothing": [replace(piece, end=piece.begin, arrays=()) for piece in pieces if piece is not None],
+            "beginning": [pieces[0].part(pieces[0].begin + 1, 55), pieces[1]],
+            "middle": [pieces[0].part(0, 54), pieces[1]],
+            "end": [pieces[0], pieces[1].part(55, 59)],
+        }[gap]
+        forged = [
+            replace(record, deltas=tuple(hole if number == layer else record.deltas[number] for number in layers))
+            for record, hole in zip(records, holed, strict=True)
+        ]
+        other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
+        with pytest.raises(RuntimeError, match=f"layer {layer} "):
+            put(other, 0, forged, 60)
+        assert other.lengths == [0]
+    put(slots := tiny.adapter(kind, WIDEST, exact=True).new_slots(), 0, records, 60)
+    assert slots.lengths == [60]

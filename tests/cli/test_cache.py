@@ -87,7 +87,8 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
 
     path = str(tmp_path / "kept.safetensors")
     both = start("llama", tmp_path / "a"), start("llama", tmp_path / "b")
-    with running(both[0], settings()) as here, running(both[1], settings()) as there:
+    limits = settings(archive_key_file=tmp_path / "archive.key")
+    with running(both[0], limits) as here, running(both[1], limits) as there:
         Client(here).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
         assert cache.run(["export", path, "--url", here]) == 0
         assert capsys.readouterr().out.startswith("wrote ")

@@ -17,6 +17,7 @@ from tests import engines, tiny
 
 KINDS = ["llama", "window", "hybrid"]
 EOS = tiny.VOCAB - 1
+SECRET = b"of both servers"
 
 
 def start(kind: str, folder: Path, cache_bytes: int = 1 << 24) -> Engine:
@@ -62,8 +63,8 @@ def test_another_engine_goes_on_where_this_one_was(pair: tuple[Engine, Engine], 
         ask(here, f"first{number}", prompt)
         ask(here, f"salted{number}", prompt, salt="s")
     path = tmp_path / "kept.safetensors"
-    tokens = here.kept.export("", path)
-    assert there.kept.adopt("", path) == tokens > 0
+    tokens = here.kept.export("", path, SECRET)
+    assert there.kept.adopt("", path, SECRET) == tokens > 0
     there.check()
     for number, prompt in enumerate(prompts()):
         longer = [*prompt, 7, 8]
@@ -80,9 +81,9 @@ def test_what_is_here_already_is_not_kept_twice(pair: tuple[Engine, Engine], tmp
         ask(here, f"first{number}", prompt)
     ask(there, "own", prompts()[0])
     path = tmp_path / "kept.safetensors"
-    tokens = here.kept.export("", path)
-    assert 0 < there.kept.adopt("", path) < tokens
-    assert there.kept.adopt("", path) == 0
+    tokens = here.kept.export("", path, SECRET)
+    assert 0 < there.kept.adopt("", path, SECRET) < tokens
+    assert there.kept.adopt("", path, SECRET) == 0
     there.check()
 
 
@@ -90,9 +91,9 @@ def test_tenants_move_their_own_alone(pair: tuple[Engine, Engine], tmp_path: Pat
     here, there = pair
     ask(here, "mine", prompts()[0], tenant="me")
     path = tmp_path / "kept.safetensors"
-    assert here.kept.export("you", path) == 0
-    assert here.kept.export("me", path) > 0
-    there.kept.adopt("you", path)
+    assert here.kept.export("you", path, SECRET) == 0
+    assert here.kept.export("me", path, SECRET) > 0
+    there.kept.adopt("you", path, SECRET)
     assert ask(there, "me", [*prompts()[0], 9], tenant="me")[1] == 0
     assert ask(there, "you", [*prompts()[0], 9], tenant="you")[1] > 0
 
@@ -102,8 +103,8 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path) -> None:
     for number, prompt in enumerate(prompts()):
         ask(here, f"first{number}", prompt)
     path = tmp_path / "kept.safetensors"
-    here.kept.export("", path)
-    there.kept.adopt("", path)
+    here.kept.export("", path, SECRET)
+    there.kept.adopt("", path, SECRET)
     there.check()
     assert 0 < there.kept.status("").used_bytes <= 40_000
     for engine in (here, there):
@@ -114,9 +115,9 @@ def test_another_models_file_is_refused_by_name(tmp_path: Path) -> None:
     here, there = start("llama", tmp_path / "a"), start("moe", tmp_path / "b")
     ask(here, "first", prompts()[0])
     path = tmp_path / "kept.safetensors"
-    here.kept.export("", path)
+    here.kept.export("", path, SECRET)
     with pytest.raises(ArchiveError, match="another model"):
-        there.kept.adopt("", path)
+        there.kept.adopt("", path, SECRET)
     for engine in (here, there):
         engine.close()
 
@@ -126,9 +127,9 @@ def test_states_of_other_shapes_are_refused_whatever_the_key_says(tmp_path: Path
     ask(here, "first", prompts()[0])
     here._loaded = replace(here._loaded, folder=tmp_path / "b")
     path = tmp_path / "kept.safetensors"
-    here.kept.export("", path)
+    here.kept.export("", path, SECRET)
     with pytest.raises(ArchiveError, match="other states"):
-        there.kept.adopt("", path)
+        there.kept.adopt("", path, SECRET)
     there.check()
     assert there.kept.status("").used_bytes == 0
     for engine in (here, there):
@@ -138,5 +139,5 @@ def test_states_of_other_shapes_are_refused_whatever_the_key_says(tmp_path: Path
 def test_a_model_without_files_cannot_be_known_again(tmp_path: Path) -> None:
     engine = engines.start("llama", cache_bytes=1 << 20)
     with pytest.raises(Unsupported, match="no files"):
-        engine.kept.export("", tmp_path / "kept")
+        engine.kept.export("", tmp_path / "kept", SECRET)
     engine.close()

@@ -163,11 +163,11 @@ class ScriptedKeeping:
         self.cleared.append(tenant)
         return 200
 
-    def export(self, tenant: str, path: Path) -> int:
+    def export(self, tenant: str, path: Path, secret: bytes, going: Callable[[], bool]) -> int:
         path.write_bytes(b"kept")
         return 20
 
-    def adopt(self, tenant: str, path: Path) -> int:
+    def adopt(self, tenant: str, path: Path, secret: bytes, going: Callable[[], bool]) -> int:
         if path.read_bytes() != b"kept":
             raise BadRequest("The file is no archive of kept prefixes.")
         return 20

@@ -121,7 +121,8 @@ def test_what_is_kept_goes_out_as_a_file_and_comes_in_again(tmp_path: Path) -> N
     from tests.engine.test_archiving import start
 
     engine = start("llama", tmp_path / "model")
-    with running(engine, settings()) as url, httpx.Client(base_url=url, timeout=60) as own:
+    limits = settings(archive_key_file=tmp_path / "archive.key")
+    with running(engine, limits) as url, httpx.Client(base_url=url, timeout=60) as own:
         complete(own, PROMPT)
         made = own.get("/v1/cache/export")
         assert made.headers["content-type"] == "application/octet-stream"
@@ -137,7 +138,7 @@ def test_what_is_kept_goes_out_as_a_file_and_comes_in_again(tmp_path: Path) -> N
 
 def test_a_file_may_be_larger_than_other_bodies_but_not_larger_than_is_allowed(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    limits = settings(max_body_bytes=10, max_import_bytes=100)
+    limits = settings(max_body_bytes=10, max_import_bytes=100, archive_key_file=tmp_path / "archive.key")
     headers = {"content-type": "application/octet-stream"}
     with running(engine, limits) as url, httpx.Client(base_url=url, timeout=60) as own:
         statuses = [

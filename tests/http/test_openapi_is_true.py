@@ -38,7 +38,9 @@ def examined(url: str, document: str, folder: Path, *flags: str) -> None:
 
 def test_the_document_is_true(tmp_path: Path) -> None:
     engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE))
-    with running(engine, settings(responses_store=str(tmp_path / "responses.db"))) as url:
+    with running(
+        engine, settings(responses_store=str(tmp_path / "responses.db"), archive_key_file=tmp_path / "archive.key")
+    ) as url:
         examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=10")
     assert len(engine.requests) > 100 and len(engine.encodings) > 100
 
