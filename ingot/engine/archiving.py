@@ -34,7 +34,7 @@ class Snapshot:
 
 
 def export(run: OnThread, tenant: str, seal: Seal, path: Path, going: Callable[[], bool]) -> int:
-    """Write all that is kept of a tenant's; returns the number of tokens. Raises Cancelled soon after `going` says no."""
+    """Write all that is kept of a tenant's; returns the number of tokens. Raises Cancelled once `going` says no."""
     taken = run(lambda reuse: _snapshot(reuse, tenant))
 
     def data(number: int) -> list[bytes]:

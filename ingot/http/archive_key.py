@@ -1,7 +1,7 @@
 """The secret that files of kept prompts are sealed with: a file of the server's own, made at its first use.
 
-Whoever has it can make files that the server takes for its own, so nobody but the server's user may read it. Servers that
-are to take each other's files are given the same one.
+Whoever has it can make files that the server takes for its own, so nobody but the server's user may read it. Servers
+that are to take each other's files are given the same one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ArchiveKey:
         except FileExistsError:  # another server of the same user was faster
             pass
         finally:
-            os.unlink(name)
+            Path(name).unlink()
 
     def _read(self) -> bytes:
         with self._path.open() as file:

@@ -1,7 +1,7 @@
 """The endpoints about kept prompts. Each tenant sees, asks about, clears and moves its own.
 
-The engine answers between two steps; waiting for that must not hold up the streams, so it is done in threads. What takes
-long, moving files, ends with its client and with the server.
+The engine answers between two steps; waiting for that must not hold up the streams, so it is done in threads. What
+takes long, moving files, ends with its client and with the server.
 """
 
 from __future__ import annotations

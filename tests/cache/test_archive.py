@@ -122,7 +122,7 @@ def test_pieces_that_do_not_fit_together_are_refused_though_the_checksum_is_righ
 
 
 def test_a_file_of_another_servers_secret_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="another server's key.*--archive-key-file"):
+    with pytest.raises(ArchiveError, match=r"another server's key.*--archive-key-file"):
         opened(written(tmp_path), secret=b"another secret")
 
 
