@@ -49,6 +49,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
+    "mixed": {
+        "model_type": "gear",
+        **_SHARED,
+        "sliding_window": 12,
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["sliding_attention", "conv_mixer", "full_attention"],
+    },
     "moe": {
         "model_type": "qwen3_moe",
         **_SHARED,

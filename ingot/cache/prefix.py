@@ -40,6 +40,7 @@ SNIPPET = 12
 SALTS = 64
 """Other salts of a tenant that an explanation looks at."""
 
+Making = Callable[[int, int], Record]
 Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt"]
 
 
@@ -117,9 +118,10 @@ class PrefixIndex:
         return Explanation(known, length, self._reason(owner, tokens, limit, known, theirs), theirs)
 
     def insert(
-        self, owner: Owner, tokens: Sequence[int], end: int, make: Callable[[int], Record], *, landmark: bool = False
+        self, owner: Owner, tokens: Sequence[int], end: int, make: Making, *, landmark: bool = False
     ) -> Record | None:
-        """Store what is known of tokens[:end] and not yet here; `make(begin)` gives the record of [begin, end).
+        """Store what is known of tokens[:end] and not yet here; `make(begin, back)` gives the record of [begin, end),
+        whose windows reach back to `back`.
 
         Returns the new record, or None when there is nothing new. A `landmark` is an end that others will share.
         """
@@ -133,13 +135,12 @@ class PrefixIndex:
         if known == end:
             parent.landmark |= landmark
             return self._refresh(parent, make)
-        record = make(known)
+        record = make(known, self._back(parent, known, end))
         node = Node(parent, tokens[known:end], record, landmark=landmark)
         parent.children[tokens[known]] = node
         self.nbytes += record.nbytes
         self._touch(node)
-        for spare in list(superfluous(node)):
-            self._give_up_checkpoint(spare)
+        self._thin(node)
         return record
 
     def pin(self, owner: Owner, tokens: Sequence[int]) -> int:
@@ -246,13 +247,22 @@ class PrefixIndex:
         return all(self._sees(path, layer, last.end - window + 1) for layer, window in self._needs.windows)
 
     def _sees(self, path: list[Node], layer: int, position: int) -> bool:
+        """Whether a window layer has all tokens from `position` to the path's end."""
         for node in reversed(path):
             assert node.record is not None
-            if not node.record.sees_back_to(position, layer):
-                return False
-            if node.record.begin <= position:
+            oldest = node.record.oldest(layer)
+            if oldest <= max(0, position):
                 return True
+            if oldest > node.record.begin:
+                return False
         return True
+
+    def _back(self, parent: Node, begin: int, end: int) -> int:
+        """Where the windows of a record of [begin, end) begin: with it, if the path before it has what they see of
+        earlier tokens. Else as far back as they go, as where a branch leaves in the middle of what was a record."""
+        firsts = [(layer, end - window + 1) for layer, window in self._needs.windows]
+        path = parent.path
+        return begin if all(first >= begin or self._sees(path, layer, first) for layer, first in firsts) else 0
 
     # Explaining
 
@@ -290,15 +300,22 @@ class PrefixIndex:
         upper.children[node.tokens[0]] = node
         return upper
 
-    def _refresh(self, node: Node, make: Callable[[int], Record]) -> Record | None:
-        """All tokens are here. A node that lost its checkpoint, or never had one, gets it now."""
-        if node.record is None or not self._needs.checkpoint or node.record.checkpoint is not None:
+    def _refresh(self, node: Node, make: Making) -> Record | None:
+        """All tokens are here. A node that cannot be resumed, as it lost its checkpoint or never had one, or lacks what
+        windows see, gets that now."""
+        if node.record is None or node.parent is None or self._complete(node.path):
             return None
-        made = make(node.record.begin)
+        begin = node.record.begin
+        made = make(begin, self._back(node.parent, begin, node.end))
         self.nbytes += made.nbytes - node.record.nbytes
         node.record, node.lost = made, False
         self._touch(node)
+        self._thin(node)
         return made
+
+    def _thin(self, node: Node) -> None:
+        for spare in list(superfluous(node)):
+            self._give_up_checkpoint(spare)
 
     def _touch(self, node: Node) -> None:
         assert node.record is not None

@@ -63,24 +63,32 @@ class Record:
 
     def split(self, at: int) -> tuple[Record, Record]:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
-        first = tuple(None if delta is None else delta.part(self.begin, at) for delta in self.deltas)
-        second = tuple(None if delta is None else delta.part(at, self.end) for delta in self.deltas)
+        parts = [(None, None) if delta is None else self._split(delta, at) for delta in self.deltas]
+        first, second = tuple(one for one, _ in parts), tuple(other for _, other in parts)
         halves = Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
         # Until they are made, each half holds on to the whole, and evicting one would free nothing.
         mx.async_eval([half.arrays() for half in halves])
         return halves
 
+    def _split(self, delta: Delta, at: int) -> tuple[Delta, Delta]:
+        if delta.begin < self.begin:
+            return Delta(at, at, ()), delta  # it reaches back so as to need nobody before it, and still does
+        return delta.part(self.begin, at), delta.part(at, self.end)
+
     def without_checkpoint(self) -> Record:
         return replace(self, checkpoint=None)
 
-    def sees_back_to(self, position: int, layer: int) -> bool:
-        """Whether this layer's delta reaches back to `position`, or at least to the record's beginning."""
+    def oldest(self, layer: int) -> int:
+        """The first token whose keys and values it has for a layer; behind its end where it has none."""
         delta = self.deltas[layer]
-        return delta is None or delta.begin <= max(position, self.begin)
+        return self.begin if delta is None else delta.begin
 
 
-def take(slots: Slots, slot: int, begin: int) -> Record:
-    """A record of what `slot` computed from token `begin` to its end, with a checkpoint."""
+def take(slots: Slots, slot: int, begin: int, back: int | None = None) -> Record:
+    """A record of what `slot` computed from token `begin` to its end, with a checkpoint.
+
+    Window layers begin there too, or at `back`, where nobody has what a token at its end sees of earlier ones.
+    """
     end = slots.lengths[slot]
     deltas: list[Delta | None] = []
     checkpoint: list[tuple[mx.array | None, ...]] = []
@@ -90,8 +98,10 @@ def take(slots: Slots, slot: int, begin: int) -> Record:
             checkpoint.append(tuple(state.row(slot)))
             continue
         assert isinstance(state, AppendState)
-        oldest = max(begin, state.oldest(slot, end))
-        deltas.append(Delta(oldest, end, tuple(copied(array) for array in state.tokens(slot, oldest, end))))
+        first = begin if back is None or not isinstance(state, WindowState) else back
+        oldest = max(first, state.oldest(slot, end))
+        held = state.tokens(slot, oldest, end) if oldest < end else []
+        deltas.append(Delta(oldest, end, tuple(copied(array) for array in held)))
         checkpoint.append(())
     return Record(begin, end, tuple(deltas), tuple(checkpoint) if "recurrent" in slots.kinds else None)
 

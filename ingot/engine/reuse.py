@@ -17,6 +17,7 @@ from ingot.cache.layers import WindowState
 from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
 from ingot.cache.records import Record, put, take
 from ingot.cache.slots import Slots
+from ingot.cache.thinning import CLOSE
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.request import CacheReason, CacheReport, Request
@@ -32,6 +33,8 @@ PINNED_SHARE = 0.5
 """Of the memory for kept prefixes, the most that pinned ones may take."""
 WORTH_WAITING = 64
 """A sequence waits for another one's prompt when at least this many tokens of it are its own as well."""
+MOST_STOPS = 8
+"""Places besides its messages' ends at which a prompt stops for others."""
 
 
 def needs_of(slots: Slots) -> Needs:
@@ -81,9 +84,23 @@ class Reuse:
         if found.length:
             self._found[sequence] = found
         sequence.computed = sequence.kept = found.length
+        sequence.agreed.clear()
         if first:
+            sequence.stops = self._stops(sequence, found)
             sequence.cached = found.length
             self.counts[owner.tenant].add(len(sequence.tokens), found.length)
+
+    def _stops(self, sequence: Sequence, found: Match) -> frozenset[int]:
+        """Where a prompt should stop besides its messages' ends: where it parts from what is known, as others will part
+        there too, and one token before its end, from where the same prompt goes on."""
+        if self._needs.anywhere:
+            return frozenset()
+        last = len(sequence.tokens) - 1
+        places = sequence.marks | {found.length}
+        for stop in (min(found.known, last), last):
+            if not any(stop - CLOSE < place <= stop for place in places):
+                places |= {stop}
+        return places - sequence.marks - {found.length}
 
     def explain(self, request: Request, tokens: Many[int]) -> CacheReport:
         """What a prompt of these tokens would take over now, and why no more."""
@@ -114,18 +131,28 @@ class Reuse:
     def _shares(self, sequence: Sequence, other: Sequence) -> bool:
         if _owner(other.request) != _owner(sequence.request) or not self._uses(other.request):
             return False
-        if sequence.tokens[:WORTH_WAITING] != other.tokens[:WORTH_WAITING]:
-            return False
-        shared = min(agreement(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
+        shared = min(_agreement(sequence, other), len(sequence.tokens) - 1)
         if not self._needs.anywhere:
-            shared = max((mark for mark in other.marks if mark <= shared), default=0)
+            shared = self._stop_within(other, shared)
         return shared - other.kept >= WORTH_WAITING
+
+    def _stop_within(self, other: Sequence, shared: int) -> int:
+        """The last place within its first `shared` tokens at which a running sequence stops. It is asked to stop there
+        where it does so only much earlier, instead of a little later."""
+        last = max((place for place in other.marks | other.stops if place <= shared), default=0)
+        if shared - max(last, other.computed) < WORTH_WAITING:
+            return last
+        stops = {stop for stop in other.stops if not shared < stop < shared + WORTH_WAITING} | {shared}
+        if len(stops) > MOST_STOPS:
+            return last
+        other.stops = frozenset(stops)
+        return shared
 
     def next_stop(self, sequence: Sequence) -> int:
         """Where the next chunk must end at the latest, so that a checkpoint can be taken there."""
         if self._needs.anywhere or not self._uses(sequence.request):
             return sequence.total
-        ahead = (mark for mark in sequence.marks if mark > sequence.computed)
+        ahead = (place for place in sequence.marks | sequence.stops if place > sequence.computed)
         return min(ahead, default=sequence.total)
 
     # Running
@@ -143,24 +170,33 @@ class Reuse:
         if slot is None or not self._uses(sequence.request):
             return
         computed = slots.lengths[slot]
-        if not (last or computed in sequence.marks or computed - sequence.kept >= self._stride):
+        if not last and not self._is_place(sequence, computed):
             return
         if computed <= sequence.kept:
             return
+        # At the prompt's end, what was kept just before it does as well where that takes a checkpoint.
+        if self._needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE:
+            self._insert(slots, slot, sequence)
+        if sequence.request.pin and computed >= len(sequence.prompt):
+            self._pin(sequence)
+
+    def _insert(self, slots: Slots, slot: int, sequence: Sequence) -> None:
+        computed = slots.lengths[slot]
         made = self.index.insert(
             _owner(sequence.request),
             sequence.tokens,
             computed,
-            lambda begin: take(slots, slot, begin),
+            lambda begin, back: take(slots, slot, begin, back),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],
         )
         sequence.kept = computed
-        if sequence.request.pin and computed >= len(sequence.prompt):
-            self._pin(sequence)
         if made is not None:
             # Before the next launch writes to the slots: it could not write in place while these copies wait.
             mx.async_eval(made.arrays())
             self.make_way(slots.count, slots.capacity)
+
+    def _is_place(self, sequence: Sequence, computed: int) -> bool:
+        return computed in sequence.marks | sequence.stops or computed - sequence.kept >= self._stride
 
     def _pin(self, sequence: Sequence) -> None:
         """Pins must leave room for others: those that would take more than their share are kept like anything else."""
@@ -174,7 +210,7 @@ class Reuse:
         known = self.index.explain(owner, tokens, len(tokens)).known
         if self.limit == 0 or not record.begin <= known < record.end:
             return 0  # it is here already, or what it builds on had to go
-        self.index.insert(owner, tokens, record.end, lambda begin: _from(record, begin), landmark=landmark)
+        self.index.insert(owner, tokens, record.end, lambda begin, back: _from(record, begin), landmark=landmark)
         self.make_way(*self._room)
         return record.end - known
 
@@ -190,6 +226,15 @@ class Reuse:
 
 def _from(record: Record, begin: int) -> Record:
     return record if begin == record.begin else record.split(begin)[1]
+
+
+def _agreement(sequence: Sequence, other: Sequence) -> int:
+    """How many tokens they have in common. They are compared once: a waiting sequence asks before every step."""
+    lengths = len(sequence.tokens), len(other.tokens)
+    held = sequence.agreed.get(other.ticket)
+    if held is None or held[:2] != lengths:
+        held = sequence.agreed[other.ticket] = (*lengths, agreement(sequence.tokens, other.tokens))
+    return held[2]
 
 
 def _owner(request: Request) -> Owner:

@@ -36,6 +36,10 @@ class Sequence:
     first_token_at: float | None = None
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
+    stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
+    agreed: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # by ticket: lengths of both, tokens in common
     cached: int = 0  # tokens that were taken over when it first ran
     report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it

@@ -12,16 +12,17 @@ TOKEN, CHECKPOINT = 10, 100
 APPEND = Needs()
 WINDOW = Needs(windows=((0, 4),))
 HYBRID = Needs(checkpoint=True)
+BOTH = Needs(checkpoint=True, windows=((0, 4),))
 ANYBODY = Owner()
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Ten bytes a token, a hundred for a checkpoint; layer 0 keeps tokens from `oldest` on."""
+    """Ten bytes a token, a hundred for a checkpoint; layer 0 keeps tokens from `first` on."""
 
     begin: int
     end: int
-    oldest: int
+    first: int
     checkpoint: tuple[()] | None
 
     @property
@@ -29,13 +30,15 @@ class Paper:
         return TOKEN * (self.end - self.begin) + (CHECKPOINT if self.checkpoint is not None else 0)
 
     def split(self, at: int) -> tuple[Paper, Paper]:
-        return Paper(self.begin, at, min(self.oldest, at), None), replace(self, begin=at, oldest=max(at, self.oldest))
+        if self.first < self.begin:
+            return Paper(self.begin, at, at, None), replace(self, begin=at)
+        return Paper(self.begin, at, min(self.first, at), None), replace(self, begin=at, first=max(at, self.first))
 
     def without_checkpoint(self) -> Paper:
         return replace(self, checkpoint=None)
 
-    def sees_back_to(self, position: int, layer: int) -> bool:
-        return self.oldest <= max(position, self.begin)
+    def oldest(self, layer: int) -> int:
+        return self.first
 
 
 def index(needs: Needs) -> PrefixIndex:
@@ -49,7 +52,7 @@ def store(
     checkpoint = () if needs.checkpoint else None
     window = needs.windows[0][1] if needs.windows else end
 
-    def make(begin: int) -> Paper:
-        return Paper(begin, end, max(begin, end - window + 1), checkpoint)
+    def make(begin: int, back: int) -> Paper:
+        return Paper(begin, end, max(back, end - window + 1), checkpoint)
 
     held.insert(owner, tokens, end, make, landmark=landmark)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cache.prefix import Needs, Owner
-from tests.cache.paper import APPEND, HYBRID, WINDOW, index, store
+from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
@@ -51,13 +51,17 @@ def test_append_layers_resume_at_the_longest_common_prefix(stored: list[list[int
     assert held.match(Owner(), asked, len(asked) - 1).length == min(best, len(asked) - 1)
 
 
+@pytest.mark.parametrize("needs", [WINDOW, HYBRID, BOTH])
 @given(stored=st.lists(TOKENS, max_size=8))
-def test_what_was_stored_with_a_checkpoint_can_be_resumed_there(stored: list[list[int]]) -> None:
-    held = index(HYBRID)
-    for tokens in stored:
-        store(held, tokens, HYBRID)
-    for tokens in stored:
-        assert held.match(Owner(), [*tokens, 9], len(tokens)).length == len(tokens)
+def test_what_was_stored_can_be_resumed_there_wherever_others_parted_from_it(
+    needs: Needs, stored: list[list[int]]
+) -> None:
+    held = index(needs)
+    for number, tokens in enumerate(stored, start=1):
+        store(held, tokens, needs)
+        # Of checkpoints that stand as close together as these only the first stays once another one comes.
+        for known in [tokens] if needs.checkpoint else stored[:number]:
+            assert held.match(Owner(), [*known, 9], len(known)).length == len(known)
 
 
 @NEEDS
