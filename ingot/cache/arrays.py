@@ -46,6 +46,14 @@ def assign(array: mx.array, slot: int, begin: int, tokens: mx.array) -> None:
     array[slot : slot + 1, :, begin : begin + tokens.shape[2]] = own
 
 
+def blank(array: mx.array, slot: int, count: int) -> None:
+    """Write zeros over the first `count` tokens of a row."""
+    row = array[slot : slot + 1, :, :count]
+    # One zero for all of them is enough to write, but not to be the array, which must lie in one piece.
+    zeros = mx.zeros(row.shape if row.size == array.size else (), array.dtype)
+    array[slot : slot + 1, :, :count] = zeros
+
+
 def resized(array: mx.array, slots: int, capacity: int) -> mx.array:
     kept = array[:slots, :, :capacity]
     shape = (slots, array.shape[1], capacity, array.shape[3])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ingot.cache.arrays import as_long, assign, copied, empty_like, resized, with_rows
+from ingot.cache.arrays import as_long, assign, blank, copied, empty_like, resized, with_rows
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
 from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted, Piece
 from ingot.cache.positions import Offset
@@ -142,7 +142,7 @@ class AppendState(LayerState):
 
     def clear(self, slot: int, written: int) -> None:
         for array in self.arrays():
-            array[slot : slot + 1, :, :written] = mx.zeros((), array.dtype)
+            blank(array, slot, written)
 
     def arrays(self) -> list[mx.array]:
         return [] if self.keys is None or self.values is None else [self.keys, self.values]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.arrays import assign, copied, resized, with_rows
+from ingot.cache.arrays import assign, blank, copied, resized, with_rows
 
 
 def shared(one: mx.array, other: mx.array) -> bool:
@@ -40,6 +40,15 @@ def test_what_is_made_larger_or_smaller_lets_go_of_the_old_memory(
     assert not shared(old, with_rows(old, rows))
     kept = resized(old, slots, capacity)[: shape[0], :, : shape[2]]
     assert mx.array_equal(kept, old[:slots, :, :capacity]).item()
+
+
+@given(slots=st.integers(1, 2), capacity=st.integers(2, 4), count=st.integers(1, 5))
+def test_a_blanked_row_is_zeros_in_one_piece(slots: int, capacity: int, count: int) -> None:
+    arena = mx.ones((slots, 2, capacity, 3))
+    blank(arena, 0, count)
+    mx.eval(arena)
+    assert memoryview(arena).c_contiguous  # type: ignore[arg-type]
+    assert not mx.any(arena[0, :, :count]).item() and mx.all(arena[0, :, count:]).item() and mx.all(arena[1:]).item()
 
 
 @given(slots=st.integers(1, 2), capacity=st.integers(2, 4), count=st.integers(1, 4))
