@@ -7,8 +7,9 @@ A tree of tokens for each owner. A node covers tokens [begin, end) of its path a
 - `explain` says the same without a trace, and why it went no further.
 - `insert` adds what a sequence computed beyond what is known; what is known already is not stored twice.
 - `pin` keeps a prefix for as long as anything else can go instead.
-- `shrink` evicts until the index holds no more than so many bytes: least worth first, where worth is the time it
-  takes to compute again per byte, times how often it was used, and is forgotten with age. Pinned nodes go last.
+- `shrink` evicts until the index holds no more than so many bytes, of tenants that hold more than their share: least
+  worth first, where worth is the time it takes to compute again per byte, times how often it was used, and is
+  forgotten with age. Pinned nodes go last.
 - `check` raises if the books are wrong.
 
 Pure Python: it asks of a record only its bytes, its split, and what its layers hold.
@@ -18,12 +19,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from ingot.cache.evicted import Evicted
+from ingot.cache.matches import Explanation, Match, Needs, Reason
 from ingot.cache.records import Record
+from ingot.cache.shares import Shares
 from ingot.cache.thinning import superfluous
 from ingot.cache.tree import Node, Owner, agreement
 
@@ -41,62 +44,24 @@ SALTS = 64
 """Other salts of a tenant that an explanation looks at."""
 
 Making = Callable[[int, int], Record]
-Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt"]
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What resuming needs, by the model's layers: a checkpoint, and the tokens that each window still sees."""
-
-    checkpoint: bool = False
-    windows: tuple[tuple[int, int], ...] = ()  # (layer, window)
-
-    @property
-    def anywhere(self) -> bool:
-        """A sequence can be resumed after any of its tokens, not only at a node's end."""
-        return not self.checkpoint and not self.windows
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """`known` tokens of the prompt are in the index; the first `length` can be taken over from `records`."""
-
-    known: int = 0
-    length: int = 0
-    records: tuple[Record, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a match is no longer. `theirs` are the first tokens of what is kept where the prompt's own differ.
-
-    - complete: all that may be offered is
-    - new_turn: nothing that goes on from there was kept
-    - unseen: nothing that begins like the prompt was kept
-    - diverged: what was kept goes on otherwise
-    - evicted: it was kept, and had to go
-    - checkpoint: more is known, but this model can be resumed only at the ends of messages and chunks
-    - salt: it is kept under another salt of the same tenant
-    """
-
-    known: int
-    length: int
-    reason: Reason
-    theirs: tuple[int, ...] = ()
 
 
 class PrefixIndex:
-    def __init__(self, needs: Needs, cost: Callable[[int], float]) -> None:
+    def __init__(self, needs: Needs, cost: Callable[[int], float], clock: Callable[[], float] = time.monotonic) -> None:
         """`cost(n)` is the time in seconds that computing n tokens takes."""
         self._needs, self._cost = needs, cost
         self._roots: dict[str, dict[str, Node]] = {}  # by tenant and salt
         self._evicted = Evicted()
         self._clock = 0.0
-        self.nbytes = 0
-        self.evictions = 0
+        self.shares = Shares(clock)
+
+    @property
+    def nbytes(self) -> int:
+        return self.shares.total
 
     def match(self, owner: Owner, tokens: Sequence[int], limit: int) -> Match:
         """What of `tokens` is here. At most the first `limit` are offered, so that something is left to compute."""
+        self.shares.come(owner.tenant)
         nodes, known = self._walk(owner, tokens)
         for node in nodes:
             node.uses += 1
@@ -125,6 +90,7 @@ class PrefixIndex:
 
         Returns the new record, or None when there is nothing new. A `landmark` is an end that others will share.
         """
+        self.shares.come(owner.tenant)
         tokens = tuple(tokens[:end])
         nodes, known = self._walk(owner, tokens)
         if known == end and self._needs.anywhere:
@@ -138,7 +104,7 @@ class PrefixIndex:
         record = make(known, self._back(parent, known, end))
         node = Node(parent, tokens[known:end], record, landmark=landmark)
         parent.children[tokens[known]] = node
-        self.nbytes += record.nbytes
+        self.shares.add(owner.tenant, record.nbytes)
         self._touch(node)
         self._thin(node)
         return record
@@ -164,16 +130,30 @@ class PrefixIndex:
         if self.nbytes <= most:
             return
         order = itertools.count()  # nodes do not compare
-        loose = [(node.pinned, node.worth, next(order), node) for node in self.nodes() if self._removable(node)]
-        heapq.heapify(loose)
-        while self.nbytes > most and loose:
-            _, worth, _, victim = heapq.heappop(loose)
+        loose: dict[str, list[tuple[bool, float, int, Node]]] = {}  # by tenant, the least worth first
+        for tenant in self._roots:
+            nodes = (node for salt in self.salts(tenant) for node in self.nodes(Owner(tenant, salt)))
+            loose[tenant] = [(n.pinned, n.worth, next(order), n) for n in nodes if self._removable(n)]
+            heapq.heapify(loose[tenant])
+        while self.nbytes > most and any(loose.values()):
+            tenant = self._giving_way(loose, most)
+            _, worth, _, victim = heapq.heappop(loose[tenant])
             self._clock = max(self._clock, worth)
             self._evict(victim)
             parent = victim.parent
             # A parent with a checkpoint is among the loose already.
             if parent is not None and not parent.children and parent.record is not None and not parent.has_checkpoint:
-                heapq.heappush(loose, (parent.pinned, parent.worth, next(order), parent))
+                heapq.heappush(loose[tenant], (parent.pinned, parent.worth, next(order), parent))
+
+    def _giving_way(self, loose: dict[str, list[tuple[bool, float, int, Node]]], most: int) -> str:
+        """The tenant that loses its least worth: one that holds more than its share, unless only pins are left."""
+        exceeding = self.shares.exceeding(most)
+
+        def rank(tenant: str) -> tuple[bool, bool, float]:
+            pinned, worth, _, _ = loose[tenant][0]
+            return pinned, tenant not in exceeding, worth
+
+        return min((tenant for tenant, nodes in loose.items() if nodes), key=rank)
 
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees."""
@@ -184,7 +164,7 @@ class PrefixIndex:
             if node.record is not None
         )
         self._roots.pop(tenant, None)
-        self.nbytes -= freed
+        self.shares.add(tenant, -freed)
         return freed
 
     def nodes(self, owner: Owner | None = None) -> Iterator[Node]:
@@ -202,14 +182,14 @@ class PrefixIndex:
         return list(self._roots.get(tenant, {}))
 
     def check(self) -> None:
-        held = 0
+        held: Counter[str] = Counter()
         for node in self.nodes():
             assert node.record is not None and node.parent is not None
-            held += node.record.nbytes
+            held[node.tenant] += node.record.nbytes
             assert len(node.tokens) == node.record.end - node.record.begin > 0, "a node's tokens are not its record's"
             assert node.record.begin == node.parent.end, "a node does not begin where its parent ends"
             assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
-        assert held == self.nbytes, "the index has lost count of its bytes"
+        assert held == self.shares.held and held.total() == self.nbytes, "the index has lost count of its bytes"
 
     # Finding
 
@@ -295,7 +275,7 @@ class PrefixIndex:
         cut = at - node.record.begin
         upper = Node(node.parent, node.tokens[:cut], first, worth=node.worth, uses=node.uses, pinned=node.pinned)
         node.parent.children[node.tokens[0]] = upper
-        self.nbytes += first.nbytes + second.nbytes - node.record.nbytes
+        self.shares.add(node.tenant, first.nbytes + second.nbytes - node.record.nbytes)
         node.parent, node.tokens, node.record = upper, node.tokens[cut:], second
         upper.children[node.tokens[0]] = node
         return upper
@@ -307,7 +287,7 @@ class PrefixIndex:
             return None
         begin = node.record.begin
         made = make(begin, self._back(node.parent, begin, node.end))
-        self.nbytes += made.nbytes - node.record.nbytes
+        self.shares.add(node.tenant, made.nbytes - node.record.nbytes)
         node.record, node.lost = made, False
         self._touch(node)
         self._thin(node)
@@ -327,7 +307,7 @@ class PrefixIndex:
 
     def _evict(self, node: Node) -> None:
         """A leaf goes; a node that others build on gives up its checkpoint."""
-        self.evictions += 1
+        self.shares.evictions[node.tenant] += 1
         if node.children:
             self._give_up_checkpoint(node)
             node.lost = True
@@ -336,9 +316,9 @@ class PrefixIndex:
 
     def _give_up_checkpoint(self, node: Node) -> None:
         assert node.record is not None
-        self.nbytes -= node.record.nbytes
-        node.record = node.record.without_checkpoint()
-        self.nbytes += node.record.nbytes
+        bare = node.record.without_checkpoint()
+        self.shares.add(node.tenant, bare.nbytes - node.record.nbytes)
+        node.record = bare
 
     def _drop(self, node: Node) -> None:
         assert node.record is not None and node.parent is not None
@@ -346,7 +326,7 @@ class PrefixIndex:
         assert owner is not None
         before = [token for above in node.parent.path for token in above.tokens]
         self._evicted.add(owner, before, node.tokens)
-        self.nbytes -= node.record.nbytes
+        self.shares.add(owner.tenant, -node.record.nbytes)
         del node.parent.children[node.tokens[0]]
         if node.parent.owner is not None and not node.parent.children:
             self._forget(owner)

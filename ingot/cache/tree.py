@@ -44,6 +44,12 @@ class Node:
         return node
 
     @property
+    def tenant(self) -> str:
+        owner = self.root.owner
+        assert owner is not None
+        return owner.tenant
+
+    @property
     def path(self) -> list[Node]:
         """From the first node below the root to this one."""
         found: list[Node] = []

@@ -144,6 +144,11 @@ def shown(answer: Any) -> str:
         f"{answer['hits']} of {answer['prompts']} prompts found something: {answer['matched_tokens']} of "
         f"{answer['prompt_tokens']} tokens ({taken:.0%}) did not have to be computed",
     ]
+    if totals := answer.get("totals"):
+        lines.append(
+            f"all keys together: {_bytes(totals['used_bytes'])} of {totals['tenants']} keys; {totals['evictions']} "
+            "pieces had to go so far"
+        )
     for salt in answer["salts"]:
         name = f"salt {salt['salt']!r}" if salt["salt"] else "no salt"
         pinned = f", {salt['pinned_tokens']} of them pinned" if salt["pinned_tokens"] else ""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from ingot.cache.archive import Seal
 from ingot.cache.tree import Node, Owner
 from ingot.engine.archiving import adopt, export
-from ingot.engine.request import CacheReport, CacheStatus, Request, SaltStatus
+from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, Request, SaltStatus
 from ingot.engine.reuse import Reuse
 from ingot.errors import Unsupported
 from ingot.models.adapter import Adapter
@@ -76,8 +76,9 @@ def _status(reuse: Reuse, tenant: str) -> CacheStatus:
     index, counts = reuse.index, reuse.counts[tenant]
     return CacheStatus(
         limit_bytes=reuse.limit,
-        used_bytes=index.nbytes,
-        evictions=index.evictions,
+        used_bytes=index.shares.held[tenant],
+        evictions=index.shares.evictions[tenant],
+        totals=CacheTotals(len(index.shares.held), index.nbytes, index.shares.evictions.total()),
         prompts=counts.prompts,
         hits=counts.hits,
         prompt_tokens=counts.prompt_tokens,

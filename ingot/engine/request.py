@@ -276,12 +276,22 @@ class SaltStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStatus:
-    """What is kept of one tenant's prompts, and what that was good for; bytes and evictions are the whole server's."""
+class CacheTotals:
+    """What is kept of all tenants' prompts."""
 
-    limit_bytes: int
+    tenants: int
     used_bytes: int
     evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """What is kept of one tenant's prompts, and what that was good for."""
+
+    limit_bytes: int  # for all tenants
+    used_bytes: int
+    evictions: int
+    totals: CacheTotals  # which are no tenant's business, but the administrator's
     prompts: int = 0  # that could have taken something over,
     hits: int = 0  # and did
     prompt_tokens: int = 0

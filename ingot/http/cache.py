@@ -40,7 +40,9 @@ def cache_endpoints(service: Service) -> dict[str, Any]:
     engine = service.engine
 
     async def show(request: Request) -> Response:
-        return Json(CacheBody.of(await asyncio.to_thread(engine.kept.status, answer_of(request.scope).tenant)))
+        answer = answer_of(request.scope)
+        status = await asyncio.to_thread(engine.kept.status, answer.tenant)
+        return Json(CacheBody.of(status, admin=answer.admin))
 
     async def clear(request: Request) -> Response:
         return Json(ClearedBody(await asyncio.to_thread(engine.kept.clear, answer_of(request.scope).tenant)))

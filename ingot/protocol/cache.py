@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import CacheReport, CacheStatus, SaltStatus
+from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, SaltStatus
 from ingot.protocol.answers import Job, Note
 from ingot.protocol.fields import Kind, Reading, Schema, Terms
 from ingot.protocol.openai_chat import CHAT_BODY, read_chat
@@ -35,8 +35,21 @@ class SaltBody(Struct):
         return cls(status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes)
 
 
+class CacheTotalsBody(Struct):
+    """What is kept of everybody's prompts, and of how many keys'."""
+
+    tenants: int
+    used_bytes: int
+    evictions: int
+
+    @classmethod
+    def of(cls, totals: CacheTotals) -> CacheTotalsBody:
+        return cls(totals.tenants, totals.used_bytes, totals.evictions)
+
+
 class CacheBody(Struct):
-    """`limit_bytes`, `used_bytes` and `evictions` are the whole server's, the rest is the asking tenant's."""
+    """`limit_bytes` is the whole server's, the rest is the asking tenant's. The administrator, and everybody where
+    there are no keys, is told the `totals` too."""
 
     limit_bytes: int
     used_bytes: int
@@ -46,9 +59,10 @@ class CacheBody(Struct):
     prompt_tokens: int
     matched_tokens: int
     salts: list[SaltBody]
+    totals: CacheTotalsBody | UnsetType = UNSET
 
     @classmethod
-    def of(cls, status: CacheStatus) -> CacheBody:
+    def of(cls, status: CacheStatus, *, admin: bool) -> CacheBody:
         return cls(
             limit_bytes=status.limit_bytes,
             used_bytes=status.used_bytes,
@@ -58,6 +72,7 @@ class CacheBody(Struct):
             prompt_tokens=status.prompt_tokens,
             matched_tokens=status.matched_tokens,
             salts=[SaltBody.of(salt) for salt in status.salts],
+            totals=CacheTotalsBody.of(status.totals) if admin else UNSET,
         )
 
 

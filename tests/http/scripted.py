@@ -14,6 +14,7 @@ from ingot.config import Settings
 from ingot.engine.request import (
     CacheReport,
     CacheStatus,
+    CacheTotals,
     Ended,
     Event,
     Failed,
@@ -157,7 +158,7 @@ class ScriptedKeeping:
         self.cleared: list[str] = []
 
     def status(self, tenant: str) -> CacheStatus:
-        return CacheStatus(1000, 200, 3, 5, 4, 80, 60, (SaltStatus("", 2, 20, 0, 10, 200),))
+        return CacheStatus(1000, 200, 3, CacheTotals(1, 200, 3), 5, 4, 80, 60, (SaltStatus("", 2, 20, 0, 10, 200),))
 
     def clear(self, tenant: str) -> int:
         self.cleared.append(tenant)

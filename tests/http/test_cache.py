@@ -14,7 +14,7 @@ from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
 
 PROMPT = list(range(1, 60))
-ANN, BOB = {"x-api-key": "ann-key"}, {"x-api-key": "bob-key"}
+ANN, BOB, ROOT = ({"x-api-key": f"{name}-key"} for name in ("ann", "bob", "root"))
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     keys.write_text("ann-key\nbob-key\n")
     engine = engines.start("llama", cache_bytes=1 << 22)
     with (
-        running(engine, settings(api_key_file=keys)) as url,
+        running(engine, settings(api_key_file=keys, admin_api_key="root-key")) as url,
         httpx.Client(base_url=url, timeout=60) as made,
     ):
         yield made
@@ -58,6 +58,21 @@ def test_what_is_kept_is_counted_for_its_own_tenant(client: httpx.Client) -> Non
     assert (ann["hits"], ann["matched_tokens"]) == (1, 59)
     assert ann["salts"][0]["tokens"] >= 61 and ann["salts"][0]["bytes"] == ann["used_bytes"] > 0
     assert (bob["salts"], bob["hits"], bob["prompts"]) == ([], 0, 0)
+    assert (bob["used_bytes"], bob["evictions"]) == (0, 0)
+
+
+def test_the_totals_are_the_administrators_to_see(client: httpx.Client) -> None:
+    complete(client, PROMPT)
+    complete(client, PROMPT, BOB)
+    told = [client.get("/v1/cache", headers=key).json() for key in (ANN, BOB, ROOT)]
+    assert [("totals" in one) for one in told] == [False, False, True]
+    assert told[2]["totals"]["tenants"] == 2
+    assert told[2]["totals"]["used_bytes"] == told[0]["used_bytes"] + told[1]["used_bytes"] > told[2]["used_bytes"] == 0
+
+
+def test_where_there_are_no_keys_everybody_sees_the_totals() -> None:
+    with running(ScriptedEngine(), settings()) as url, httpx.Client(base_url=url) as own:
+        assert own.get("/v1/cache").json()["totals"] == {"tenants": 1, "used_bytes": 200, "evictions": 3}
 
 
 def test_tenants_share_nothing_and_are_told_nothing_of_each_other(client: httpx.Client) -> None:

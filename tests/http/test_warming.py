@@ -66,7 +66,7 @@ def test_each_tenant_gets_its_own(engine: Engine, tmp_path: Path) -> None:
     path.write_text(SYSTEM)
     keys.write_text("ann\nbob\n")
     with running(engine, settings(warm_prompts=path, api_key_file=keys)) as url:
-        until(lambda: not engine.status() and engine.kept.status("").used_bytes > 0)
+        until(lambda: not engine.status() and engine.kept.status("").totals.used_bytes > 0)
         for key in ("ann", "bob"):
             answer = ask(url, [system(SYSTEM), user("Hello!")], headers={"x-api-key": key})
             assert answer["ingot"]["cache"]["matched_tokens"] > len(SYSTEM)
