@@ -41,7 +41,7 @@ class Explanation:
     - unseen: nothing that begins like the prompt was kept
     - diverged: what was kept goes on otherwise
     - evicted: it was kept, and had to go
-    - checkpoint: more is known, but this model can be resumed only at the ends of messages and chunks
+    - checkpoint: more is known, but this model can be resumed only where messages and chunks end or prompts parted
     - salt: it is kept under another salt of the same tenant
     """
 

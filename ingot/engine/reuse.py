@@ -1,7 +1,8 @@
 """Taking over what was computed before: the prefix index at work in the step loop.
 
 A sequence that is admitted starts behind the longest prefix that is known; what it computes is kept as it goes, at the
-ends of messages and at strides, and at its own end. Kept records give way to running sequences at once.
+ends of messages, where prompts part, at strides, and at its own end. Kept records give way to running sequences at
+once.
 """
 
 from __future__ import annotations

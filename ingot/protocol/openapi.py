@@ -288,7 +288,7 @@ OPERATIONS = (
         "importCache",
         "POST",
         IMPORT_PATH,
-        "Keep what another server of the same model kept.",
+        "Keep what a server of the same model and archive key kept; for the administrator's key.",
         AdoptedBody,
         errors=(400, 408, 413, 415),
         takes_file=True,
