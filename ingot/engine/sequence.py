@@ -37,9 +37,8 @@ class Sequence:
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
-    agreed: dict[int, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # by ticket: lengths of both, tokens in common
+    agreed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By another's ticket: its own length, the other's, and how many tokens they have in common."""
     cached: int = 0  # tokens that were taken over when it first ran
     report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it
