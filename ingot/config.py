@@ -162,6 +162,10 @@ class Settings:
         "stable: past turns stay in the prompt as they were computed; official: as the chat template rewrites them",
         choices=("stable", "official"),
     )
+    trust_special_tokens: bool = setting(
+        False,
+        "let the text of control tokens, such as <|im_end|>, in messages, tools and their results be those tokens",
+    )
 
     tool_format: str | None = setting(
         None, "how the model writes tool calls (default: what its chat template shows)", check=format_problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class ByteVocabulary:
     spelling = "plain"
     special_ids = frozenset({CLS, SEP})
     size = VOCAB
+    added: Mapping[str, bool] = {}
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         inner = list(text.encode())

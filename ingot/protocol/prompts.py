@@ -58,6 +58,7 @@ def rendered(
         history=history or served.history,
         remembers=remembers,
         salt=f"{len(served.tenant)} {served.tenant} {salt}",
+        trusted=served.trusting,
     )
     composer = Composer(served.tokenizer, template, served.answers, served.encodings)
     return composer.compose(conversation, format or served.format, add_special=add_special)

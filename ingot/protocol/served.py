@@ -47,6 +47,7 @@ class Served:
     thinking: bool | None = None  # what holds where a request says nothing; None: what the template does
     thinking_budget: int | None = None
     history: History = "stable"  # how past turns are rendered, where a request says nothing
+    trusting: bool = False  # control tokens are tokens in messages too, not only where the template writes them
     answers: Answers = field(default_factory=Answers)  # what was generated, for the turns that follow
     encodings: Encodings = field(default_factory=Encodings)  # what was encoded, for the same
     tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
@@ -87,6 +88,7 @@ class Served:
             {"on": True, "off": False}.get(settings.thinking),
             settings.thinking_budget,
             cast(History, settings.template_history),
+            settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
             encoders=encoders or {},
         )

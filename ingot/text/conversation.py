@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.canonical import ordered_tools, reasoning_of, settled, threads, visible_text
+from ingot.text.controls import Controls, Quoting
 from ingot.text.encodings import Encodings
 from ingot.text.formats.format import Format, Thinking
 from ingot.text.messages import plain_text
@@ -51,6 +52,7 @@ class Conversation:
     history: History = "stable"
     remembers: bool = True  # past answers are recalled, and this one's may be kept
     salt: str = ""  # conversations with different salts share no answers
+    trusted: bool = False  # the text of a control token is that token, whoever wrote it
 
 
 class Composer:
@@ -72,15 +74,19 @@ class Composer:
         traits = self._template.traits_for(bool(wanted.tools))
         messages, removed = settled(wanted.messages)
         named = threads(messages, wanted.salt, ids=traits.call_ids)
-        lines, pieces, done = self._drafted(wanted, messages, traits, format)
+        quoting = self._quoting(wanted, format)
+        lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting)
         recalls = wanted.remembers and wanted.history == "stable"
         recalled = self._recalled(lines, pieces, messages, named) if recalls else {}
         _check_calls_shown(lines, pieces, recalled)
-        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt)
+        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting)
         self._weave(weaver, lines, pieces, recalled)
         if begun := wanted.appended(weaver.text):
             weaver.add_text(Owner(), begun)
         tokens, spans = weaver.woven(add_special=add_special)
+        opening, quoted = quoting.read(pieces[-1].text + begun)
+        # What of an opening is a client's own text could not be told from a control token later on.
+        remembers = wanted.remembers and len(pieces) > 1 and not quoted
         if not tokens:
             raise BadRequest(
                 "The chat template makes nothing of these messages: the prompt is empty.", param="messages"
@@ -89,20 +95,31 @@ class Composer:
             tokens=tokens,
             text=weaver.text,
             spans=spans,
-            opening=pieces[-1].text + begun,
+            opening=opening,
             history=wanted.history,
             recalled=len(recalled),
             adapted=removed + done,
-            thread=named[-2 if wanted.continued else -1] if wanted.remembers and len(pieces) > 1 else b"",
+            thread=named[-2 if wanted.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
             begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
         )
 
+    def _quoting(self, wanted: Conversation, format: Format) -> Quoting:
+        controls = Controls() if wanted.trusted else self._tokenizer.controls
+        said = (wanted.messages, wanted.tools, wanted.variables)
+        thinking = format.thinking
+        return Quoting(controls, said, exempt=() if thinking is None else (thinking.open, thinking.close))
+
     def _drafted(
-        self, wanted: Conversation, messages: list[Mapping[str, Any]], traits: Traits, format: Format
+        self,
+        wanted: Conversation,
+        messages: list[Mapping[str, Any]],
+        traits: Traits,
+        format: Format,
+        quoting: Quoting,
     ) -> tuple[list[Line], list[Piece], tuple[str, ...]]:
         """The lines that the template got, what it made of them, and what had to be done to them before."""
-        tools = ordered_tools(wanted.tools)
+        messages, tools = quoting.messages(messages), quoting.told(ordered_tools(wanted.tools))
         mark = secrets.token_hex(16)
         lines, done = _lines(
             _with_mark(messages, mark) if wanted.continued else messages, tools, traits, format, wanted.history
@@ -110,7 +127,8 @@ class Composer:
         tags = self._tags_to_write(traits, format) if wanted.history == "stable" else None
         if tags is not None:
             lines = [_with_thinking(line, tags) for line in lines]
-        pieces = self._rendered(lines, tools if traits.tools else None, wanted)
+        variables = quoting.told(wanted.variables)
+        pieces = self._rendered(lines, tools if traits.tools else None, replace(wanted, variables=variables))
         if wanted.continued:
             pieces = _cut(pieces, mark)
         if tags is not None:

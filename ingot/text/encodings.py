@@ -19,7 +19,7 @@ MOST_BYTES: Final = 32 << 20
 _OVERHEAD: Final = 200
 
 Encoding = tuple[Sequence[int], Sequence[int]]
-_Key = tuple[str, str, tuple[int, ...]]
+_Key = tuple[str, str, tuple[int, ...], tuple[int, ...] | None]
 
 
 class Encodings:
@@ -31,27 +31,37 @@ class Encodings:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def encode(self, tokenizer: Tokenizer, text: str, places: Sequence[int], *, salt: str) -> Encoding:
-        """The ids of a text, and how many of them end at or before each place in it.
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        text: str,
+        places: Sequence[int],
+        *,
+        salt: str,
+        quoted: tuple[int, ...] | None = None,
+    ) -> Encoding:
+        """The ids of a text, and how many of them end at or before each place in it; `quoted` as for a tokenizer.
 
         Texts of different salts do not help each other: how long it takes must not tell what others have sent.
         """
-        key = (salt, text, tuple(places))
+        key = (salt, text, tuple(places), quoted)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
-        ids, ends = self._encoded(tokenizer, text, places)
+        ids, ends = self._encoded(tokenizer, text, places, quoted)
         made = (array("I", ids), tuple(ends))
         with self._lock:
             self._keep(key, made)
         return made
 
-    def _encoded(self, tokenizer: Tokenizer, text: str, places: Sequence[int]) -> Encoding:
+    def _encoded(
+        self, tokenizer: Tokenizer, text: str, places: Sequence[int], quoted: tuple[int, ...] | None
+    ) -> Encoding:
         if list(places) == [len(text)]:  # nothing within it is asked for, which takes less time
-            ids = tokenizer.encode(text, add_special=False)
+            ids = tokenizer.encode(text, add_special=False, quoted=quoted)
             return ids, [len(ids)]
-        return tokenizer.encode_with_places(text, places, add_special=False)
+        return tokenizer.encode_with_places(text, places, add_special=False, quoted=quoted)
 
     def _keep(self, key: _Key, made: tuple[array[int], tuple[int, ...]]) -> None:
         if key in self._kept:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from ingot.errors import BadRequest, InputTooLong, ModelError
 from ingot.text import vocabulary
+from ingot.text.controls import Controls, finder
 from ingot.text.vocabulary import Vocabulary
 
 REMEDY = 'Shorten it, or send "truncate": true to have its end cut off.'
@@ -95,6 +96,7 @@ class RerankInputs(ABC):
 
     def __init__(self, vocabulary: Vocabulary, *, length: int) -> None:
         self._vocabulary, self.length = vocabulary, length
+        self._text = _PlainText(vocabulary)
 
     @abstractmethod
     def read(
@@ -133,11 +135,11 @@ class PairInputs(RerankInputs):
     ) -> list[Piece]:
         assert instruction is None, "a cross-encoder takes no instruction"
         frame = self._frame
-        before = (*frame.begin, *_encode(self._vocabulary, query))
+        before = (*frame.begin, *self._text.encode(query))
         room = _room(self.length, len(before) + len(frame.middle) + len(frame.end))
         pieces = []
         for number, document in enumerate(documents):
-            tokens = _encode(self._vocabulary, document)
+            tokens = self._text.encode(document)
             allowed = len(tokens) if most is None else min(most, len(tokens))
             if allowed > room and not truncate:
                 raise _too_long(self.length - room + allowed, self.length, number)
@@ -169,12 +171,12 @@ class JudgeInputs(RerankInputs):
     ) -> list[Piece]:
         asked = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
         room = self.length - len(self._opening) - len(self._closing)
-        _room(room, len(_encode(self._vocabulary, asked)))
+        _room(room, len(self._text.encode(asked)))
         pieces = []
         for number, document in enumerate(documents):
             told = document if most is None else self._shortened(document, most)
             # As one text: how a document's first word is written depends on what stands before it.
-            tokens = _encode(self._vocabulary, asked + told)
+            tokens = self._text.encode(asked + told)
             if len(tokens) > room and not truncate:
                 raise _too_long(self.length - room + len(tokens), self.length, number)
             cut = len(tokens) > room or told != document
@@ -182,8 +184,23 @@ class JudgeInputs(RerankInputs):
         return pieces
 
     def _shortened(self, document: str, most: int) -> str:
-        tokens = _encode(self._vocabulary, document)
+        tokens = self._text.encode(document)
         return document if len(tokens) <= most else self._vocabulary.decode(tokens[:most], skip_special=False)
+
+
+class _PlainText:
+    """Encodes what is text throughout, such as a document that may hold what would end it and answer for the model."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        controls = Controls.of(vocabulary.added, source="").all
+        self._vocabulary, self._finder = vocabulary, finder(controls)
+        self._framed = vocabulary.framed(controls) if controls else None
+
+    def encode(self, text: str) -> list[int]:
+        quoted = self._finder.places(text)
+        if self._framed is None or not (quoted or self._framed.always):
+            return _encode(self._vocabulary, text)
+        return self._framed.encode(text, (), quoted)[0]
 
 
 def answer_tokens(vocabulary: Vocabulary) -> tuple[int, int]:

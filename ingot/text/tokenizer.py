@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import ModelError
 from ingot.text import vocabulary
+from ingot.text.controls import Controls
 from ingot.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer, byte_of
 from ingot.text.template import ChatTemplate
 from ingot.text.vocabulary import Vocabulary
@@ -40,6 +41,8 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
         self.special_ids = vocabulary.special_ids
         self.vocab_size = vocabulary.size
+        self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
+        self._framed = vocabulary.framed(self.controls.all)
         self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
 
     @classmethod
@@ -58,18 +61,38 @@ class Tokenizer:
             template=_chat_template(sources, named),
         )
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:
         """The ids of `text`, in which the text of a special token becomes that token.
 
-        `add_special` adds what the model wants around a bare prompt, such as its first token; a rendered chat
-        already holds it.
+        - `add_special` adds what the model wants around a bare prompt, such as its first token; a rendered chat
+          already holds it.
+        - `quoted`: a control token that begins at one of these places is text. None: every one is a token.
         """
-        return self._vocabulary.encode(text, add_special=add_special)
+        if self._takes_at_its_word(quoted):
+            return self._vocabulary.encode(text, add_special=add_special)
+        return self.encode_with_places(text, (), add_special=add_special, quoted=quoted)[0]
 
-    def encode_with_places(self, text: str, places: Sequence[int], *, add_special: bool) -> tuple[list[int], list[int]]:
+    def encode_with_places(
+        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
+    ) -> tuple[list[int], list[int]]:
         """The ids of `text`, and how many of them end before or at each of the `places` in it."""
-        ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
-        return ids, [bisect_right(ends, place) for place in places]
+        if self._takes_at_its_word(quoted):
+            ids, ends = self._vocabulary.encode_with_ends(text, add_special=add_special)
+            return ids, [bisect_right(ends, place) for place in places]
+        ids, counts = self._framed.encode(text, places, quoted or ())
+        if not add_special:
+            return ids, counts
+        begin, end = self._around(text)
+        return [*begin, *ids, *end], [len(begin) + count for count in counts]
+
+    def _takes_at_its_word(self, quoted: Collection[int] | None) -> bool:
+        return quoted is None or not (quoted or self._framed.always)
+
+    def _around(self, text: str) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts around a bare text."""
+        inner, whole = (self._vocabulary.encode(text, add_special=each) for each in (False, True))
+        at = next((at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner), 0)
+        return whole[:at], whole[at + len(inner) :]
 
     def sets_apart(self, text: str) -> bool:
         """Whether `text` begins with a token that is encoded as such whatever stands before it."""

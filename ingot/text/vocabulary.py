@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -17,6 +16,8 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest, ModelError
+from ingot.text.characters import whole_characters
+from ingot.text.framed import Framed, FramedLibrary, FramedSlow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer
@@ -32,6 +33,7 @@ class Vocabulary(Protocol):
     special_ids: frozenset[int]
     size: int
     set_apart: tuple[str, ...]  # tokens that are found in a text before anything else is, wherever they stand
+    added: Mapping[str, bool]  # tokens that are found in a text whole, and whether each is special
 
     def encode(self, text: str, *, add_special: bool) -> list[int]: ...
 
@@ -48,6 +50,9 @@ class Vocabulary(Protocol):
 
     def id_of(self, piece: str) -> int | None: ...
 
+    def framed(self, controls: Collection[str]) -> Framed:
+        """An encoder to which these tokens, of the added ones, are tokens only where it is told so."""
+
 
 class FastVocabulary:
     """A `tokenizers.Tokenizer`, never changed after construction."""
@@ -57,6 +62,7 @@ class FastVocabulary:
         self.spelling = _spelling(_decoder_chain(library))
         added = library.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.added: Mapping[str, bool] = {token.content: token.special for token in added.values() if token.content}
         self.size = max(library.get_vocab_size(), *(id + 1 for id in added), 0)
         # Not those that take white space before them along, look at what stands there, or are found only after the
         # text was normalized.
@@ -68,12 +74,12 @@ class FastVocabulary:
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         # The batch calls let other threads run meanwhile; the fast one skips the offsets that nobody reads here.
-        with _whole_characters():
+        with whole_characters():
             [encoding] = self._library.encode_batch_fast([text], add_special_tokens=add_special)
         return encoding.ids
 
     def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
-        with _whole_characters():
+        with whole_characters():
             [encoding] = self._library.encode_batch([text], add_special_tokens=add_special)
         return encoding.ids, [end for _, end in encoding.offsets]
 
@@ -93,13 +99,8 @@ class FastVocabulary:
     def id_of(self, piece: str) -> int | None:
         return self._library.token_to_id(piece)
 
-
-@contextmanager
-def _whole_characters() -> Iterator[None]:
-    try:
-        yield
-    except (UnicodeEncodeError, TypeError):
-        raise BadRequest("The text holds half of a surrogate pair, which no tokenizer can read.") from None
+    def framed(self, controls: Collection[str]) -> Framed:
+        return FramedLibrary(self._library, controls)
 
 
 class SlowVocabulary:
@@ -111,6 +112,9 @@ class SlowVocabulary:
     def __init__(self, slow: PreTrainedTokenizer) -> None:
         self._slow = slow
         self.special_ids = frozenset(slow.all_special_ids)
+        self.added: Mapping[str, bool] = {
+            token.content: id in self.special_ids for id, token in slow.added_tokens_decoder.items()
+        }
         self.size = len(slow)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -136,6 +140,9 @@ class SlowVocabulary:
     def id_of(self, piece: str) -> int | None:
         id = cast(int | None, self._slow.convert_tokens_to_ids(piece))
         return id if id is not None and self.piece(id) == piece else None
+
+    def framed(self, controls: Collection[str]) -> Framed:
+        return FramedSlow(self._slow, controls)
 
 
 def _characters(piece: str) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ingot.text.controls import Quoting
 from ingot.text.encodings import Encoding, Encodings
 from ingot.text.prompt import Span
 
@@ -26,14 +27,15 @@ class Owner:
 class _Strand:
     owner: Owner
     text: str
-    tokens: Sequence[int] | None  # None: the text is still to be encoded
+    tokens: Sequence[int] | None = None  # None: the text is still to be encoded
+    quoted: tuple[int, ...] = ()  # where it only looks as if a control token began
 
 
 class Weaver:
     """Texts that follow one another give the tokens of one text: how they were cut cannot be seen."""
 
-    def __init__(self, tokenizer: Tokenizer, encodings: Encodings, salt: str) -> None:
-        self._tokenizer, self._encodings, self._salt = tokenizer, encodings, salt
+    def __init__(self, tokenizer: Tokenizer, encodings: Encodings, salt: str, quoting: Quoting) -> None:
+        self._tokenizer, self._encodings, self._salt, self._quoting = tokenizer, encodings, salt, quoting
         self._strands: list[_Strand] = []
 
     @property
@@ -41,7 +43,8 @@ class Weaver:
         return "".join(strand.text for strand in self._strands)
 
     def add_text(self, owner: Owner, text: str) -> None:
-        self._strands.append(_Strand(owner, text, None))
+        meant, quoted = self._quoting.read(text)
+        self._strands.append(_Strand(owner, meant, None, quoted))
 
     def add_tokens(self, owner: Owner, tokens: Sequence[int]) -> None:
         self._strands.append(_Strand(owner, self._tokenizer.decode(tokens, skip_special=False), tokens))
@@ -61,7 +64,7 @@ class Weaver:
         """Strands that have to be encoded together; those of tokens stand alone."""
         run: list[_Strand] = []
         for strand in self._strands:
-            if run and (strand.tokens is not None or self._tokenizer.sets_apart(strand.text)):
+            if run and (strand.tokens is not None or self._set_apart(strand)):
                 yield run
                 run = []
             run.append(strand)
@@ -71,18 +74,28 @@ class Weaver:
         if run:
             yield run
 
+    def _set_apart(self, strand: _Strand) -> bool:
+        return 0 not in strand.quoted and self._tokenizer.sets_apart(strand.text)
+
     def _encoded(self, run: list[_Strand], *, add_special: bool) -> Encoding:
         if run[0].tokens is not None:
             return run[0].tokens, [len(run[0].tokens)]
         text = "".join(strand.text for strand in run)
         places = list(accumulate(len(strand.text) for strand in run))
+        quoted = None if self._quoting.trusting else tuple(_moved(run, places))
         made: Encoding
         if add_special:
-            made = self._tokenizer.encode_with_places(text, places, add_special=True)
+            made = self._tokenizer.encode_with_places(text, places, add_special=True, quoted=quoted)
         else:
-            made = self._encodings.encode(self._tokenizer, text, places, salt=self._salt)
+            made = self._encodings.encode(self._tokenizer, text, places, salt=self._salt, quoted=quoted)
         ids, ends = made
         return ids, [*ends[:-1], len(ids)]
+
+
+def _moved(run: list[_Strand], ends: list[int]) -> Iterator[int]:
+    """The places that are quoted in each strand, counted from the beginning of the run."""
+    for strand, end in zip(run, ends, strict=True):
+        yield from (end - len(strand.text) + place for place in strand.quoted)
 
 
 def _extend(spans: list[Span], owner: Owner, end: int) -> None:

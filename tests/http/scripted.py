@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
+from ingot.text.controls import Controls
 from ingot.text.template import ChatTemplate
 
 CHATML = (
@@ -54,18 +55,21 @@ class ByteTokenizer:
     vocab_size = VOCAB
     eos_ids = frozenset({257})
     special_ids = frozenset({BOS, 257})
+    controls = Controls()  # no byte is one
 
     def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
         self.template = compiled(template) if template is not None else None
         self.bos = bos
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:
         return [BOS] * (add_special and self.bos) + list(text.encode())
 
     def sets_apart(self, text: str) -> bool:
         return True
 
-    def encode_with_places(self, text: str, places: Sequence[int], *, add_special: bool) -> tuple[list[int], list[int]]:
+    def encode_with_places(
+        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
+    ) -> tuple[list[int], list[int]]:
         first = self.encode("", add_special=add_special)
         return first + list(text.encode()), [len(first) + len(text[:place].encode()) for place in places]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.text.controls import Quoting
 from ingot.text.encodings import Encodings
 from ingot.text.tokenizer import Tokenizer
 from ingot.text.weave import Owner, Weaver
@@ -25,11 +26,13 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, quoted: Any = None) -> list[int]:
         self.asked.append(text)
         return list(text.encode())
 
-    def encode_with_places(self, text: str, places: Sequence[int], *, add_special: bool) -> tuple[list[int], list[int]]:
+    def encode_with_places(
+        self, text: str, places: Sequence[int], *, add_special: bool, quoted: Any = None
+    ) -> tuple[list[int], list[int]]:
         return self.encode(text, add_special=add_special), list(places)
 
 
@@ -80,7 +83,7 @@ def test_a_text_in_strands_gives_the_tokens_of_the_whole(made: Load, name: str) 
 
     @given(WORDS, st.data())
     def holds(words: list[str], data: st.DataObject) -> None:
-        weaver = Weaver(tokenizer, Encodings(), "")
+        weaver = Weaver(tokenizer, Encodings(), "", Quoting())
         cuts = data.draw(st.lists(st.integers(0, len(words)), max_size=4).map(sorted))
         for at, (begin, end) in enumerate(zip([0, *cuts], [*cuts, len(words)], strict=True)):
             weaver.add_text(Owner(at, "user"), "".join(words[begin:end]))
