@@ -9,6 +9,7 @@ encoded as one text.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ class Composer:
         lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting)
         recalls = wanted.remembers and wanted.history == "stable"
         recalled = self._recalled(lines, pieces, messages, named) if recalls else {}
-        _check_calls_shown(lines, pieces, recalled)
+        check_calls_shown(lines, pieces, recalled)
         weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting)
         self._weave(weaver, lines, pieces, recalled)
         if begun := wanted.appended(weaver.text):
@@ -168,10 +169,10 @@ class Composer:
         self, lines: list[Line], pieces: list[Piece], messages: Messages, named: list[bytes]
     ) -> dict[int, Answer]:
         """The answers that are remembered, by the number of their line, where a line has one place in the text."""
-        shown = [piece.message for piece in pieces[:-1] if piece.text]
+        shown = places_of(pieces[:-1])
         found: dict[int, Answer] = {}
         for at, line in enumerate(lines):
-            if line.role != "assistant" or len(line.sources) != 1 or shown.count(at) != 1:
+            if line.role != "assistant" or len(line.sources) != 1 or shown[at] != 1:
                 continue
             source = line.sources[0]
             answer = self._answers.recall(named[source + 1], reasoning_of(messages[source]))
@@ -272,12 +273,23 @@ def _owner(line: Line) -> Owner:
     return Owner(line.sources[0] if line.sources else None, line.role)
 
 
-def _check_calls_shown(lines: list[Line], pieces: list[Piece], recalled: Mapping[int, Answer]) -> None:
+def places_of(pieces: Sequence[Piece]) -> Counter[int | None]:
+    """In how many places of the text each message is shown."""
+    return Counter(piece.message for piece in pieces if piece.text)
+
+
+def check_calls_shown(lines: list[Line], pieces: list[Piece], recalled: Mapping[int, Answer]) -> None:
     """A template may leave calls out without a word; the model would answer to half a history."""
-    text = "".join(piece.text for piece in pieces)
+    own: dict[int, str] = {}
+    for piece in pieces:
+        if piece.message is not None:
+            own[piece.message] = own.get(piece.message, "") + piece.text
+    whole = "".join(piece.text for piece in pieces)
     for at, line in enumerate(lines):
         for call in (line.message.get("tool_calls") or ()) if at not in recalled else ():
-            if call["function"]["name"] not in text:
+            name = call["function"]["name"]
+            # In its own place as a rule, where it is found without looking through everything.
+            if name not in own.get(at, "") and name not in whole:
                 path = f"messages.{line.sources[0]}.tool_calls"
                 raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
 

@@ -7,7 +7,7 @@ What a template does is known from trying it (`traits`); a template that can ren
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,27 +32,44 @@ class Line:
 def in_order(lines: Iterable[Line], traits: Traits, history: History) -> tuple[list[Line], tuple[str, ...]]:
     """The lines as the template can take them, and the names of what was done to them."""
     done: set[str] = set()
-    placed: list[Line] = []
+    groups: list[_Group] = []
+    begun = False  # somebody but the system has spoken
     for line in lines:
         if line.role == "developer" and not traits.developer:
             line = replace(line, message={**line.message, "role": "system"})
-        if line.role == "system" and _misplaced(placed, traits, history):
+        if line.role == "system" and _misplaced(begun, traits, history):
             line = _as_user(line)
             done.add("system-folded")
-        if placed and placed[-1].role == "tool" and line.role == "user" and not traits.user_after_results:
-            placed.append(Line({"role": "assistant", "content": ""}, ()))
+        begun = begun or line.role != "system"
+        last = groups[-1] if groups else None
+        if last is not None and last.role == "tool" and line.role == "user" and not traits.user_after_results:
+            last = _Group([Line({"role": "assistant", "content": ""}, ())])
+            groups.append(last)
             done.add("empty-answer-inserted")
-        if placed and _belong_together(placed[-1], line, traits):
-            if not line.folded and not placed[-1].folded:
+        if last is not None and _belong_together(last, line, traits):
+            if not line.folded and not last.folded:
                 done.add(f"{line.role}-merged")
-            placed[-1] = _merged(placed[-1], line)
+            last.lines.append(line)
+            last.folded = last.folded and line.folded
         else:
-            placed.append(line)
-    return placed, tuple(sorted(done))
+            groups.append(_Group([line], line.folded))
+    return [_merged(group) for group in groups], tuple(sorted(done))
 
 
-def _misplaced(before: list[Line], traits: Traits, history: History) -> bool:
-    if all(line.role == "system" for line in before):
+@dataclass(slots=True)
+class _Group:
+    """Lines of one role that make one message."""
+
+    lines: list[Line]
+    folded: bool = False  # all of them are
+
+    @property
+    def role(self) -> str:
+        return self.lines[0].role
+
+
+def _misplaced(begun: bool, traits: Traits, history: History) -> bool:
+    if not begun:
         return not traits.system
     return traits.late_system == "lost" or (traits.late_system == "moved" and history == "stable")
 
@@ -63,7 +80,7 @@ def _as_user(line: Line) -> Line:
     return replace(line, message={"role": "user", "content": f"<system>\n{text}\n</system>"}, folded=True)
 
 
-def _belong_together(first: Line, second: Line, traits: Traits) -> bool:
+def _belong_together(first: _Group, second: Line, traits: Traits) -> bool:
     if first.role != second.role:
         return False
     if first.role == "user" and (first.folded or second.folded):
@@ -71,21 +88,26 @@ def _belong_together(first: Line, second: Line, traits: Traits) -> bool:
     return first.role in ("system", "user", "assistant") and first.role not in traits.repeats
 
 
-def _merged(first: Line, second: Line) -> Line:
-    message = {**first.message, "content": _joined(first.message.get("content"), second.message.get("content"))}
-    if calls := [*(first.message.get("tool_calls") or ()), *(second.message.get("tool_calls") or ())]:
+def _merged(group: _Group) -> Line:
+    if len(group.lines) == 1:
+        return group.lines[0]
+    messages = [line.message for line in group.lines]
+    message = {**messages[0], "content": _joined([each.get("content") for each in messages])}
+    if calls := [call for each in messages for call in each.get("tool_calls") or ()]:
         message["tool_calls"] = calls
-    if thought := [text for each in (first, second) if (text := each.message.get("reasoning_content"))]:
+    if thought := [text for each in messages if (text := each.get("reasoning_content"))]:
         message["reasoning_content"] = "\n\n".join(thought)
-    return Line(message, first.sources + second.sources, first.folded and second.folded)
+    return Line(message, tuple(source for line in group.lines for source in line.sources), group.folded)
 
 
-def _joined(first: Any, second: Any) -> Any:
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    return [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
+def _joined(contents: Sequence[Any]) -> Any:
+    said = [content for content in contents if content]
+    if len(said) < 2:
+        return said[0] if said else contents[-1]
+    if all(isinstance(content, str) for content in said):
+        return "\n\n".join(said)
+    first, *rest = map(_parts, said)
+    return [*first, *(part for parts in rest for part in ({"type": "text", "text": "\n\n"}, *parts))]
 
 
 def _parts(content: Any) -> list[Any]:

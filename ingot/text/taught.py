@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from ingot.errors import BadRequest, Unsupported
@@ -102,14 +103,12 @@ def _call(call: Mapping[str, Any], sources: tuple[int, ...]) -> Call:
 def _with_results_told(lines: list[Line]) -> list[Line]:
     """Results that follow one another make one message, as the calls they answer did."""
     told: list[Line] = []
-    for before, line in zip([None, *lines], lines, strict=False):
-        if line.role != "tool":
-            told.append(line)
-            continue
-        text = f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>"
-        if before is not None and before.role == "tool":
-            text = f"{told[-1].message['content']}\n{text}"
-            told[-1] = Line({"role": "user", "content": text}, told[-1].sources + line.sources)
-        else:
-            told.append(Line({"role": "user", "content": text}, line.sources))
+    for results, group in groupby(lines, lambda line: line.role == "tool"):
+        told += [_told(list(group))] if results else group
     return told
+
+
+def _told(results: list[Line]) -> Line:
+    texts = [f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>" for line in results]
+    sources = tuple(source for line in results for source in line.sources)
+    return Line({"role": "user", "content": "\n".join(texts)}, sources)
