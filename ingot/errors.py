@@ -39,9 +39,11 @@ class Unsupported(BadRequest):
 class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int) -> None:
+    def __init__(self, *, needed: int, limit: int, counted: bool = True) -> None:
+        """`counted`: exactly so many are needed; else at least so many, as nobody has counted them."""
+        told = f"{needed}" if counted else f"at least {needed}"
         super().__init__(
-            f"This request needs {needed} tokens of context (prompt and at least one new token), but the model's "
+            f"This request needs {told} tokens of context (prompt and at least one new token), but the model's "
             f"context is {limit} tokens. Shorten the prompt, or serve with a longer context if the model has one.",
             param="messages",
         )
@@ -53,8 +55,9 @@ class InputTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None) -> None:
-        words = f"This input has {needed} tokens, and the model reads {limit} at most. {remedy}"
+    def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None, counted: bool = True) -> None:
+        told = f"{needed}" if counted else f"at least {needed}"
+        words = f"This input has {told} tokens, and the model reads {limit} at most. {remedy}"
         super().__init__(words, param=param)
         self.needed, self.limit = needed, limit
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.engine.encoding import OfferedEncoder
 from ingot.engine.encoding_request import EncoderCard, Role
+from ingot.text.floor import Floor
 from ingot.text.inputs import PairInputs, RerankInputs, TextInputs
 
 CLS, SEP, VOCAB = 256, 257, 300
@@ -40,6 +41,9 @@ class ByteVocabulary:
 
     def id_of(self, piece: str) -> int | None:
         return None
+
+    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+        return Floor((1, 1, 1, 1, 1, 1))
 
 
 class CountingEncoder:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ingot.engine.request import Reading
-from ingot.errors import BadRequest, Unsupported, nearest
+from ingot.errors import BadRequest, ContextOverflow, Unsupported, nearest
 from ingot.protocol.bounds import TOOL_NAME_CHARS
 from ingot.protocol.prompts import Ending, rendered
 from ingot.protocol.served import Served
@@ -162,18 +162,22 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     tools = _tools(format, ask, names)
     thinking = _with_defaults(served, ask.thinking)
     variables = dict(ask.variables or {}) | _thinking_variables(served, thinking, ask.variables or {})
-    prompt = rendered(
-        served,
-        ask.messages,
-        tools=[tool.as_dict() for tool in tools],
-        ending=ask.ending,
-        extra=variables,
-        appended=lambda text: _closed_thinking(served, format, thinking, ask, text),
-        history=ask.history,
-        format=format,
-        salt=ask.salt,
-        remembers=ask.remembers,
-    )
+    try:
+        prompt = rendered(
+            served,
+            ask.messages,
+            tools=[tool.as_dict() for tool in tools],
+            ending=ask.ending,
+            extra=variables,
+            appended=lambda text: _closed_thinking(served, format, thinking, ask, text),
+            history=ask.history,
+            format=format,
+            salt=ask.salt,
+            remembers=ask.remembers,
+        )
+    except ContextOverflow as error:
+        error.param = names.messages
+        raise
     start = ThinkingStart.after(prompt.text, format.thinking)
     guide = _guide(served, format, tools, ask, thinking, start, prompt.text, names)
     reading = Reading(

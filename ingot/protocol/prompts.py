@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.protocol.served import Served
 from ingot.text.conversation import Composer, Conversation
 from ingot.text.formats.format import Format
 from ingot.text.prompt import Prompt
+from ingot.text.stopping import checkpoint
 from ingot.text.witness import History
 
 # How a rendered conversation ends: where an answer begins, after the last message, or within it.
 Ending = Literal["opened", "closed", "continued"]
 
 
+def text_tokens(served: Served, text: str, *, path: str, add_special: bool = True) -> tuple[int, ...]:
+    """Raises ContextOverflow before it encodes what can only be too long."""
+    checkpoint()
+    context = served.card.context
+    if len(text) > context // 4 and (least := served.tokenizer.least_tokens(text)) > context:
+        error = ContextOverflow(needed=least, limit=context, counted=False)
+        error.param = path
+        raise error
+    return tuple(served.tokenizer.encode(text, add_special=add_special))
+
+
 def text_prompt(served: Served, text: str, *, path: str) -> tuple[int, ...]:
-    tokens = tuple(served.tokenizer.encode(text, add_special=True))
+    tokens = text_tokens(served, text, path=path)
     if not tokens:
         raise BadRequest(f"{path} is empty, and the model has no token that begins a text.", param=path)
     return tokens
@@ -58,6 +70,7 @@ def rendered(
         history=history or served.history,
         remembers=remembers,
         salt=f"{len(served.tenant)} {served.tenant} {salt}",
+        most=served.card.context,
         trusted=served.trusting,
     )
     composer = Composer(served.tokenizer, template, served.answers, served.encodings)

@@ -11,7 +11,7 @@ from ingot.protocol import bounds
 from ingot.protocol.answers import Note
 from ingot.protocol.fields import Bool, ModelName, Text
 from ingot.protocol.messages import CONVERSATION, Message, as_dicts
-from ingot.protocol.prompts import rendered
+from ingot.protocol.prompts import rendered, text_tokens
 from ingot.protocol.records import Record, accepts, requires
 from ingot.protocol.rules import Given, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -80,7 +80,7 @@ def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
             add_special=body.add_special_tokens is True,
         ).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"
-    return tuple(served.tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False))
+    return text_tokens(served, body.prompt, path="prompt", add_special=body.add_special_tokens is not False)
 
 
 def detokenize(value: Any, served: Served) -> Detokenized:

@@ -53,6 +53,7 @@ class Conversation:
     history: History = "stable"
     remembers: bool = True  # past answers are recalled, and this one's may be kept
     salt: str = ""  # conversations with different salts share no answers
+    most: int | None = None  # tokens that a prompt may have; one that is longer for certain is not encoded
     trusted: bool = False  # the text of a control token is that token, whoever wrote it
 
 
@@ -70,7 +71,8 @@ class Composer:
     def compose(self, wanted: Conversation, format: Format, *, add_special: bool = False) -> Prompt:
         """`add_special` adds what the tokenizer puts around a bare text.
 
-        Raises BadRequest or Unsupported where the template refuses the messages or cannot show them.
+        Raises BadRequest or Unsupported where the template refuses the messages or cannot show them, and
+        ContextOverflow where it is certain, before anything is encoded, that the prompt is too long.
         """
         traits = self._template.traits_for(bool(wanted.tools))
         messages, removed = settled(wanted.messages)
@@ -84,6 +86,8 @@ class Composer:
         self._weave(weaver, lines, pieces, recalled)
         if begun := wanted.appended(weaver.text):
             weaver.add_text(Owner(), begun)
+        if wanted.most is not None:
+            weaver.check_length(wanted.most)
         tokens, spans = weaver.woven(add_special=add_special)
         opening, quoted = quoting.read(pieces[-1].text + begun)
         # What of an opening is a client's own text could not be told from a control token later on.

@@ -10,6 +10,7 @@ import codecs
 from collections.abc import Callable
 from typing import Protocol
 
+from ingot.text.spelling import byte_of
 from ingot.text.vocabulary import Vocabulary
 
 
@@ -90,13 +91,3 @@ class PieceDetokenizer:
         if self._begun:
             self._waiting.clear()
         return text
-
-
-def byte_of(piece: str) -> int | None:
-    """The byte that a fallback piece such as `<0x0A>` stands for."""
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        try:
-            return int(piece[3:5], 16)
-        except ValueError:
-            return None
-    return None

@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 from ingot.errors import BadRequest, InputTooLong, ModelError
 from ingot.text import vocabulary
 from ingot.text.controls import Controls, finder
+from ingot.text.floor import Gauge
+from ingot.text.spelling import spelled
+from ingot.text.stopping import checkpoint
 from ingot.text.vocabulary import Vocabulary
 
 REMEDY = 'Shorten it, or send "truncate": true to have its end cut off.'
@@ -63,6 +66,7 @@ class TextInputs:
         self._vocabulary, self.length, self._lower_case = vocabulary, length, lower_case
         self.prompts, self._default_prompt = prompts or {}, default_prompt
         self._begin, self._end = _around_one(vocabulary)
+        self._lengths = _Lengths(vocabulary)
         if length <= len(self._begin) + len(self._end):
             raise ModelError(f"The model reads {length} tokens, which its own marks around a text fill")
 
@@ -73,6 +77,8 @@ class TextInputs:
         """
         name = self._default_prompt if prompt is None else prompt
         whole = (self.prompts[name] if name is not None else "") + text
+        if not truncate:
+            self._lengths.check(whole, self.length)
         tokens = _encode(self._vocabulary, whole.lower() if self._lower_case else whole)
         room = self.length - len(self._begin) - len(self._end)
         if len(tokens) > room and not truncate:
@@ -96,7 +102,7 @@ class RerankInputs(ABC):
 
     def __init__(self, vocabulary: Vocabulary, *, length: int) -> None:
         self._vocabulary, self.length = vocabulary, length
-        self._text = _PlainText(vocabulary)
+        self._text, self._lengths = _PlainText(vocabulary), _Lengths(vocabulary)
 
     @abstractmethod
     def read(
@@ -135,10 +141,13 @@ class PairInputs(RerankInputs):
     ) -> list[Piece]:
         assert instruction is None, "a cross-encoder takes no instruction"
         frame = self._frame
+        self._lengths.check(query, self.length, param="query")
         before = (*frame.begin, *self._text.encode(query))
         room = _room(self.length, len(before) + len(frame.middle) + len(frame.end))
         pieces = []
         for number, document in enumerate(documents):
+            if most is None and not truncate:
+                self._lengths.check(document, self.length, param=f"documents.{number}")
             tokens = self._text.encode(document)
             allowed = len(tokens) if most is None else min(most, len(tokens))
             if allowed > room and not truncate:
@@ -171,9 +180,12 @@ class JudgeInputs(RerankInputs):
     ) -> list[Piece]:
         asked = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
         room = self.length - len(self._opening) - len(self._closing)
+        self._lengths.check(asked, self.length, param="query")
         _room(room, len(self._text.encode(asked)))
         pieces = []
         for number, document in enumerate(documents):
+            if most is None and not truncate:
+                self._lengths.check(document, self.length, param=f"documents.{number}")
             told = document if most is None else self._shortened(document, most)
             # As one text: how a document's first word is written depends on what stands before it.
             tokens = self._text.encode(asked + told)
@@ -186,6 +198,17 @@ class JudgeInputs(RerankInputs):
     def _shortened(self, document: str, most: int) -> str:
         tokens = self._text.encode(document)
         return document if len(tokens) <= most else self._vocabulary.decode(tokens[:most], skip_special=False)
+
+
+class _Lengths:
+    """Which texts are too long for certain, before anything of them is encoded."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._gauge = Gauge(vocabulary, lambda token: spelled(vocabulary, token))
+
+    def check(self, text: str, most: int, *, param: str | None = None) -> None:
+        if len(text) > most // 4 and (least := self._gauge.least(text)) > most:
+            raise InputTooLong(needed=least, limit=most, remedy=REMEDY, param=param, counted=False)
 
 
 class _PlainText:
@@ -237,6 +260,7 @@ def _too_long(needed: int, limit: int, document: int) -> InputTooLong:
 
 
 def _encode(vocabulary: Vocabulary, text: str) -> list[int]:
+    checkpoint()
     return vocabulary.encode(text, add_special=False)
 
 

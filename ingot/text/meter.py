@@ -17,6 +17,8 @@ from typing import Any
 from jinja2.exceptions import TemplateRuntimeError
 from jinja2.runtime import Undefined
 
+from ingot.text.stopping import checkpoint
+
 _MIB = 1 << 20
 _SCALARS = (str, int, float, bool, type(None), Undefined, range)
 ITEM = 32  # what an item of a container weighs, in characters: about its memory
@@ -57,6 +59,7 @@ class Meter:
         self._look_at_clock()
 
     def _look_at_clock(self) -> None:
+        checkpoint()
         if time.monotonic() > self._deadline:
             raise Exhausted(f"it takes longer than {self._limits.seconds:g} seconds")
 

@@ -104,7 +104,8 @@ def _with_results_told(lines: list[Line]) -> list[Line]:
     """Results that follow one another make one message, as the calls they answer did."""
     told: list[Line] = []
     for results, group in groupby(lines, lambda line: line.role == "tool"):
-        told += [_told(list(group))] if results else group
+        spoken = list(group)
+        told += [_told(spoken)] if results else spoken
     return told
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-from ingot.errors import BadRequest, IngotError, ModelError
+from ingot.errors import BadRequest, Cancelled, IngotError, ModelError
 from ingot.text import witness
 from ingot.text.filters import Refusal
 from ingot.text.messages import Message, prepared
@@ -185,6 +185,8 @@ def _compiling() -> Iterator[None]:
 def _rendering() -> Iterator[None]:
     try:
         yield
+    except Cancelled:
+        raise
     except Refusal as error:
         text = str(error) or "The chat template refuses these messages."
         raise BadRequest(text[:_LONGEST_REASON], param="messages") from error

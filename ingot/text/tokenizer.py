@@ -11,7 +11,9 @@ from typing import Any
 from ingot.errors import ModelError
 from ingot.text import vocabulary
 from ingot.text.controls import Controls
-from ingot.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer, byte_of
+from ingot.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
+from ingot.text.floor import Gauge
+from ingot.text.spelling import spelled
 from ingot.text.template import ChatTemplate
 from ingot.text.vocabulary import Vocabulary
 
@@ -43,6 +45,7 @@ class Tokenizer:
         self.vocab_size = vocabulary.size
         self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
         self._framed = vocabulary.framed(self.controls.all)
+        self._gauge = Gauge(vocabulary, self.token_bytes)
         self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
 
     @classmethod
@@ -94,6 +97,10 @@ class Tokenizer:
         at = next((at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner), 0)
         return whole[:at], whole[at + len(inner) :]
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that no encoding of `text` goes below; known at once, also for a text of any length."""
+        return self._gauge.least(text)
+
     def sets_apart(self, text: str) -> bool:
         """Whether `text` begins with a token that is encoded as such whatever stands before it."""
         return text.startswith(self._vocabulary.set_apart)
@@ -106,7 +113,7 @@ class Tokenizer:
         """The token's own bytes, which may be part of a character. A special token's are its name's."""
         known = self._bytes.get(token)
         if known is None:
-            known = self._bytes[token] = self._spell(token)
+            known = self._bytes[token] = spelled(self._vocabulary, token)
         return known
 
     def token_text(self, token: int) -> str:
@@ -122,34 +129,6 @@ class Tokenizer:
     def special_where(self, wanted: Callable[[str], bool]) -> frozenset[int]:
         """The special tokens whose text is wanted."""
         return frozenset(token for token in self.special_ids if wanted(self.token_text(token)))
-
-    def _spell(self, token: int) -> bytes:
-        piece = self._vocabulary.piece(token)
-        if piece is None:
-            return b""
-        if token in self.special_ids or self._vocabulary.spelling == "plain":
-            return piece.encode()
-        if self._vocabulary.spelling == "bytes":
-            return _from_byte_alphabet(piece)
-        byte = byte_of(piece)
-        return piece.replace("▁", " ").encode() if byte is None else bytes([byte])
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, the others for U+0100 and on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _from_byte_alphabet(piece: str) -> bytes:
-    try:
-        return bytes(_ALPHABET[char] for char in piece)
-    except KeyError:  # an added token, written as plain text
-        return piece.encode()
 
 
 def _find_anchor(vocabulary: Vocabulary) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest, ModelError
 from ingot.text.characters import whole_characters
+from ingot.text.floor import Floor
 from ingot.text.framed import Framed, FramedLibrary, FramedSlow
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Vocabulary(Protocol):
 
     def framed(self, controls: Collection[str]) -> Framed:
         """An encoder to which these tokens, of the added ones, are tokens only where it is told so."""
+
+    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+        """How few tokens a text can have, where that can be known; `spell` says which bytes a token stands for."""
 
 
 class FastVocabulary:
@@ -102,6 +106,12 @@ class FastVocabulary:
     def framed(self, controls: Collection[str]) -> Framed:
         return FramedLibrary(self._library, controls)
 
+    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+        pieces = [spell(token) for token in range(self.size)] + [token.encode() for token in self.added]
+        if self.spelling != "bytes":  # a mark for white space may also stand for itself
+            pieces += [(self.piece(token) or "").encode() for token in range(self.size)]
+        return Floor.of(self._library, pieces)
+
 
 class SlowVocabulary:
     """A transformers tokenizer that runs in Python: sentencepiece models that have no `tokenizers` form."""
@@ -143,6 +153,9 @@ class SlowVocabulary:
 
     def framed(self, controls: Collection[str]) -> Framed:
         return FramedSlow(self._slow, controls)
+
+    def floor(self, spell: Callable[[int], bytes]) -> Floor | None:
+        return None
 
 
 def _characters(piece: str) -> int:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ingot.errors import ContextOverflow
 from ingot.text.controls import Quoting
 from ingot.text.encodings import Encoding, Encodings
 from ingot.text.prompt import Span
+from ingot.text.stopping import checkpoint
 
 if TYPE_CHECKING:
     from ingot.text.tokenizer import Tokenizer
@@ -49,11 +51,21 @@ class Weaver:
     def add_tokens(self, owner: Owner, tokens: Sequence[int]) -> None:
         self._strands.append(_Strand(owner, self._tokenizer.decode(tokens, skip_special=False), tokens))
 
+    def check_length(self, most: int) -> None:
+        """Raises ContextOverflow where there are more tokens than so many, whatever the texts are encoded to."""
+        known = sum(len(strand.tokens) for strand in self._strands if strand.tokens is not None)
+        text = "".join(strand.text for strand in self._strands if strand.tokens is None)
+        # No token is less than a byte, so that most texts need not be looked at.
+        least = known + (self._tokenizer.least_tokens(text) if known + 4 * len(text) > most else 0)
+        if least > most:
+            raise ContextOverflow(needed=least, limit=most, counted=False)
+
     def woven(self, *, add_special: bool) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         """All tokens, and whose they are; the last span may be empty. `add_special` is for the very beginning."""
         tokens: list[int] = []
         spans: list[Span] = []
         for run in self._runs():
+            checkpoint()
             ids, ends = self._encoded(run, add_special=add_special and not tokens)
             for strand, end in zip(run, ends, strict=True):
                 _extend(spans, strand.owner, len(tokens) + end)

@@ -64,6 +64,9 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:
         return [BOS] * (add_special and self.bos) + list(text.encode())
 
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def sets_apart(self, text: str) -> bool:
         return True
 
