@@ -139,8 +139,13 @@ def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callabl
 
     async def endpoint(request: Request) -> Response:
         raw = await read_json_bytes(request.scope, request.receive)
-        served = service.served_to(answer_of(request.scope).tenant)
-        return Json(await service.read(raw, lambda value: translate(value, served)))
+        tenant = answer_of(request.scope).tenant
+        served = service.served_to(tenant)
+
+        async def work() -> Any:
+            return await service.read(raw, lambda value: translate(value, served), tenant)
+
+        return Json(await service.attended(request.receive, work))
 
     return endpoint
 

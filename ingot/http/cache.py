@@ -51,7 +51,7 @@ def cache_endpoints(service: Service) -> dict[str, Any]:
         answer = answer_of(request.scope)
         served = service.served_to(answer.tenant)
         raw = await read_json_bytes(request.scope, request.receive)
-        job = await service.read(raw, lambda value: read_question(value, served, answer.id))
+        job = await service.read(raw, lambda value: read_question(value, served, answer.id), answer.tenant)
         return Json(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
 
     def explained(job: Job, tenant: str) -> list[CacheReport]:

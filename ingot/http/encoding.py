@@ -31,7 +31,7 @@ class EncodingEndpoint:
         served = self.service.served_to(answer.tenant)
 
         async def work() -> None:
-            job = await self.service.read(raw, lambda value: self.read(value, served, answer.id))
+            job = await self.service.read(raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             encoded = await self.service.engine.encode(job.request)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
             body = await anyio.to_thread.run_sync(job.told, encoded)

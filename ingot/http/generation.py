@@ -45,7 +45,7 @@ class Generation:
         async def answer() -> None:
             nonlocal telling
             served = self.service.served_to(noted.tenant)
-            job = await self.service.read(raw, lambda value: self.read(value, served, request_id))
+            job = await self.service.read(raw, lambda value: self.read(value, served, request_id), noted.tenant)
             if isinstance(job, Struct):
                 await Json(job)(scope, receive, send)
                 return

@@ -76,7 +76,7 @@ class CreateResponse:
         responses, service = self._responses, self._service
         served = service.served_to(noted.tenant)
         plan = await service.read(
-            raw, lambda value: read_response(value, served, noted.id, responses.around(noted.tenant))
+            raw, lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)), noted.tenant
         )
         run = Run(service, plan, noted, responses.call, responses.keep)
         await run.start()

@@ -130,7 +130,7 @@ class Run:
         made, composer.calls = composer.calls, []
         if not made or composer.cut_short or composer.waits_for_client:
             return None
-        job = await to_thread.run_sync(self.plan.go_on)
+        job = await self._service.prepare(self.plan.go_on, self.tenant)
         if job is None:
             composer.cut_short = True
             return None

@@ -86,7 +86,12 @@ class Responses:
         raw = await read_json_bytes(request.scope, request.receive)
         tenant = answer_of(request.scope).tenant
         served = self.service.served_to(tenant)
-        return Json(await self.service.read(raw, lambda value: count_tokens(value, served, self.around(tenant))))
+        around = self.around(tenant)
+
+        async def work() -> Any:
+            return await self.service.read(raw, lambda value: count_tokens(value, served, around), tenant)
+
+        return Json(await self.service.attended(request.receive, work))
 
     async def retrieve(self, request: Request) -> Response:
         query_of(request.query_params.multi_items(), RESPONSE_QUERY, self.service.served.reading())

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import anyio
 import anyio.to_thread
+from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.http.body import decode
-from ingot.http.exchange import Live
+from ingot.http.exchange import Exchange, Live
+from ingot.http.lanes import Lane
 from ingot.http.response_store import store_of
 from ingot.mcp.config import read_servers
 from ingot.mcp.servers import McpServers
 from ingot.observe.recent import Recent
 from ingot.protocol.requests import RequestBody
 from ingot.protocol.served import Served
+from ingot.text.grammar import limits
+from ingot.text.grammar.compiled import CompiledGrammar
+from ingot.text.grammar.grammars import Uncompiled, prepared
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
 T = TypeVar("T")
-READERS: Final = 8
+LONG_BODY: Final = 512 * 1024
+"""Bytes of a body that takes long to read, for which there are threads of their own: others overtake it."""
 
 
 class Service:
@@ -36,7 +41,9 @@ class Service:
         self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
         self.live = Live()
         self.ended: Recent[RequestBody] = Recent()
-        self._readers = anyio.CapacityLimiter(READERS)
+        self._readers = Lane("read", threads=8, each=6, waiting=256)
+        self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)
+        self._compilers = Lane("compile", threads=limits.COMPILERS, each=1, waiting=limits.WAITING)
 
     async def start(self) -> None:
         """What needs the event loop or takes a while, before requests come. Raises ConfigError."""
@@ -45,6 +52,8 @@ class Service:
             await self.mcp.start()
 
     async def stop(self) -> None:
+        for lane in (self._readers, self._long_readers, self._compilers):
+            lane.close()
         self.served.grammars.close()
         if self.mcp is not None:
             await self.mcp.stop()
@@ -53,10 +62,37 @@ class Service:
         """What is served, as this tenant meets it."""
         return replace(self.served, tenant=tenant) if tenant else self.served
 
-    async def read(self, raw: bytes, translate: Callable[[Any], T]) -> T:
-        """`translate` of the decoded body, in a thread: rendering and tokenizing would hold up every stream."""
+    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
+        """`translate` of the decoded body, in a thread: rendering and tokenizing would hold up every stream.
+
+        Raises Overloaded where too many of this tenant's wait for that already.
+        """
 
         def read() -> T:
             return translate(decode(raw, self.settings.max_json_depth))
 
-        return await anyio.to_thread.run_sync(read, limiter=self._readers)
+        return await self.prepare(read, tenant, self._long_readers if len(raw) > LONG_BODY else self._readers)
+
+    async def prepare(self, work: Callable[[], T], tenant: str, lane: Lane | None = None) -> T:
+        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before."""
+        ready: dict[bytes, CompiledGrammar | str] = {}
+
+        def prepared_work() -> T:
+            prepared.set(ready)
+            return work()
+
+        while True:
+            try:
+                return await (lane or self._readers).run(tenant, prepared_work)
+            except Uncompiled as missing:
+                ready[missing.key] = await self._compilers.run(tenant, missing.compile)
+
+    async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives, as long as the client is there."""
+        made: list[T] = []
+
+        async def answer() -> None:
+            made.append(await work())
+
+        await self.live.run(Exchange(receive, self.settings.request_timeout_s), answer)
+        return made[0]

@@ -50,7 +50,7 @@ async def test_without_the_model_a_404_says_how_to_get_one(path: str, body: Any,
 async def test_an_input_too_long_is_a_400_with_both_numbers() -> None:
     made = await ask("/v1/embeddings", {"input": "x" * 100})
     assert (made.status, made.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert "102 tokens" in made.json()["error"]["message"] and "64 at most" in made.json()["error"]["message"]
+    assert "at least 100 tokens" in made.json()["error"]["message"] and "64 at most" in made.json()["error"]["message"]
 
 
 async def test_a_full_queue_says_when_to_come_back() -> None:

@@ -7,7 +7,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from ingot.errors import BadRequest
@@ -19,12 +20,24 @@ from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.rules import Rules, json_schema, quoted
 from ingot.text.grammar.schemas import check_schema
 from ingot.text.grammar.thinking import CallPlan, composed
-from ingot.text.grammar.trial import Trial
+from ingot.text.grammar.trial import Trials
 from ingot.text.guide import GrammarTooComplex, GuidePlan
 from ingot.text.parse import ThinkingStart
 from ingot.text.tokenizer import Tokenizer
 
-__all__ = ["Grammars", "GuidedTool", "Named", "ToolChoice"]
+__all__ = ["Grammars", "GuidedTool", "Named", "ToolChoice", "Uncompiled", "prepared"]
+
+prepared: ContextVar[dict[bytes, CompiledGrammar | str] | None] = ContextVar("prepared", default=None)
+"""Where it is set, nothing is compiled in place: what is not known yet and not found here raises Uncompiled."""
+
+
+class Uncompiled(Exception):
+    """A grammar has to be compiled first: `compile` it where that may take a while, put the result under `key` into
+    what is prepared, and ask again."""
+
+    def __init__(self, key: bytes, compile: Callable[[], CompiledGrammar | str]) -> None:
+        super().__init__("A grammar is not compiled yet.")
+        self.key, self.compile = key, compile
 
 
 class Grammars:
@@ -39,15 +52,15 @@ class Grammars:
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, CompiledGrammar | str] = OrderedDict()
         self._lexicon: Lexicon | None = None
-        self._trial: Trial | None = None
+        self._trials: Trials | None = None
 
     def prepare(self) -> None:
         """Read the vocabulary. Others wait for it, so do it before anyone is served; else the first to ask does."""
         self._ready()
 
     def close(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
+        if self._trials is not None:
+            self._trials.close()
 
     def json_object(self) -> GuidePlan:
         return self.json_schema({"type": "object"})
@@ -122,30 +135,39 @@ class Grammars:
         with self._lock:
             if self._lexicon is None:
                 self._lexicon = Lexicon(self._tokenizer, self._vocab)
-                self._trial = Trial(self._lexicon)
+                self._trials = Trials(self._lexicon)
                 assert self._lexicon.library is not None
             return self._lexicon
 
     def _compiled(self, grammar: str, what: str, param: str | None) -> CompiledGrammar:
         _check_size(len(grammar), what, param, limits.MOST_COMPILED_CHARS)
         key = hashlib.sha256(grammar.encode()).digest()
-        found = self._kept(key)
+        ready = prepared.get()
+        found = (ready or {}).get(key) or self._kept(key)
+        if found is None and ready is not None:
+            raise Uncompiled(key, lambda: self._compile(key, grammar))
         if found is None:
-            found = self._compile(grammar)
-            self._keep(key, found)
+            found = self._compile(key, grammar)
         if isinstance(found, str):
             raise BadRequest(f"{what} cannot be held to: {found}", param=param)
         if found.given_up:
             raise GrammarTooComplex(TOO_COMPLEX, param=param)
         return found
 
-    def _compile(self, grammar: str) -> CompiledGrammar | str:
-        """The grammar, or what is wrong with it."""
+    def _compile(self, key: bytes, grammar: str) -> CompiledGrammar | str:
+        """The grammar, or what is wrong with it; kept for those who come next, others of its tenant among them."""
+        if (known := self._kept(key)) is not None:
+            return known
+        found = self._compiled_anew(grammar)
+        self._keep(key, found)
+        return found
+
+    def _compiled_anew(self, grammar: str) -> CompiledGrammar | str:
         from llguidance import LLMatcher
 
         lexicon = self._ready()
-        assert self._trial is not None
-        problem = self._trial.problem(grammar)
+        assert self._trials is not None
+        problem = self._trials.problem(grammar)
         if problem is None:
             matcher = LLMatcher(lexicon.library, grammar, log_level=0, limits=limits.parser_limits())
             matcher.compute_bitmask()

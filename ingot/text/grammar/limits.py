@@ -14,6 +14,10 @@ MOST_COMPILED_CHARS = 1024 * 1024
 MOST_CHOICES = 4096
 COMPILE_S = 2.0
 """Longest that compiling may take."""
+COMPILERS = 4
+"""Grammars that are compiled at the same time, each of another tenant."""
+WAITING = 8
+"""Requests of one tenant that wait for its grammars."""
 WAIT_S = 8.0
 """Longest to wait for others' grammars to be compiled first."""
 KEPT = 32

@@ -17,7 +17,7 @@ import time
 
 from ingot.errors import Unavailable
 from ingot.text.grammar.lexicon import Lexicon
-from ingot.text.grammar.limits import COMPILE_S, WAIT_S
+from ingot.text.grammar.limits import COMPILE_S, COMPILERS, WAIT_S
 
 log = logging.getLogger("ingot.grammar")
 
@@ -45,6 +45,10 @@ class Trial:
     def close(self) -> None:
         with self._lock:
             self._end()
+
+    @property
+    def idle(self) -> bool:
+        return not self._lock.locked()
 
     def _tried(self, grammar: str) -> str | None:
         if self._process is None:
@@ -93,3 +97,19 @@ class Trial:
         self._process.kill()
         self._process.communicate()
         self._process = None
+
+
+class Trials:
+    """As many processes as grammars may be tried at once. For any thread."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._trials = [Trial(lexicon) for _ in range(COMPILERS)]
+
+    def problem(self, grammar: str) -> str | None:
+        """As `Trial` has it, in the first process that is idle, so that no more are started than are needed."""
+        trial = next((each for each in self._trials if each.idle), self._trials[0])
+        return trial.problem(grammar)
+
+    def close(self) -> None:
+        for trial in self._trials:
+            trial.close()
