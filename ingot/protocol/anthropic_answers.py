@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from ingot.errors import IngotError
 from ingot.protocol.answers import Head, Receipt, Streamed, Whole
 from ingot.protocol.anthropic_errors import AnthropicError
 from ingot.protocol.sealing import Seal
+from ingot.text.call_arguments import told
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -240,10 +240,9 @@ class MessageWhole(Whole):
         self.kind, self.pieces = None, []
 
     def _close_call(self, complete: bool) -> None:
-        """Arguments that the end of the answer cut off are not guessed at."""
         assert self.call is not None
-        written = json.loads("".join(self.pieces) or "{}") if complete else {}
-        self.content.append(ToolUseBody(self.call.id, self.call.name, written))
+        arguments = told("".join(self.pieces), complete=complete)
+        self.content.append(ToolUseBody(self.call.id, self.call.name, arguments))
         self.call, self.pieces = None, []
 
 

@@ -181,7 +181,7 @@ class ToolUseBlock:
     type: str = requires(OneOf(("tool_use",)), "The kind of block.")
     id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call's id, to which a tool_result answers.")
     name: str = requires(Text(bounds.NAME_CHARS, least=1), "The tool's name.")
-    input: dict[str, Any] = requires(Anything(dict), "Its arguments.")
+    input: Any = accepts(Anything(), "Its arguments; what is no JSON object is shown as it is.")
     caller: Caller | None = accepts(Record(Caller), "Calls are the model's own.")
     toolset_name: None = refuses("is not supported: there are no toolsets here.")
     cache_control: CacheControl | None = marks()

@@ -3,7 +3,6 @@ of tools as messages of their own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from ingot.protocol.anthropic_content import (
 )
 from ingot.protocol.fields import Reading
 from ingot.protocol.sealing import Seal, UnreadableContent
+from ingot.text.call_arguments import as_text
 
 ChatMessage = dict[str, Any]
 
@@ -107,7 +107,7 @@ def note(reading: Reading, path: str) -> None:
 
 
 def call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    function = {"name": block.name, "arguments": as_text(block.input)}
     return {"id": block.id, "type": "function", "function": function}
 
 

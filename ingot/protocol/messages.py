@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.protocol.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, PARTS, TOOL_CALLS
-from ingot.protocol.fields import Either, ListOf, OneOf, Text
+from ingot.protocol.fields import Anything, Either, ListOf, OneOf, Text
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+from ingot.text.call_arguments import as_text
 
 TEXT_ONLY = "input is not supported: the served model is run on text alone."
 MEDIA = {
@@ -66,7 +67,7 @@ class UserMessage:
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
     name: str = requires(Text(NAME_CHARS, least=1), "The function's name.")
-    arguments: str = requires(Text(), "Its arguments, as JSON text.")
+    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class ToolCall:
     function: CalledFunction = requires(Record(CalledFunction), "What was called.")
 
     def as_dict(self) -> dict[str, Any]:
-        function = {"name": self.function.name, "arguments": self.function.arguments}
+        function = {"name": self.function.name, "arguments": as_text(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 

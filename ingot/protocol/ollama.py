@@ -3,7 +3,6 @@
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import deque
@@ -39,6 +38,7 @@ from ingot.protocol.prompts import text_prompt
 from ingot.protocol.records import Record, accepts, refuses, requires
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.text.call_arguments import as_text
 
 NAMES = FieldNames(choice="tools", output="format", thinking="think")
 NO_IMAGES = f"(image) {TEXT_ONLY}"
@@ -91,7 +91,7 @@ class Duration(Kind):
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
     name: str = requires(Text(bounds.NAME_CHARS, least=1), "The function's name.")
-    arguments: dict[str, Any] = requires(Anything(dict), "Its arguments.")
+    arguments: Any = accepts(Anything(), "Its arguments; what is no JSON object is shown as it is.")
     index: int | None = accepts(Int((0, bounds.TOOL_CALLS)), "Its place among the calls.")
 
 
@@ -234,7 +234,7 @@ class Calls:
         id = call.id or f"call_{self.count}"
         self.count += 1
         self.waiting.append((id, call.function.name))
-        arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+        arguments = as_text(call.function.arguments)
         return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
     def answered(self, message: Message, at: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from ingot.errors import IngotError
 from ingot.protocol.answers import Head, Receipt, Streamed, Whole
 from ingot.protocol.chat_answers import TokenEntry, entry
 from ingot.protocol.ollama_errors import OllamaError
+from ingot.text.call_arguments import told
 
 DoneReason = Literal["stop", "length", "load"]
 
@@ -131,7 +131,7 @@ class CompletionShape(Shape):
 
 
 class Gathering:
-    """Events, as things to say. A call is said once it is complete; one that was cut off is not said at all."""
+    """Events, as things to say. A call is said whole, once it has ended."""
 
     def __init__(self) -> None:
         self.call: CallBegan | None = None
@@ -148,10 +148,10 @@ class Gathering:
                 self.call, self.fragments = event, []
             case CallArguments():
                 self.fragments.append(event.fragment)
-            case CallEnded(complete=True):
+            case CallEnded():
                 assert self.call is not None
-                function = OllamaFunction(self.call.name, json.loads("".join(self.fragments) or "{}"))
-                return Said(calls=[OllamaCall(self.call.id, function)])
+                arguments = told("".join(self.fragments), complete=event.complete)
+                return Said(calls=[OllamaCall(self.call.id, OllamaFunction(self.call.name, arguments))])
             case SequenceEnded():
                 self.reason = "length" if event.reason == "length" else "stop"
         return Said()

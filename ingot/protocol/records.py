@@ -140,6 +140,8 @@ def property_schema(spec: dataclasses.Field[Any], terms: Terms) -> Schema:
 
 
 def nullable(schema: Schema) -> Schema:
+    if not schema:  # anything at all
+        return schema
     if "enum" in schema:
         schema = schema | {"enum": [*(v for v in schema["enum"] if v is not None), None]}
         schema.pop("type", None)

@@ -13,6 +13,7 @@ from ingot.protocol.fields import Anything, Either, Kind, ListOf, OneOf, Reading
 from ingot.protocol.messages import TEXT_ONLY
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.sealing import Seal
+from ingot.text.call_arguments import as_text
 
 MEDIA: Final = {
     "input_image": f"(image) {TEXT_ONLY}",
@@ -110,7 +111,7 @@ class FunctionCallInput:
     type: str = requires(OneOf(("function_call",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call's id, to which its output answers.")
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function that was called.")
-    arguments: str = requires(Text(), "Its arguments, as JSON text.")
+    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
     namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that the function is of.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     status: str | None = accepts(STATUS, ABOUT_STATUS)
@@ -195,7 +196,7 @@ class McpCallInput:
     id: str = requires(IDENTIFIER, ABOUT_ID)
     server_label: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The server that has the tool.")
     name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool that was called.")
-    arguments: str = requires(Text(), "Its arguments, as JSON text.")
+    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
     call_id: str | None = accepts(IDENTIFIER, "The id by which the conversation knows the call.")
     output: str | None = accepts(Text(), "What the tool returned.")
     error: McpErrorInput | None = accepts(Record(McpErrorInput), "Why it did not.")
@@ -346,8 +347,8 @@ class Conversation:
         answer["content"] = (answer["content"] or "") + text
         self._said_last = True
 
-    def _call(self, call_id: str, name: str, arguments: str) -> None:
-        function = {"name": name, "arguments": arguments}
+    def _call(self, call_id: str, name: str, arguments: Any) -> None:
+        function = {"name": name, "arguments": as_text(arguments)}
         self._begun().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
         self._names[call_id] = name
         self._said_last = False

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from ingot.text.call_arguments import as_object, as_text, is_unparsed
+
 Message = Mapping[str, Any]
 
 _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
@@ -196,12 +198,7 @@ def _call(call: Any, *, ids: bool) -> list[Any]:
 
 def _arguments(arguments: Any) -> Any:
     """Arguments as a value, so that white space, escapes and the order of keys do not count."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return arguments.strip()
-    return _plain_numbers(arguments)
+    return as_text(arguments).strip() if is_unparsed(arguments) else _plain_numbers(as_object(arguments))
 
 
 def _plain_numbers(value: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ingot.errors import BadRequest, Unsupported
+from ingot.text.call_arguments import written
 from ingot.text.canonical import ordered_tools, reasoning_of, settled, threads, visible_text
 from ingot.text.controls import Controls, Quoting
 from ingot.text.encodings import Encodings
@@ -293,7 +294,7 @@ def check_calls_shown(lines: list[Line], pieces: list[Piece], recalled: Mapping[
         for call in (line.message.get("tool_calls") or ()) if at not in recalled else ():
             name = call["function"]["name"]
             # In its own place as a rule, where it is found without looking through everything.
-            if name not in own.get(at, "") and name not in whole:
+            if not any(shown in own.get(at, "") or shown in whole for shown in (name, written(name)[1:-1])):
                 path = f"messages.{line.sources[0]}.tool_calls"
                 raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from ingot.errors import BadRequest, Unsupported
+from ingot.text.call_arguments import as_object, as_text, is_unparsed
 from ingot.text.traits import ContentForm, EmptyForm, Traits
 
 Message = Mapping[str, Any]
@@ -32,6 +34,8 @@ def _prepared(message: Message, traits: Traits) -> dict[str, Any]:
         if not message.get("content"):
             kept["content"] = _no_content(message.get("content"), kept["content"], traits.no_content)
         kept["tool_calls"] = [_call(call, traits) for call in kept["tool_calls"]]
+    if "tool_call_id" in kept:
+        kept["tool_call_id"] = _id(kept["tool_call_id"], traits)
     return kept
 
 
@@ -69,19 +73,21 @@ def _text_of(part: Any) -> str:
 
 def _call(call: Any, traits: Traits) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or "arguments" not in function:
+    if not isinstance(function, Mapping):
         return call
-    return {**call, "function": {**function, "arguments": _arguments(function["arguments"], traits)}}
+    made = {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), traits)}}
+    return made | {"id": _id(call["id"], traits)} if "id" in call else made
+
+
+def _id(id: Any, traits: Traits) -> Any:
+    """Another server's id, or a client's, in the form of the family's own where the template insists on that."""
+    if not traits.nine_ids or re.fullmatch(r"[A-Za-z0-9]{9}", str(id)):
+        return id
+    return blake2b(str(id).encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _arguments(arguments: Any, traits: Traits) -> Any:
-    """Arguments that are no JSON object (a model may have written them) stay the text they are."""
-    if not traits.object_arguments:
-        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    """Arguments that are no JSON object (a model may have written them) stay the text they are where that is shown."""
+    if not traits.object_arguments or (traits.odd_arguments and is_unparsed(arguments)):
+        return as_text(arguments)
+    return as_object(arguments)

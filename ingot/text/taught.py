@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import Unsupported
+from ingot.text.call_arguments import as_object
 from ingot.text.formats.format import Format
 from ingot.text.messages import plain_text
 from ingot.text.parsed import Call
@@ -38,7 +39,7 @@ def taught(
 ) -> tuple[list[Line], tuple[str, ...]]:
     """The lines with whatever the template would not show of tools written into them, and the names of what was.
 
-    Raises Unsupported where the model's format has no calls; BadRequest for past calls whose arguments are no object.
+    Raises Unsupported for tools where the model's format has no calls.
     """
     done: list[str] = []
     told = list(lines)
@@ -77,9 +78,8 @@ def _with_calls_written(line: Line, format: Format) -> Line:
     calls = line.message.get("tool_calls")
     if not calls:
         return line
-    if not format.can_call:
-        raise Unsupported("The served model has no form for tool calls.", param="messages")
-    written = render_call(format, [_call(call, line.sources) for call in calls])
+    made = [_call(call) for call in calls]
+    written = render_call(format, made) if format.can_call else "\n".join(map(_described, made))
     content = line.message.get("content") or ""
     kept = {key: value for key, value in line.message.items() if key != "tool_calls"}
     if isinstance(content, str):
@@ -87,17 +87,14 @@ def _with_calls_written(line: Line, format: Format) -> Line:
     return Line({**kept, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
 
 
-def _call(call: Mapping[str, Any], sources: tuple[int, ...]) -> Call:
+def _call(call: Mapping[str, Any]) -> Call:
     function = call.get("function") or {}
-    arguments = function.get("arguments") or {}
-    try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, Mapping):
-        place = f"messages.{sources[0]}.tool_calls" if sources else "messages"
-        raise BadRequest(f"{place}: the arguments of a past call are not a JSON object.", param=place)
-    return Call(str(function.get("name")), read, call.get("id"))
+    return Call(str(function.get("name")), as_object(function.get("arguments")), call.get("id"))
+
+
+def _described(call: Call) -> str:
+    """A call that was made before this model, which has no form for one, was asked."""
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 
 
 def _with_results_told(lines: list[Line]) -> list[Line]:

@@ -21,6 +21,7 @@ EmptyForm = Literal["null", "empty", "either"]
 LateSystem = Literal["kept", "moved", "lost"]
 
 _MARK = "Quartz-Probe"
+_ODD = '{"probe": "' + _MARK
 _CALL_ID = "call00001"  # some templates insist on nine letters and digits
 _FIRST, _SECOND, _LAST = "First-Probe", "Second-Probe", "Last-Probe"
 _TOOL = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}}}
@@ -40,6 +41,7 @@ class Traits:
     developer: bool = False  # knows that role; else its messages are given as the system's
     no_content: EmptyForm = "empty"  # of a message that only calls tools
     object_arguments: bool = True  # of tool calls; else they are JSON text
+    odd_arguments: bool = False  # shows arguments that are any text, as it stands
     reasoning: str | None = None  # the key under which it shows what an assistant thought
     system: bool = True  # shows a system message at the beginning
     late_system: LateSystem = "kept"
@@ -49,6 +51,7 @@ class Traits:
     results: bool = True  # and what came of it,
     user_after_results: bool = True  # and lets the user speak before the assistant has answered to that
     call_ids: bool = False  # shows the ids of calls
+    nine_ids: bool = False  # and refuses any that are not nine letters and digits
 
 
 def probed(render: Render, literals: Set[str]) -> Traits:
@@ -66,6 +69,7 @@ def probed(render: Render, literals: Set[str]) -> Traits:
         developer=developer,
         no_content=trial.no_content(),
         object_arguments=trial.objects,
+        odd_arguments=trial.shows_odd_arguments(),
         reasoning=next((key for key in _REASONING_KEYS if key in literals and trial.shows_reasoning(key)), None),
         system=_MARK in trial.text("system", trial.said(_MARK, forms["system"])),
         late_system=trial.late_system(forms),
@@ -75,6 +79,7 @@ def probed(render: Render, literals: Set[str]) -> Traits:
         results=calls and "tool" in literals and _MARK in trial.text("tool", trial.said(_MARK, forms["tool"])),
         user_after_results=not trial.wants_answer_after_results(),
         call_ids=trial.shows_call_ids(),
+        nine_ids=trial.insists_on_nine(),
     )
 
 
@@ -112,9 +117,18 @@ class _Trial:
         kind = self.objects if objects is None else objects
         return self._shows_call("", objects=kind) or self._shows_call(None, objects=kind)
 
+    def shows_odd_arguments(self) -> bool:
+        """Whether text that is no JSON comes out of a call word for word."""
+        return any(_ODD in self._render([self.user(), _calling(content, _ODD)]) for content in (None, ""))
+
     def shows_call_ids(self) -> bool:
         shown = [self._call(content, self.objects, then_user=False) for content in (None, "")]
         return any(_CALL_ID in text for text in (*shown, self.text("tool", "Done.")))
+
+    def insists_on_nine(self) -> bool:
+        calling = _calling("", {} if self.objects else "{}")
+        other = {**calling, "tool_calls": [{**calling["tool_calls"][0], "id": "call_of_any_length"}]}
+        return bool(self._render([self.user(), calling])) and not self._render([self.user(), other])
 
     def wants_answer_after_results(self) -> bool:
         """Whether the user's words are lost after results, but not once something, be it nothing, was answered."""

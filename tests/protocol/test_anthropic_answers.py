@@ -213,7 +213,8 @@ def test_why_it_stopped_is_told(ended: SequenceEnded, reason: str, sequence: str
 def test_arguments_that_were_cut_off_are_not_guessed_at() -> None:
     events = [CallBegan(0, 0, "c", "look"), CallArguments(0, 0, '{"at": "the'), CallEnded(0, 0, False)]
     message = whole([*events, SequenceEnded(0, "length", None, 3), END])
-    assert message["content"] == [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]
+    given = {"_unparsed": '{"at": "the'}
+    assert message["content"] == [{"type": "tool_use", "id": "c", "name": "look", "input": given}]
     assert message["stop_reason"] == "max_tokens"
 
 

@@ -84,10 +84,11 @@ def test_a_call_is_told_once_and_whole() -> None:
     ]
 
 
-def test_a_call_that_was_cut_off_is_not_told() -> None:
+def test_of_a_call_that_was_cut_off_its_text_is_told() -> None:
     events = [*call(0, ['{"at'], complete=False), SequenceEnded(0, "length", None, 3), END]
     body = whole(events, ChatShape(HEAD))
-    assert "tool_calls" not in body["message"] and body["done_reason"] == "length"
+    [told] = body["message"]["tool_calls"]
+    assert told["function"]["arguments"] == {"_unparsed": '{"at'} and body["done_reason"] == "length"
 
 
 def test_a_completion_has_its_text_and_its_thinking() -> None:

@@ -103,10 +103,27 @@ def test_arguments_are_json_text_for_a_template_that_adds_them_to_its_own() -> N
     assert ChatTemplate(calls("{{ '>' + a }}")).render([as_object]) == '>{"city": "Köln"}'
 
 
-def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
+def test_arguments_that_are_no_json_stay_as_the_model_wrote_them_where_text_is_shown() -> None:
     broken = json.loads(json.dumps(CALLING))
     broken["tool_calls"][0]["function"]["arguments"] = '{"city": '
-    assert ChatTemplate(calls("{{ a|tojson }}")).render([broken]) == json.dumps('{"city": ')
+    assert ChatTemplate(calls("{{ '>' + a }}")).render([broken]) == '>{"city": '
+    assert ChatTemplate(calls("{{ a if a is string else a|tojson }}")).render([broken]) == '{"city": '
+    assert ChatTemplate(calls("{{ a|tojson }}")).render([broken]) == json.dumps({"_unparsed": '{"city": '})
+
+
+INSISTING = "{% if c.id|length != 9 %}{{ raise_exception('nine!') }}{% endif %}{{ c.id }}{{ a|tojson }}"
+
+
+def test_ids_of_other_servers_are_made_to_fit_a_template_that_insists_on_nine_letters() -> None:
+    template = ChatTemplate(calls(INSISTING) + "{% for m in messages %}{{ m.tool_call_id or '' }}{% endfor %}")
+    foreign = json.loads(json.dumps(CALLING))
+    foreign["tool_calls"][0]["id"] = "toolu_01AbC"
+    result = {"role": "tool", "tool_call_id": "toolu_01AbC", "content": ""}
+    shown = template.render([foreign, result])
+    id = shown[:9]
+    assert id.isalnum() and shown == f'{id}{{"city": "Köln"}}{id}'
+    assert template.render([CALLING]).startswith("call00001")
+    assert ChatTemplate(calls("{{ c.id }}{{ a|tojson }}")).render([foreign]).startswith("toolu_01AbC")
 
 
 def test_calls_are_shown_by_a_template_that_looks_for_them_only_where_content_is_null() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import Unsupported
 from ingot.text.formats.registry import FORMATS, format_named
 from ingot.text.roles import Line
 from ingot.text.taught import taught
@@ -78,15 +78,21 @@ def test_a_template_that_knows_calls_but_not_tools_is_told_the_tools_alone() -> 
     assert done == ("tools-taught",) and lines[-1].message["tool_calls"]
 
 
+@pytest.mark.parametrize("broken", ['{"city": ', "[1]", json.dumps("x")])
+def test_arguments_that_are_no_object_are_written_as_one_that_holds_them(broken: str) -> None:
+    [_, line], _ = taught(asked(USER, calling(broken)), (), IGNORANT, HERMES)
+    assert json.dumps({"name": "get_weather", "arguments": {"_unparsed": broken}}) in line.message["content"]
+
+
+def test_a_past_call_is_told_to_a_model_that_has_no_form_for_one() -> None:
+    [_, line], done = taught(asked(USER, calling("{}")), (), IGNORANT, format_named("plain"))
+    assert line.message["content"] == '{"name": "get_weather", "arguments": {}}' and done == ("calls-written",)
+
+
 def test_what_cannot_be_taught_is_refused() -> None:
     with pytest.raises(Unsupported) as refused:
         taught(asked(USER), SHOWN, IGNORANT, format_named("plain"))
     assert refused.value.param == "tools"
-    with pytest.raises(Unsupported):
-        taught(asked(USER, calling("{}")), (), IGNORANT, format_named("plain"))
-    for broken in ('{"city": ', "[1]", json.dumps("x")):
-        with pytest.raises(BadRequest, match=r"messages\.1\.tool_calls"):
-            taught(asked(USER, calling(broken)), (), IGNORANT, HERMES)
     picture = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "image_url", "image_url": {}}]}
     with pytest.raises(Unsupported, match="image_url"):
         taught(asked(USER, calling("{}"), picture), (), IGNORANT, HERMES)
