@@ -8,6 +8,7 @@ default here. A `Settings` that exists is valid: every limit is checked when one
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
 import re
 import tomllib
@@ -20,6 +21,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, nearest
 from ingot.text.formats.registry import format_problem, thinking_problem
+from ingot.text.generation_config import setting_problem as generation_config_problem
 from ingot.text.prompt_files import prompt_file_problem
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -126,6 +128,18 @@ def _alias_problem(aliases: tuple[str, ...]) -> str | None:
     return None
 
 
+def _override_problem(overrides: dict[str, Any]) -> str | None:
+    from ingot.protocol.sampling_defaults import override_problem
+
+    return override_problem(overrides)
+
+
+def _variables_problem(variables: dict[str, Any]) -> str | None:
+    from ingot.protocol.template_variables import variables_problem
+
+    return variables_problem(variables)
+
+
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A field of `Settings`. Metadata: section (kept by the fields that follow), positional (the argument
     in place of a flag), low, high, choices, secret, check (value -> problem or None)."""
@@ -172,6 +186,21 @@ class Settings:
     )
     thinking_format: str | None = setting(
         None, "how the model marks its thinking (default: what its chat template shows)", check=thinking_problem
+    )
+    generation_config: str = setting(
+        "auto",
+        "whose generation_config.json says how tokens are chosen where a request does not: auto for the model's own, "
+        "none, or a folder",
+        check=generation_config_problem,
+    )
+    override_generation_config: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        'what to use instead of it, as JSON: {"temperature": 0.6}; known are temperature, top_p, top_k, min_p and '
+        "repetition_penalty",
+        check=_override_problem,
+    )
+    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        None, "variables of the chat template, as JSON, where a request does not set them", check=_variables_problem
     )
     thinking: str = setting(
         "auto",
@@ -306,7 +335,7 @@ class Setting:
     """A field of `Settings` as flags, variables and files see it."""
 
     name: str
-    kind: Any  # str, int, float, bool, Path or tuple
+    kind: Any  # str, int, float, bool, Path, tuple or dict
     optional: bool
     default: Any
     help: str
@@ -352,7 +381,7 @@ def _settings() -> Iterator[Setting]:
 def _kind(hint: Any) -> tuple[Any, bool]:
     if typing.get_origin(hint) is types.UnionType:
         plain = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
-        return plain[0], True
+        return typing.get_origin(plain[0]) or plain[0], True
     return typing.get_origin(hint) or hint, False
 
 
@@ -443,7 +472,16 @@ def _from_text(known: Setting, text: str, place: str) -> Any:
             raise ConfigError(f"{place}: {text!r} is not a {wanted}") from None
     if known.kind is tuple:
         return tuple(part for piece in text.split(",") if (part := piece.strip()))
+    if known.kind is dict:
+        return _object(text, place)
     return Path(text) if known.kind is Path and text else text
+
+
+def _object(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{place}: {text[:100]!r} is not valid JSON") from None
 
 
 def _from_toml(known: Setting, value: Any, place: str) -> Any:
@@ -477,6 +515,7 @@ _NAMES = {
     float: "a number",
     bool: "true or false",
     tuple: "a list of texts",
+    dict: "a JSON object",
     Path: "a path",
 }
 

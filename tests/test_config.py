@@ -22,6 +22,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "models_dir": NAMES.map(lambda name: Path("/models") / name),
     "dtype": st.sampled_from(["float32", "bfloat16", "float16"]),
     "model": NAMES,
+    "default_chat_template_kwargs": st.dictionaries(NAMES, st.booleans() | st.integers(-9, 9) | NAMES, max_size=2),
 }
 SOURCES = st.fixed_dictionaries({}, optional=VALUES)
 
@@ -32,12 +33,16 @@ def nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def as_toml(value: Any) -> str:
     if isinstance(value, Path):
         return json.dumps(str(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{name}" = {json.dumps(each)}' for name, each in value.items()) + "}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 

@@ -97,7 +97,7 @@ def _options(known: Setting) -> dict[str, Any]:
 
 
 def _metavar(known: Setting) -> str:
-    names: dict[Any, str] = {int: "N", float: "X", Path: "PATH", tuple: "A,B", str: known.name.upper()}
+    names: dict[Any, str] = {int: "N", float: "X", Path: "PATH", tuple: "A,B", dict: "JSON", str: known.name.upper()}
     return names[known.kind]
 
 

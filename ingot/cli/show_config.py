@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ingot.config import SETTINGS, Config, Setting
+from ingot.config import SETTINGS, Config, Setting, Settings
+from ingot.protocol.sampling_defaults import sampling_defaults, told
+from ingot.text.generation_config import generation_config
 
 
 def show(config: Config) -> str:
@@ -21,7 +23,20 @@ def show(config: Config) -> str:
             lines += ["", f"# -- {section} --"]
         value = getattr(config.settings, known.name)
         lines += ["", f"# {known.help}", f"# from: {config.origins[known.name]}", _line(known, value)]
+        if known.name == "override_generation_config":
+            lines += _sampling(config.settings)
     return "\n".join(lines)
+
+
+def _sampling(settings: Settings) -> list[str]:
+    """What comes of the two settings for the model, where that is already here to be looked at."""
+    places = (Path(settings.model).expanduser(), settings.models_dir / settings.model)
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None and settings.generation_config == "auto":
+        return []
+    recommended = generation_config(settings.generation_config, folder or Path())
+    found = told(sampling_defaults(recommended, settings.override_generation_config))
+    return [f"# where a request does not say: {_toml(found) if found else 'every token may come, as likely as it is'}"]
 
 
 def _line(known: Setting, value: Any) -> str:
@@ -36,4 +51,6 @@ def _toml(value: Any) -> str:
     # JSON's strings, numbers and booleans are TOML's too, as is a list of strings on one line.
     if isinstance(value, Path):
         return json.dumps(str(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + "}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)

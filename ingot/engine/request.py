@@ -7,8 +7,9 @@ terminal event, `Ended` or `Failed`, after which nothing follows.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.errors import IngotError
 from ingot.text.formats.format import Format
@@ -315,6 +316,7 @@ class ModelCard:
     max_sequences: int
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()  # what is slower or different here than it could be
+    recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
 
 
 @dataclass(frozen=True, slots=True)

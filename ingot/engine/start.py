@@ -16,6 +16,7 @@ from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
 from ingot.models.locate import ModelFolder
+from ingot.text.generation_config import generation_config
 from ingot.text.tokenizer import Tokenizer
 
 DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
@@ -89,6 +90,7 @@ def load(
         max_sequences=settings.max_sequences,
         created=int(time.time()),
         notes=tuple(notes),
+        recommended=generation_config(settings.generation_config, folder),
     )
     return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders, folder)
 

@@ -19,8 +19,9 @@ from ingot.protocol.anthropic_history import as_chat, forget_thinking, loaded_to
 from ingot.protocol.anthropic_tools import TOOL_CHOICE, TOOLS, Chosen, CustomTool, offered
 from ingot.protocol.asking import Ask, Asked, FieldNames, JsonSchema, ThinkingAsked, asked
 from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, ModelName, Number, OneOf, Reading, Text, Timeout
-from ingot.protocol.generation import STOP_STRING
+from ingot.protocol.limits import STOP_STRINGS, stop_strings
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+from ingot.protocol.sampling_defaults import filled
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.protocol.unheeded import Unheeded
 
@@ -211,12 +212,11 @@ class MessagesBody(PromptBody):
         Int(bounds.LEGACY_MAX_TOKENS), "Most tokens to generate; 0 only computes the prompt, for later requests."
     )
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
-    stop_sequences: tuple[str, ...] = accepts(
-        ListOf(STOP_STRING, bounds.STOP_STRINGS), "Text that ends the answer.", default=()
-    )
-    temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
-    top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
-    top_k: int = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 is all.", default=0)
+    stop_sequences: tuple[str, ...] = accepts(STOP_STRINGS, "Text that ends the answer.", default=())
+    # What these leave out is as the model's makers recommend.
+    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
+    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
+    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
     metadata: Metadata | None = accepts(Record(Metadata), "About the request.")
     service_tier: str | None = accepts(OneOf(("auto", "standard_only")), "Every request is served alike.")
@@ -236,14 +236,9 @@ class MessagesBody(PromptBody):
     inference_geo: None = refuses("is not offered: the answer is computed where this server runs.")
     thread: None = refuses("is not supported: conversations are not kept. Send all messages.")
 
-    def sampling(self) -> Sampling:
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            # Seeds are 64 bits wide on the wire, signed; generators take them unsigned.
-            seed=None if self.seed is None else self.seed % 2**64,
-        )
+    def sampling(self, served: Served) -> Sampling:
+        said = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        return filled(served.sampling, said)
 
 
 COUNT_BODY = Record(PromptBody)
@@ -269,8 +264,8 @@ def read_messages(value: Any, served: Served, request_id: str) -> Job:
         id=request_id,
         prompts=(wanted.prompt,),
         max_tokens=body.max_tokens,
-        sampling=body.sampling(),
-        stop=Stop(strings=body.stop_sequences),
+        sampling=body.sampling(served),
+        stop=Stop(strings=stop_strings(body.stop_sequences)),
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,

@@ -161,7 +161,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     format = _format(served, ask)
     tools = _tools(format, ask, names)
     thinking = _with_defaults(served, ask.thinking)
-    variables = dict(ask.variables or {}) | _thinking_variables(served, thinking, ask.variables or {})
+    variables = _variables(served, ask, thinking)
     try:
         prompt = rendered(
             served,
@@ -268,8 +268,15 @@ def _with_defaults(served: Served, thinking: ThinkingAsked) -> ThinkingAsked:
     return thinking
 
 
-def _thinking_variables(served: Served, thinking: ThinkingAsked, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the template that switch thinking; what the request gave by name stands."""
+def _variables(served: Served, ask: Ask, thinking: ThinkingAsked) -> dict[str, Any]:
+    """For the template: what the request sets by name, then what it says of thinking, then what the settings say."""
+    switched = _thinking_variables(served, thinking)
+    asked_for = switched if ask.thinking.given else {}
+    return switched | dict(served.variables) | asked_for | dict(ask.variables or {})
+
+
+def _thinking_variables(served: Served, thinking: ThinkingAsked) -> dict[str, Any]:
+    """Variables of the template that switch thinking."""
     read = served.terms.template_variables
     found: dict[str, Any] = {}
     if thinking.enabled is not None:
@@ -279,7 +286,7 @@ def _thinking_variables(served: Served, thinking: ThinkingAsked, given: Mapping[
         found[EFFORT_VARIABLE] = {"minimal": "low", "xhigh": "high", "max": "high"}.get(
             str(thinking.effort), thinking.effort
         )
-    return {name: value for name, value in found.items() if name not in given}
+    return found
 
 
 def _closed_thinking(served: Served, format: Format, thinking: ThinkingAsked, ask: Ask, text: str) -> str:

@@ -20,7 +20,7 @@ SEQUENCES: Final = 256  # prompts times answers of one request
 # how a token is chosen
 TEMPERATURE: Final[Range] = (0.0, 2.0)
 TOP_P: Final[Range] = (0.0, 1.0)
-TOP_K: Final[IntRange] = (0, 1_000_000)
+TOP_K: Final[IntRange] = (-1, 1_000_000)  # 0 and -1 are all
 MIN_P: Final[Range] = (0.0, 1.0)
 PENALTY: Final[Range] = (-2.0, 2.0)
 REPETITION_PENALTY: Final[Range] = (0.01, 10.0)

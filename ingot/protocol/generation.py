@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 from ingot.engine.request import Sampling, Stop
 from ingot.protocol import bounds
-from ingot.protocol.fields import Bool, Either, Int, ListOf, ModelName, Number, OneOf, Text, Timeout
+from ingot.protocol.fields import Bool, Int, ModelName, Number, OneOf, Text, Timeout
+from ingot.protocol.limits import STOP, stop_strings
 from ingot.protocol.records import Record, accepts, refuses
+from ingot.protocol.sampling_defaults import filled
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.protocol.vocabulary import Biases, TokenIds
 
-STOP_STRING = Text(bounds.STOP_STRING_CHARS, least=1)
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "seed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,15 @@ class GenerationBody:
         Record(StreamOptions), "How to stream. A whole answer always tells its usage."
     )
 
-    temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
-    top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
-    top_k: int = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 is all.", default=0)
-    min_p: float = accepts(
-        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's.", default=0.0
+    # What these leave out is as the model's makers recommend.
+    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
+    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
+    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
+    min_p: float | None = accepts(
+        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's."
+    )
+    repetition_penalty: float | None = accepts(
+        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur."
     )
     presence_penalty: float = accepts(
         Number(bounds.PENALTY), "Taken off the logit of tokens that were generated.", default=0.0
@@ -43,17 +52,12 @@ class GenerationBody:
     frequency_penalty: float = accepts(
         Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
     )
-    repetition_penalty: float = accepts(
-        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur.", default=1.0
-    )
     logit_bias: tuple[tuple[int, float], ...] = accepts(
         Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES), "Added to the logit, by token id.", default=()
     )
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
 
-    stop: str | tuple[str, ...] = accepts(
-        Either((STOP_STRING, ListOf(STOP_STRING, bounds.STOP_STRINGS))), "Text that ends the answer.", default=()
-    )
+    stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
     stop_token_ids: tuple[int, ...] = accepts(
         TokenIds(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
     )
@@ -73,25 +77,13 @@ class GenerationBody:
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias,
-            # Seeds are 64 bits wide on the wire, signed; generators take them unsigned.
-            seed=None if self.seed is None else self.seed % 2**64,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+    def sampling(self, served: Served, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
+        said = {name: getattr(self, name) for name in SAMPLING}
+        return filled(served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
 
     def stopping(self) -> Stop:
         return Stop(
-            strings=(self.stop,) if isinstance(self.stop, str) else self.stop,
+            strings=stop_strings(self.stop),
             token_ids=frozenset(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,

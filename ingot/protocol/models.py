@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoding_request import EncoderCard
 from ingot.engine.request import ModelCard
 from ingot.protocol.fields import unknown_name
 from ingot.protocol.names import is_name
+from ingot.protocol.sampling_defaults import told
 from ingot.protocol.served import Served
 
 
@@ -25,6 +26,7 @@ class ModelBody(Struct, kw_only=True):
     created_at: str
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
+    default_sampling_params: dict[str, float | int] | UnsetType = UNSET  # what holds where a request says nothing
 
     @classmethod
     def of(cls, card: ModelCard | EncoderCard, length: int) -> ModelBody:
@@ -64,7 +66,9 @@ def retrieve_model(name: str, served: Served) -> ModelBody:
 
 
 def model_body(served: Served) -> ModelBody:
-    return ModelBody.of(served.card, served.card.context)
+    body = ModelBody.of(served.card, served.card.context)
+    body.default_sampling_params = told(served.sampling)
+    return body
 
 
 def encoder_body(card: EncoderCard) -> ModelBody:

@@ -293,7 +293,7 @@ def job(
         id=request_id,
         prompts=(wanted.prompt,),
         max_tokens=options.limit,
-        sampling=options.sampling(logprobs=body.told_logprobs),
+        sampling=options.sampling(served.sampling, logprobs=body.told_logprobs),
         stop=options.stopping(),
         reading=wanted.reading,
         guide=wanted.guide,

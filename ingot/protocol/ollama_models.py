@@ -15,11 +15,13 @@ from ingot.protocol.asking import thinks
 from ingot.protocol.fields import Bool
 from ingot.protocol.ollama import OllamaName
 from ingot.protocol.records import Record, accepts
+from ingot.protocol.sampling_defaults import told
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.version import __version__
 
 OLLAMA_VERSION: Final = "0.13.0"
 """The version of Ollama whose protocol this is: clients refuse to talk to old ones."""
+OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
 NEVER: Final = "9999-12-31T23:59:59Z"
 
 Capability = Literal["completion", "tools", "thinking", "embedding"]
@@ -152,7 +154,9 @@ def show(value: Any, served: Served) -> OllamaShown:
     one, template = Known.chat(served), served.tokenizer.template
     return OllamaShown(
         modelfile="",
-        parameters="",
+        parameters="\n".join(
+            f"{OPTION_NAMES.get(name, name)} {value}" for name, value in told(served.sampling).items()
+        ),
         template=template.source if template is not None else "",
         details=one.details,
         model_info={

@@ -7,9 +7,10 @@ from typing import Any
 
 from ingot.engine.request import Sampling, Stop
 from ingot.protocol import bounds
-from ingot.protocol.fields import Bool, Either, Int, ListOf, Number, Reading
-from ingot.protocol.generation import STOP_STRING
+from ingot.protocol.fields import Bool, Int, Number, Reading
+from ingot.protocol.limits import STOP, stop_strings
 from ingot.protocol.records import accepts, refuses
+from ingot.protocol.sampling_defaults import filled
 
 SIZE = Int((-(2**31), 2**31 - 1))
 SETTLED = "Settled when the model was loaded; without effect."
@@ -29,14 +30,15 @@ class Options:
     num_predict: int | None = accepts(
         Int((-2, bounds.MAX_TOKENS[1])), "Most tokens to generate; below 1, as many as the context holds."
     )
-    temperature: float = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.", default=1.0)
-    top_k: int = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 is all.", default=0)
-    top_p: float = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.", default=1.0)
-    min_p: float = accepts(
-        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's.", default=0.0
+    # What these leave out is as the model's makers recommend.
+    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
+    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
+    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
+    min_p: float | None = accepts(
+        Number(bounds.MIN_P), "Leave out tokens less likely than this share of the likeliest one's."
     )
-    repeat_penalty: float = accepts(
-        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur.", default=1.0
+    repeat_penalty: float | None = accepts(
+        Number(bounds.REPETITION_PENALTY), "Divides the likelihood of tokens that already occur."
     )
     repeat_last_n: int | None = accepts(
         Int((-1, bounds.MAX_TOKENS[1])), "0 switches repeat_penalty off; else it counts all tokens."
@@ -48,9 +50,7 @@ class Options:
         Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
     )
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text; -1 is none.")
-    stop: str | tuple[str, ...] = accepts(
-        Either((STOP_STRING, ListOf(STOP_STRING, bounds.STOP_STRINGS))), "Text that ends the answer.", default=()
-    )
+    stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
     num_ctx: int | None = accepts(
         Int((1, bounds.PROMPT_TOKENS)), "The context is settled when the model is loaded; without effect above it."
     )
@@ -80,22 +80,22 @@ class Options:
     def limit(self) -> int | None:
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
-    def sampling(self, *, logprobs: int | None) -> Sampling:
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
-            # Seeds are 64 bits wide on the wire, signed; generators take them unsigned.
-            seed=None if self.seed in (None, -1) else self.seed % 2**64,
-            logprobs=logprobs,
-        )
+    def sampling(self, defaults: Sampling, *, logprobs: int | None) -> Sampling:
+        said = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
+            "seed": None if self.seed == -1 else self.seed,
+            "logprobs": logprobs,
+        }
+        return filled(defaults, said)
 
     def stopping(self) -> Stop:
-        return Stop(strings=(self.stop,) if isinstance(self.stop, str) else self.stop)
+        return Stop(strings=stop_strings(self.stop))
 
 
 def note_unheeded(given: Any, options: Options, context: int, reading: Reading) -> None:
@@ -103,7 +103,7 @@ def note_unheeded(given: Any, options: Options, context: int, reading: Reading) 
     unheeded = [name for name in LOADING if given.get(name) is not None]
     if options.num_ctx is not None and options.num_ctx > context:
         unheeded.append("num_ctx")
-    if options.repeat_last_n not in (None, 0, -1) and options.repeat_penalty != 1.0:
+    if options.repeat_last_n not in (None, 0, -1) and options.repeat_penalty not in (None, 1.0):
         unheeded.append("repeat_last_n")
     for name in unheeded:
         reading.ignore(f"options.{name}")

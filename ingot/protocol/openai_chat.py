@@ -29,6 +29,7 @@ from ingot.protocol.asking import (
 from ingot.protocol.chat_answers import ChatStreamed, ChatWhole
 from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.generation import GenerationBody
+from ingot.protocol.limits import Limit
 from ingot.protocol.messages import CONVERSATION, Message, as_dicts
 from ingot.protocol.prompts import Ending
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
@@ -151,9 +152,9 @@ TOOL_CHOICE = Either(
 class ChatBody(GenerationBody):
     messages: tuple[Message, ...] = requires(CONVERSATION, "The conversation so far.")
     max_completion_tokens: int | None = accepts(
-        Int(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
+        Limit(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
     )
-    max_tokens: int | None = accepts(Int(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
+    max_tokens: int | None = accepts(Limit(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
     logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
     top_logprobs: int | None = accepts(
         Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
@@ -182,7 +183,7 @@ class ChatBody(GenerationBody):
     )
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
     thinking_budget: int | None = accepts(
-        Int(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+        Limit(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
     )
     template_history: History | None = accepts(
         OneOf(get_args(History)),
@@ -314,7 +315,7 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
         prompts=(wanted.prompt,),
         max_tokens=body.limit,
         n=body.n,
-        sampling=body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stop=body.stopping(),
         reading=wanted.reading,
         guide=wanted.guide,

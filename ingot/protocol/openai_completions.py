@@ -94,7 +94,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> Job:
         prompts=tokens,
         max_tokens=body.max_tokens,
         n=body.candidates,
-        sampling=body.sampling(logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
+        sampling=body.sampling(served, logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
         stop=body.stopping(),
         cache=body.cache == "auto",
         salt=body.cache_salt,

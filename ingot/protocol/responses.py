@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import UNSET
 
-from ingot.engine.request import Request
+from ingot.engine.request import Request, Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.answers import Head, Job, Note
 from ingot.protocol.asking import Ask, Asked, FieldNames, asked
@@ -119,7 +119,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         id=request_id,
         prompts=(wanted.prompt,),
         max_tokens=body.max_output_tokens,
-        sampling=body.sampling(logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None),
+        sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None),
         stop=body.stopping(),
         reading=wanted.reading,
         guide=wanted.guide,
@@ -135,7 +135,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         logprobs=body.wants_logprobs,
         kept=request.cache,
     )
-    composer = Composer(head, echo(value, body, head, store=store), toolbox, telling)
+    composer = Composer(head, echo(value, body, head, request.sampling, store=store), toolbox, telling)
     return Plan(body, served, composer, Job(request, composer, "input", head, wanted.turn), items, store)
 
 
@@ -234,7 +234,7 @@ def wanted_of(body: ResponsesBody, served: Served, toolbox: Toolbox, items: list
     return asked(served, ask, names=NAMES)
 
 
-def echo(value: Mapping[str, Any], body: ResponsesBody, head: Head, *, store: bool) -> ResponseBody:
+def echo(value: Mapping[str, Any], body: ResponsesBody, head: Head, sampling: Sampling, *, store: bool) -> ResponseBody:
     """The response before anything is in it: what was asked, given back."""
     text = value.get("text") or {}
     return ResponseBody(
@@ -253,12 +253,12 @@ def echo(value: Mapping[str, Any], body: ResponsesBody, head: Head, *, store: bo
         reasoning=ReasoningEcho(None if body.reasoning is None else body.reasoning.effort, body.summary),
         safety_identifier=body.safety_identifier,
         store=store,
-        temperature=body.temperature,
+        temperature=sampling.temperature,
         text=TextEcho(text.get("format") or {"type": "text"}),
         tool_choice=value.get("tool_choice") or "auto",
         tools=[dict(tool) for tool in value.get("tools") or ()],
         top_logprobs=body.top_logprobs or 0,
-        top_p=body.top_p,
+        top_p=sampling.top_p,
         user=body.user,
         metadata=body.metadata or {},
     )

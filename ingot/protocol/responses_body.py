@@ -10,6 +10,7 @@ from ingot.protocol import bounds
 from ingot.protocol.asking import EFFORTS, JsonSchema, Output, ThinkingAsked
 from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.generation import GenerationBody
+from ingot.protocol.limits import Limit
 from ingot.protocol.openai_chat import OTHER_TIER, JsonObjectFormat, TextFormat
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.responses_items import ITEMS, Item
@@ -106,7 +107,7 @@ class ResponsesBody(GenerationBody):
         ListOf(OneOf(INCLUDABLE), most=len(INCLUDABLE)), "What else items are to hold.", default=()
     )
     max_output_tokens: int | None = accepts(
-        Int(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
+        Limit(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
     )
     max_tool_calls: int | None = accepts(Int(bounds.SERVER_CALLS), "Most calls of MCP tools that the server makes.")
     top_logprobs: int | None = accepts(Int(bounds.TOP_LOGPROBS), "Give the likeliest tokens for each of the text.")
@@ -120,7 +121,7 @@ class ResponsesBody(GenerationBody):
     text: TextOptions | None = accepts(Record(TextOptions), "The form of the answer.")
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
     thinking_budget: int | None = accepts(
-        Int(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+        Limit(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
     )
     chat_template_kwargs: dict[str, Any] | None = accepts(
         TemplateVariables(), "Values for variables that the model's chat template reads."

@@ -6,13 +6,15 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ingot.config import Settings
-from ingot.engine.request import ModelCard
+from ingot.engine.request import ModelCard, Sampling
+from ingot.errors import ConfigError
 from ingot.protocol.encoders import terms_of
 from ingot.protocol.fields import Reading, Terms
 from ingot.protocol.names import check_aliases, with_aliases
+from ingot.protocol.sampling_defaults import sampling_defaults, told
 from ingot.protocol.sealing import Seal
 from ingot.text.encodings import Encodings
 from ingot.text.formats.format import Format
@@ -46,6 +48,8 @@ class Served:
     grammars: Grammars
     thinking: bool | None = None  # what holds where a request says nothing; None: what the template does
     thinking_budget: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen, where a request says nothing
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, likewise
     history: History = "stable"  # how past turns are rendered, where a request says nothing
     trusting: bool = False  # control tokens are tokens in messages too, not only where the template writes them
     answers: Answers = field(default_factory=Answers)  # what was generated, for the turns that follow
@@ -78,15 +82,18 @@ class Served:
             },
             template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
         )
+        sampling = sampling_defaults(card.recommended, settings.override_generation_config)
         return cls(
             card,
             tokenizer,
             terms,
-            fingerprint(card),
+            fingerprint(card, sampling),
             format_of(card, tokenizer, settings),
             Grammars(tokenizer, card.vocab),
             {"on": True, "off": False}.get(settings.thinking),
             settings.thinking_budget,
+            sampling,
+            default_variables(settings, terms),
             cast(History, settings.template_history),
             settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
@@ -100,6 +107,18 @@ class Served:
     def seal(self) -> Seal:
         """Signs what the model thought, for clients to send back."""
         return Seal.of(self.secret(), self.tenant)
+
+
+def default_variables(settings: Settings, terms: Terms) -> dict[str, Any]:
+    given = settings.default_chat_template_kwargs or {}
+    for name in given:
+        if name not in terms.template_variables:
+            reads = ", ".join(terms.template_variables) or "none"
+            raise ConfigError(
+                f"default_chat_template_kwargs: the chat template reads no {name[:100]!r}; it reads: {reads}",
+                param="default_chat_template_kwargs",
+            )
+    return given
 
 
 def passing_secret() -> Secret:
@@ -118,7 +137,8 @@ def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Form
     return found
 
 
-def fingerprint(card: ModelCard) -> str:
+def fingerprint(card: ModelCard, sampling: Sampling) -> str:
     """Names the program and everything about the model that its output may depend on."""
-    facts = (__version__, card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes))
+    model = (card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes))
+    facts = (__version__, *model, str(told(sampling)))
     return "fp_" + blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.errors import UnknownField
+from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS
 from ingot.protocol.fields import Bool, Either, Kind, Number, Reading, Schema, Terms, Text
 
 VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
+
+
+def variables_problem(variables: dict[str, Any]) -> str | None:
+    """What is wrong with the values that a setting gives, whatever the template reads."""
+    for name, value in variables.items():
+        try:
+            VALUE.parse(value, name, Reading(Terms((), 1, 1.0)))
+        except BadRequest as error:
+            return error.message.rstrip(".")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

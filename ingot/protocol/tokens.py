@@ -77,6 +77,7 @@ def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
             served,
             as_dicts(body.messages),
             ending="closed" if body.add_generation_prompt is False else "opened",
+            extra=served.variables,
             add_special=body.add_special_tokens is True,
         ).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"

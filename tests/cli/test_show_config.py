@@ -8,6 +8,7 @@ from ingot.cli.show_config import show
 from ingot.config import SETTINGS, load
 
 FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter2", "keepalive_s": "2.5"}
+FLAGS |= {"override_generation_config": '{"top_k": 20}', "default_chat_template_kwargs": '{"mood": "glad", "on": true}'}
 
 
 def test_what_is_shown_is_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:
@@ -27,3 +28,12 @@ def test_every_setting_is_shown_with_its_meaning_and_origin(tmp_path: Path) -> N
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
     assert "hunter2" not in show(load(FLAGS, {"XDG_CONFIG_HOME": str(tmp_path)}))
+
+
+def test_what_a_model_s_makers_recommend_is_shown_with_what_overrides_it(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 40}')
+    flags = {"model": str(tmp_path), "override_generation_config": '{"top_k": 20}'}
+    line = '# where a request does not say: {"temperature" = 0.6, "top_k" = 20}'
+    assert line in show(load(flags, {"XDG_CONFIG_HOME": str(tmp_path)}))
+    none = show(load({"model": str(tmp_path), "generation_config": "none"}, {"XDG_CONFIG_HOME": str(tmp_path)}))
+    assert "# where a request does not say: every token may come" in none

@@ -101,6 +101,11 @@ def test_a_named_tool_is_called_whatever_was_asked(client: OpenAI) -> None:
                     assert set(json.loads(call.function.arguments)) <= set(function["parameters"]["properties"])
 
 
+def test_the_model_s_own_file_says_how_tokens_are_chosen(client: OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.model_dump()["default_sampling_params"] == {"temperature": 0.0}
+
+
 def test_without_a_choice_no_tool_is_called(client: OpenAI) -> None:
     answer = client.chat.completions.create(**asked(lessons()[0], tool_choice="none"))
     assert answer.choices[0].message.tool_calls is None

@@ -370,7 +370,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param:
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0"),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema"),
         ({"output_config": {"effort": "none"}}, "output_config.effort"),
-        ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"stop_sequences": ["x" * 1025]}, "stop_sequences.0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.config import load
+from ingot.errors import BadRequest, ConfigError, Unsupported
 from ingot.protocol.asking import Ask, Asked, Named, ThinkingAsked, Tool, asked
 from ingot.protocol.served import Served
 from ingot.text.parse import ThinkingStart
@@ -119,3 +120,33 @@ def test_past_calls_are_counted_for_families_that_number_them() -> None:
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, USER]
     found = asked(served(SWITCHED), Ask(messages, tools=(LOOK,)))
     assert found.reading is not None and found.reading.past_calls == 2
+
+
+MOODY = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}[{{ mood }}]{% if enable_thinking %}<think>\n{% endif %}"
+    "{# </think> #}"
+)
+
+
+def test_the_settings_give_the_template_s_variables_where_a_request_does_not() -> None:
+    settled = {"default_chat_template_kwargs": {"mood": "glad"}}
+    assert "[glad]" in prompt(ask(MOODY, changes=settled))
+    assert "[grim]" in prompt(ask(MOODY, changes=settled, variables={"mood": "grim"}))
+
+
+def test_what_a_request_says_of_thinking_beats_the_settings_variables_and_they_beat_the_setting() -> None:
+    off = {"default_chat_template_kwargs": {"enable_thinking": False}, "thinking": "on"}
+    assert "<think>" not in prompt(ask(MOODY, changes=off))
+    assert "<think>" in prompt(ask(MOODY, changes=off, thinking=ThinkingAsked(True)))
+    assert "<think>" in prompt(ask(MOODY, changes=off, variables={"enable_thinking": True}))
+
+
+def test_a_variable_of_the_settings_that_the_template_does_not_read_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"reads no 'temper'; it reads: enable_thinking, mood"):
+        served(MOODY, default_chat_template_kwargs={"temper": 1})
+
+
+@pytest.mark.parametrize("value", ["[1]", '"x"', "{", '{"mood": null}', '{"mood": [1]}'])
+def test_variables_of_the_settings_are_an_object_of_plain_values(value: str) -> None:
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs"):
+        load({"default_chat_template_kwargs": value}, {})

@@ -165,7 +165,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> N
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
         ({"stop": ["x"] * 17}, "stop"),
-        ({"stop": ""}, "stop"),
+        ({"stop": ["x" * 1025]}, "stop.0"),
         ({"stop": ["ok", 3]}, "stop.1"),
         ({"stop_token_ids": [300]}, "stop_token_ids.0"),
         ({"top_logprobs": 3}, "top_logprobs"),

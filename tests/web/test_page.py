@@ -165,6 +165,17 @@ def test_an_empty_sampling_field_is_not_sent_and_reset_restores_the_defaults(
     assert (server.bodies[-1]["temperature"], server.bodies[-1]["top_p"]) == (0.7, 0.95)
 
 
+def test_what_a_model_s_makers_recommend_is_left_to_the_server_and_shown(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    server.models = [{**server.models[0], "default_sampling_params": {"temperature": 0.6, "top_k": 20}}]
+    screen.reload()
+    screen.ask("Recommended")
+    assert not {"temperature", "top_p", "top_k"} & set(server.bodies[-1])
+    shown = "return ['temperature', 'top_k', 'top_p'].map((n) => document.getElementById(`sampling-${n}`).placeholder)"
+    assert screen.run(shown) == ["0.6", "20", "default"]
+
+
 def test_a_sampling_value_out_of_bounds_is_shown_instead_of_sent(screen: Screen, server: ScriptedServer) -> None:
     screen.click("#settings-toggle")
     screen.fill("#sampling-temperature", "9")

@@ -55,6 +55,7 @@ showSystem();
 
 async function connect() {
   await models.load();
+  settings.recommend(models.card?.default_sampling_params);
   transcript.refresh();
   composer.draw();
 }

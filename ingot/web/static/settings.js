@@ -79,13 +79,22 @@ export class Settings {
     this.form = find('sampling');
     this.form.append(...CONTROLS.map((control) => this.#row(control)));
     this.form.addEventListener('submit', (event) => event.preventDefault());
-    this.#fill(stored() ?? initial());
+    this.recommended = {};
+    this.#fill(stored() ?? this.#initial());
     find('sampling-reset').addEventListener('click', () => this.#reset());
     find('system').addEventListener('input', ({ target }) => onSystem(target.value));
     const key = find('key');
     key.value = api.key;
     key.addEventListener('input', () => (api.key = key.value.trim()));
     key.addEventListener('change', onKey);
+  }
+
+  // What the model's makers recommend, as the server says. It sends that by itself, so the page's own first values
+  // give way to it.
+  recommend(values) {
+    this.recommended = values ?? {};
+    for (const { name } of CONTROLS) this.#input(name).placeholder = this.recommended[name] ?? 'default';
+    if (!stored()) this.#fill(this.#initial());
   }
 
   showSystem(text) {
@@ -108,7 +117,7 @@ export class Settings {
   }
 
   #reset() {
-    this.#fill(initial());
+    this.#fill(this.#initial());
     localStorage.removeItem(KEY);
   }
 
@@ -158,6 +167,11 @@ export class Settings {
     }
   }
 
+  #initial() {
+    if (Object.keys(this.recommended).length > 0) return {};
+    return Object.fromEntries(CONTROLS.map((control) => [control.name, control.initial]));
+  }
+
   #store() {
     localStorage.setItem(KEY, JSON.stringify(this.sampling()));
   }
@@ -165,10 +179,6 @@ export class Settings {
   #input(name) {
     return find(`sampling-${name}`);
   }
-}
-
-function initial() {
-  return Object.fromEntries(CONTROLS.map((control) => [control.name, control.initial]));
 }
 
 function stored() {

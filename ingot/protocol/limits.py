@@ -1,0 +1,42 @@
+"""Limits, with the ways in which clients say that there is to be none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ingot.protocol import bounds
+from ingot.protocol.bounds import IntRange
+from ingot.protocol.fields import Either, Int, Kind, ListOf, Reading, Schema, Terms, Text, as_whole
+
+UNLIMITED: Final = -1
+STOP_STRINGS: Final = ListOf(Text(bounds.STOP_STRING_CHARS), bounds.STOP_STRINGS)
+STOP: Final = Either((Text(bounds.STOP_STRING_CHARS), STOP_STRINGS))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit(Kind):
+    """A number of tokens. -1 is no limit, as null is."""
+
+    bounds: IntRange
+
+    def parse(self, value: object, path: str, reading: Reading) -> int | None:
+        if as_whole(value) == UNLIMITED:
+            return None
+        if not self.admits(value):
+            raise self.refuse(value, path, reading)
+        return Int(self.bounds).parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"anyOf": [Int(self.bounds).schema(terms), {"const": UNLIMITED}]}
+
+    def admits(self, value: object) -> bool:
+        return as_whole(value) is not None
+
+    def wanted(self, terms: Terms) -> str:
+        return f"{Int(self.bounds).wanted(terms)}, or {UNLIMITED} for no limit"
+
+
+def stop_strings(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """What of `given` can end an answer: an empty text is what some clients send for none."""
+    return tuple(text for text in ((given,) if isinstance(given, str) else given) if text)

@@ -1,0 +1,35 @@
+"""`generation_config.json`: how a model's makers recommend to generate with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from ingot.errors import ModelError
+
+FILE: Final = "generation_config.json"
+NONE: Final = ("none", "vllm")
+"""Settings that follow no such file. To vLLM, its own name means its own defaults, which change nothing either."""
+
+
+def generation_config(setting: str, model: Path) -> dict[str, Any]:
+    """What the file says that the setting names: the model's own for `auto`, none, or that of another folder."""
+    if setting in NONE:
+        return {}
+    path = (model if setting == "auto" else Path(setting).expanduser()) / FILE
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} does not hold a JSON object.")
+    return value
+
+
+def setting_problem(setting: str) -> str | None:
+    if setting == "auto" or setting in NONE or (Path(setting).expanduser() / FILE).is_file():
+        return None
+    return f"{setting!r} is neither auto nor none, nor a folder that holds a {FILE}"
