@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import Unsupported
-from ingot.protocol import bounds
+from ingot.protocol import bounds, foreign
 from ingot.protocol.answers import Head, Job, Note
 from ingot.protocol.anthropic_answers import AppliedEdit, Edits, MessageStreamed, MessageWhole, Telling
 from ingot.protocol.anthropic_content import CONVERSATION, SYSTEM, CacheControl, Message, TextBlock, marks
@@ -242,7 +242,7 @@ class MessagesBody(PromptBody):
 
 
 COUNT_BODY = Record(PromptBody)
-MESSAGES_BODY = Record(MessagesBody)
+MESSAGES_BODY = Record(MessagesBody, foreign=foreign.MESSAGES)
 
 
 class CountedEdits(Struct):

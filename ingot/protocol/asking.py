@@ -68,6 +68,7 @@ class ThinkingAsked:
     enabled: bool | None = None  # None: what the server's settings or the template do
     budget: int | None = None  # tokens, after which thinking is closed and the answer goes on
     effort: str | None = None  # one of EFFORTS
+    fields: Mapping[str, str] = field(default_factory=dict, compare=False)  # which of the body's said each of them
 
     @property
     def given(self) -> bool:
@@ -187,7 +188,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
         one_call=bool(tools) and not ask.parallel,
         past_calls=sum(len(message.get("tool_calls") or ()) for message in ask.messages),
     )
-    ignored = (names.thinking,) if ask.thinking.given and not thinks(served, format) else ()
+    ignored = _unheeded_thinking(ask.thinking, names, can_think=thinks(served, format))
     turn = Turn(served, prompt, format)
     return Asked(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn)
 
@@ -251,6 +252,15 @@ def _check_names(tools: Sequence[Tool], names: FieldNames) -> None:
 
 
 # Thinking
+
+
+def _unheeded_thinking(asked: ThinkingAsked, names: FieldNames, *, can_think: bool) -> tuple[str, ...]:
+    """The fields that could have no effect: on a model that does not think, or against `none`, which settles it."""
+    if asked.given and not can_think:
+        return tuple(dict.fromkeys(asked.fields.values())) or (names.thinking,)
+    if asked.effort == "none" and asked.enabled and "enabled" in asked.fields:
+        return (asked.fields["enabled"],)
+    return ()
 
 
 def _with_defaults(served: Served, thinking: ThinkingAsked) -> ThinkingAsked:

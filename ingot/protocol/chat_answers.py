@@ -138,8 +138,18 @@ class Call:
 class ChatWhole(Whole):
     """One body. `metadata` and `tiered` are the request's own words, given back."""
 
-    def __init__(self, head: Head, n: int, *, logprobs: bool, metadata: dict[str, str] | None, tiered: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        n: int,
+        *,
+        logprobs: bool,
+        metadata: dict[str, str] | None,
+        tiered: bool,
+        hides_thinking: bool = False,
+    ) -> None:
         self.head = head
+        self.hides_thinking = hides_thinking
         self.logprobs = logprobs
         self.metadata = metadata
         self.tiered = tiered
@@ -156,7 +166,7 @@ class ChatWhole(Whole):
                 self.texts[event.index].append(event.text)
                 if self.logprobs:
                     self.entries[event.index] += map(entry, event.tokens)
-            case ThinkingDelta():
+            case ThinkingDelta() if not self.hides_thinking:
                 self.thoughts[event.index].append(event.text)
             case CallBegan():
                 self.calls[event.index].append(Call(event.id, event.name))
@@ -202,8 +212,18 @@ class ChatStreamed(Streamed):
     same batch.
     """
 
-    def __init__(self, head: Head, n: int, *, logprobs: bool, include_usage: bool, tiered: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        n: int,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        tiered: bool,
+        hides_thinking: bool = False,
+    ) -> None:
         self.head = head
+        self.hides_thinking = hides_thinking
         self.logprobs = logprobs
         self.include_usage = include_usage
         self.tiered = tiered
@@ -217,7 +237,7 @@ class ChatStreamed(Streamed):
         match event:
             case TextDelta():
                 return self._text(event)
-            case ThinkingDelta():
+            case ThinkingDelta() if not self.hides_thinking:
                 return self._delta(event.index, Delta(reasoning_content=event.text, reasoning=event.text))
             case CallBegan():
                 function = FunctionDelta(event.name, "")

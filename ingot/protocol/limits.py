@@ -21,11 +21,12 @@ class Limit(Kind):
     bounds: IntRange
 
     def parse(self, value: object, path: str, reading: Reading) -> int | None:
-        if as_whole(value) == UNLIMITED:
+        whole = as_whole(value)
+        if whole == UNLIMITED:
             return None
-        if not self.admits(value):
+        if whole is None or not self.bounds[0] <= whole <= self.bounds[1]:
             raise self.refuse(value, path, reading)
-        return Int(self.bounds).parse(value, path, reading)
+        return whole
 
     def schema(self, terms: Terms) -> Schema:
         return {"anyOf": [Int(self.bounds).schema(terms), {"const": UNLIMITED}]}

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from ingot.engine.request import Request
 from ingot.errors import BadRequest
-from ingot.protocol import bounds
+from ingot.protocol import bounds, foreign
 from ingot.protocol.answers import Head, Job
 from ingot.protocol.asking import (
     EFFORTS,
@@ -36,6 +36,7 @@ from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.served import Served
 from ingot.protocol.template_variables import TemplateVariables
+from ingot.protocol.thinking_fields import REASONING, THINKING, ReasoningWish, ThinkingWish, thinking_asked
 from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
 from ingot.text.witness import History
 
@@ -182,6 +183,9 @@ class ChatBody(GenerationBody):
         OneOf(EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
     )
     enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
+    reasoning: ReasoningWish | None = accepts(REASONING, "The same in OpenRouter's words.")
+    thinking: ThinkingWish | None = accepts(THINKING, "The same in DeepSeek's and Z.ai's words.")
+    include_reasoning: bool | None = accepts(Bool(), "`false` leaves the thinking out of the answer.")
     thinking_budget: int | None = accepts(
         Limit(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
     )
@@ -270,13 +274,34 @@ class ChatBody(GenerationBody):
             )
         return given[0] if given else None
 
+    @property
+    def thinks(self) -> ThinkingAsked:
+        wish, other = self.reasoning or ReasoningWish(), self.thinking or ThinkingWish("auto")
+        return thinking_asked(
+            enabled={
+                "enable_thinking": self.enable_thinking,
+                "reasoning.enabled": wish.enabled,
+                "thinking": other.enabled,
+            },
+            budget={
+                "thinking_budget": self.thinking_budget,
+                "reasoning.max_tokens": wish.max_tokens,
+                "thinking.budget_tokens": other.budget_tokens,
+            },
+            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": wish.effort},
+        )
+
+    @property
+    def hides_thinking(self) -> bool:
+        return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
+
     def ask(self) -> Ask:
         return Ask(
             messages=as_dicts(self.messages),
             tools=tuple(tool.tool for tool in self.tools),
             choice=self.choice,
             parallel=self.parallel_tool_calls,
-            thinking=ThinkingAsked(self.enable_thinking, self.thinking_budget, self.reasoning_effort),
+            thinking=self.thinks,
             output=self.output,
             variables=self.chat_template_kwargs,
             ending=self.ending,
@@ -302,6 +327,7 @@ CHAT_BODY = Record(
             param="continue_final_message",
         ),
     ),
+    foreign.CHAT,
 )
 
 
@@ -330,7 +356,11 @@ def read_chat(value: Any, served: Served, request_id: str) -> Job:
 
 
 def chat_view(body: ChatBody, head: Head) -> ChatStreamed | ChatWhole:
-    tiered = body.service_tier is not None
+    told = {
+        "logprobs": body.logprobs,
+        "tiered": body.service_tier is not None,
+        "hides_thinking": body.hides_thinking,
+    }
     if body.stream:
-        return ChatStreamed(head, body.n, logprobs=body.logprobs, include_usage=body.include_usage, tiered=tiered)
-    return ChatWhole(head, body.n, logprobs=body.logprobs, metadata=body.metadata, tiered=tiered)
+        return ChatStreamed(head, body.n, include_usage=body.include_usage, **told)
+    return ChatWhole(head, body.n, metadata=body.metadata, **told)

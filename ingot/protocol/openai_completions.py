@@ -9,11 +9,12 @@ from typing import Any
 
 from ingot.engine.request import Request
 from ingot.errors import BadRequest
-from ingot.protocol import bounds
+from ingot.protocol import bounds, foreign
 from ingot.protocol.answers import Head, Job
 from ingot.protocol.completion_answers import CompletionStreamed, CompletionWhole, Echo, Plan, spell
 from ingot.protocol.fields import Bool, Either, Int, ListOf, Text
 from ingot.protocol.generation import GenerationBody
+from ingot.protocol.limits import Limit
 from ingot.protocol.prompts import text_prompt
 from ingot.protocol.records import Record, accepts, refuses, requires
 from ingot.protocol.rules import Is, Never, Not
@@ -30,9 +31,9 @@ class CompletionBody(GenerationBody):
     prompt: OnePrompt | tuple[str, ...] | tuple[tuple[int, ...], ...] = requires(
         PROMPT, "A text, a list of texts, a list of token ids, or a list of such lists."
     )
-    max_tokens: int = accepts(
-        Int(bounds.LEGACY_MAX_TOKENS),
-        "Most tokens to generate. 0 only together with `echo`.",
+    max_tokens: int | None = accepts(
+        Limit(bounds.LEGACY_MAX_TOKENS),
+        "Most tokens to generate; -1 is as many as the context holds, 0 only together with `echo`.",
         default=bounds.LEGACY_MAX_TOKENS_DEFAULT,
     )
     best_of: int | None = accepts(
@@ -78,6 +79,7 @@ COMPLETION_BODY = Record(
             param="max_tokens",
         ),
     ),
+    foreign.COMPLETIONS,
 )
 
 

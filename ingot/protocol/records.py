@@ -2,7 +2,7 @@
 
 A record's field is declared with `requires`, `accepts` or `refuses`; its metadata holds the kind and the words for
 the OpenAPI document. A field that may be left out may also be null, which means the same. A field that nobody
-knows is noted as ignored; one that is nearly a known one, or any when reading strictly, is refused.
+knows is noted as ignored; a known one misspelt, or any unknown one when reading strictly, is refused.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ingot.errors import BadRequest, UnknownField, Unsupported, nearest
+from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.bounds import FIELD_NAME_CHARS
 from ingot.protocol.fields import Kind, OneOf, Reading, Refused, Schema, Terms
+from ingot.protocol.foreign import Alias, Foreign
 from ingot.protocol.rules import Never
+from ingot.protocol.spelling import misspelt
+from ingot.protocol.unheeded import note
 
 
 def requires(kind: Kind, about: str) -> Any:
@@ -34,34 +37,58 @@ def refuses(reason: str, *harmless: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Record(Kind):
-    """An object that becomes an instance of the dataclass `cls`, unless a rule refuses what its fields say together."""
+    """An object that becomes an instance of the dataclass `cls`, unless a rule refuses what its fields say together.
+
+    `foreign` are other servers' fields that are known too."""
 
     cls: type
     rules: tuple[Never, ...] = ()
+    foreign: Foreign = field(default_factory=dict)
 
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
         known = specs_of(self.cls)
+        given = self._foreign(value, path, reading)
         for name in value:
-            if name not in known:
-                meet_unknown(name, known, path, reading)
-        given = {}
+            if name not in known and name not in self.foreign:
+                meet_unknown(name, value[name], known, path, reading)
         for name, spec in known.items():
             held = value.get(name)
             if held is not None or (name in value and is_required(spec)):
                 given[name] = spec.metadata["kind"].parse(held, below(path, name), reading)
-            elif is_required(spec):
+            elif is_required(spec) and name not in given:
                 raise BadRequest(f"{below(path, name)} is required.", param=below(path, name))
         for rule in self.rules:
             rule.judge(value)
         return self.cls(**given)
 
+    def _foreign(self, value: Mapping[str, Any], path: str, reading: Reading) -> dict[str, Any]:
+        """What other servers' fields say in place of ours."""
+        given: dict[str, Any] = {}
+        for name, meant in self.foreign.items():
+            held = value.get(name)
+            if held is None:
+                continue
+            read = self._kind(meant).parse(held, below(path, name), reading)
+            if not isinstance(meant, Alias):
+                continue
+            if value.get(meant.field) is not None or meant.field in given:
+                note(below(path, name), reading)
+            else:
+                given[meant.field] = read
+        return given
+
+    def _kind(self, meant: Alias | Kind) -> Kind:
+        kind: Kind = specs_of(self.cls)[meant.field].metadata["kind"] if isinstance(meant, Alias) else meant
+        return kind
+
     def schema(self, terms: Terms) -> Schema:
         specs = specs_of(self.cls).values()
+        foreign = {name: self._foreign_schema(meant, terms) for name, meant in self.foreign.items()}
         schema: Schema = {
             "type": "object",
-            "properties": {spec.name: property_schema(spec, terms) for spec in specs},
+            "properties": foreign | {spec.name: property_schema(spec, terms) for spec in specs},
             "additionalProperties": not terms.strict,
         }
         if required := [spec.name for spec in specs if is_required(spec)]:
@@ -69,6 +96,14 @@ class Record(Kind):
         if self.rules:
             schema["allOf"] = [rule.schema() for rule in self.rules]
         return schema
+
+    def _foreign_schema(self, meant: Alias | Kind, terms: Terms) -> Schema:
+        about = "Has no effect."
+        if isinstance(meant, Alias):
+            about = f"Another name of {meant.field}."
+        elif isinstance(meant, Refused):
+            about = f"Refused: {meant.reason}"
+        return nullable(self._kind(meant).schema(terms)) | {"description": about}
 
     def admits(self, value: object) -> bool:
         return isinstance(value, dict)
@@ -110,11 +145,11 @@ def specs_of(cls: type) -> Mapping[str, dataclasses.Field[Any]]:
     return {spec.name: spec for spec in dataclasses.fields(cls)}
 
 
-def meet_unknown(name: str, known: Mapping[str, Any], path: str, reading: Reading) -> None:
+def meet_unknown(name: str, held: Any, known: Mapping[str, Any], path: str, reading: Reading) -> None:
     where = below(path, name[:FIELD_NAME_CHARS])
-    if reading.knows_ignored(where):
-        return
-    meant = nearest(name, known) if len(name) <= FIELD_NAME_CHARS else None
+    if reading.knows_ignored(where) or (held is None and not reading.terms.strict):
+        return  # null asks for nothing, as it does where the field is known
+    meant = misspelt(name, known) if len(name) <= FIELD_NAME_CHARS else None
     if meant is not None:
         raise UnknownField(f"Unknown field {where}: did you mean '{meant}'?", param=where)
     if reading.terms.strict:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ingot.protocol import bounds
+from ingot.protocol import bounds, foreign
 from ingot.protocol.asking import EFFORTS, JsonSchema, Output, ThinkingAsked
 from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.generation import GenerationBody
@@ -17,6 +17,7 @@ from ingot.protocol.responses_items import ITEMS, Item
 from ingot.protocol.responses_tools import TOOL_CHOICE, TOOLS, WireChoice, WireTool
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.template_variables import TemplateVariables
+from ingot.protocol.thinking_fields import thinking_asked
 from ingot.protocol.unheeded import UnheededWord
 
 SEALED: Final = "reasoning.encrypted_content"
@@ -174,7 +175,11 @@ class ResponsesBody(GenerationBody):
     @property
     def thinking(self) -> ThinkingAsked:
         effort = None if self.reasoning is None else self.reasoning.effort
-        return ThinkingAsked(self.enable_thinking, self.thinking_budget, effort)
+        return thinking_asked(
+            enabled={"enable_thinking": self.enable_thinking},
+            budget={"thinking_budget": self.thinking_budget},
+            effort={"reasoning": effort},
+        )
 
 
 RESPONSES_BODY = Record(
@@ -187,4 +192,5 @@ RESPONSES_BODY = Record(
             param="store",
         ),
     ),
+    foreign.RESPONSES,
 )

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.errors import Unsupported
 from ingot.protocol.fields import Kind, OneOf, Reading, Schema, Terms
 
 
+def note(path: str, reading: Reading) -> None:
+    """Names in the receipt what has no effect; a strict server refuses it."""
+    if reading.terms.strict:
+        raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
+    if not reading.knows_ignored(path):
+        reading.ignore(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Unheeded(Kind):
-    """Any object. A strict server refuses what would have no effect."""
+    """Any object."""
 
     def parse(self, value: object, path: str, reading: Reading) -> None:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
-        if reading.terms.strict:
-            raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
-        if not reading.knows_ignored(path):
-            reading.ignore(path)
+        note(path, reading)
 
     def schema(self, terms: Terms) -> Schema:
         return {"enum": [None]} if terms.strict else {"type": "object"}
@@ -28,6 +34,29 @@ class Unheeded(Kind):
 
     def wanted(self, terms: Terms) -> str:
         return "an object"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Passed(Kind):
+    """Anything. What is not `harmless` asks for something that has no effect here."""
+
+    harmless: tuple[Any, ...]
+
+    def __init__(self, *harmless: Any) -> None:
+        object.__setattr__(self, "harmless", harmless)
+
+    def parse(self, value: object, path: str, reading: Reading) -> None:
+        if not any(type(value) is type(free) and value == free for free in self.harmless):
+            note(path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"enum": list(self.harmless) or [None]} if terms.strict else {}
+
+    def admits(self, value: object) -> bool:
+        return True
+
+    def wanted(self, terms: Terms) -> str:
+        return "any value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +70,7 @@ class UnheededWord(Kind):
         word = OneOf(self.values).parse(value, path, reading)
         if word in self.harmless:
             return
-        if reading.terms.strict:
-            raise Unsupported(f"{path} has no effect here, and this server is strict.", param=path)
-        if not reading.knows_ignored(path):
-            reading.ignore(path)
+        note(path, reading)
 
     def schema(self, terms: Terms) -> Schema:
         return OneOf(self.harmless if terms.strict else self.values).schema(terms)

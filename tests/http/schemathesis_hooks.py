@@ -23,6 +23,7 @@ SAID = (
     "two tools of the name",
     "the parameters of a tool are an object",
     "cannot be combined with",  # a form of the answer against tools
+    "say the same thing in two ways",  # and differ
     "is the older name of",  # one thing by both its names
     "no tool_use before it has the id",  # a result against the calls before it
     "no call before it is left",

@@ -77,7 +77,7 @@ def test_openais_default_of_sixteen_tokens_holds() -> None:
         ({"prompt": ["x"] * 257}, "prompt"),
         ({"prompt": ["x"] * 200, "n": 2}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
