@@ -18,6 +18,7 @@ from ingot.protocol.bounds import TOOL_NAME_CHARS
 from ingot.protocol.prompts import Ending, rendered
 from ingot.protocol.served import Served
 from ingot.protocol.turns import Turn
+from ingot.text.canonical import ordered_schema
 from ingot.text.formats.format import Format
 from ingot.text.formats.registry import format_named, thinking_named
 from ingot.text.grammar.grammars import GuidedTool
@@ -160,7 +161,8 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     Raises BadRequest or Unsupported that name the field.
     """
     format = _format(served, ask)
-    tools = _tools(format, ask, names)
+    history = ask.history or served.history
+    tools = _ordered(_tools(format, ask, names), history)
     thinking = _with_defaults(served, ask.thinking)
     variables = _variables(served, ask, thinking)
     try:
@@ -171,7 +173,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
             ending=ask.ending,
             extra=variables,
             appended=lambda text: _closed_thinking(served, format, thinking, ask, text),
-            history=ask.history,
+            history=history,
             format=format,
             salt=ask.salt,
             remembers=ask.remembers,
@@ -233,6 +235,13 @@ def _tools(format: Format, ask: Ask, names: FieldNames) -> tuple[Tool, ...]:
     if not format.can_call:
         raise Unsupported(f"{names.tools}: the format '{format.name}' has no tool calls.", param=names.tools)
     return ask.tools
+
+
+def _ordered(tools: tuple[Tool, ...], history: History) -> tuple[Tool, ...]:
+    """With arguments in the order in which the prompt shows them, since a grammar lets none come out of turn."""
+    if history == "official":
+        return tools
+    return tuple(replace(tool, parameters=ordered_schema(tool.parameters)) for tool in tools)
 
 
 def _check_names(tools: Sequence[Tool], names: FieldNames) -> None:

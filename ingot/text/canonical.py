@@ -87,6 +87,13 @@ def ordered_tools(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_ordered_tool(tool) for tool in tools]
 
 
+def ordered_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema of arguments as `ordered_tools` has it. Whoever holds a call to a schema must hold it to this one: it
+    settles in which order arguments come, and the prompt shows them to the model in that order."""
+    ordered: dict[str, Any] = _schema(schema)
+    return ordered
+
+
 def _ordered_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     placed = _placed(tool, _TOOL)
     function = tool.get("function")

@@ -125,7 +125,8 @@ class Composer:
         quoting: Quoting,
     ) -> tuple[list[Line], list[Piece], tuple[str, ...]]:
         """The lines that the template got, what it made of them, and what had to be done to them before."""
-        messages, tools = quoting.messages(messages), quoting.told(ordered_tools(wanted.tools))
+        tools = ordered_tools(wanted.tools) if wanted.history == "stable" else [dict(tool) for tool in wanted.tools]
+        messages, tools = quoting.messages(messages), quoting.told(tools)
         mark = secrets.token_hex(16)
         lines, done = _lines(
             _with_mark(messages, mark) if wanted.continued else messages, tools, traits, format, wanted.history

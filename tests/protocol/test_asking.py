@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from ingot.config import load
 from ingot.errors import BadRequest, ConfigError, Unsupported
 from ingot.protocol.asking import Ask, Asked, Named, ThinkingAsked, Tool, asked
 from ingot.protocol.served import Served
+from ingot.text.grammar.grammars import Grammars, GuidedTool
 from ingot.text.parse import ThinkingStart
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
@@ -54,6 +57,38 @@ def test_tool_choice_none_shows_no_tools_and_reads_no_calls() -> None:
 def test_without_parallel_calls_an_answer_ends_with_its_first() -> None:
     found = ask(SWITCHED, tools=(LOOK,), parallel=False)
     assert found.reading is not None and found.reading.one_call
+
+
+SHOWING = SWITCHED.replace("{{ t.function.name }}", "{{ t | tojson }}")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "zone": {"type": "string"},
+        "at": {"type": "object", "properties": {"y": {}, "x": {}}},
+        "city": {"type": "string"},
+    },
+    "required": ["city"],
+}
+
+
+def properties(schema: Mapping[str, Any]) -> list[str]:
+    return [*schema["properties"], *schema["properties"]["at"]["properties"]]
+
+
+@pytest.mark.parametrize(
+    ("history", "order"),
+    [("stable", ["city", "at", "zone", "x", "y"]), ("official", ["zone", "at", "city", "y", "x"])],
+)
+def test_arguments_are_held_to_the_order_in_which_the_prompt_shows_them(
+    history: Any, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[GuidedTool] = []
+    monkeypatch.setattr(Grammars, "tools", lambda self, format, tools, *rest, **more: held.extend(tools))
+    found = ask(SHOWING, tools=(Tool("look", "Looks.", SCHEMA),), choice="required", history=history)
+    shown = json.loads(prompt(found).removeprefix("<tool_call>").partition(" |")[0])
+    assert properties(shown["function"]["parameters"]) == order
+    assert properties(held[0].parameters) == order
+    assert found.reading is not None and properties(found.reading.tools[0].parameters) == order
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ingot.text.canonical import ordered_tools
 from ingot.text.conversation import Composer, Conversation
 from ingot.text.parsed import Call
 from ingot.text.remembered import Answers
@@ -60,7 +59,7 @@ def test_the_official_history_is_the_template_s_own_text(model: Real) -> None:
     if prompt.adapted:
         return  # the template cannot render these messages as they are
     prepared = prepare_messages(talk.messages, model.template)
-    assert prompt.text == model.template.render(prepared, tools=ordered_tools(talk.tools))
+    assert prompt.text == model.template.render(prepared, tools=talk.tools)
     assert prompt.tokens == tuple(model.tokenizer.encode(prompt.text, add_special=False))
 
 
