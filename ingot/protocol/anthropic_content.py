@@ -8,10 +8,11 @@ from typing import Any
 
 from ingot.protocol import bounds
 from ingot.protocol.fields import Anything, Bool, Either, ListOf, OneOf, Text
-from ingot.protocol.messages import TEXT_ONLY
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+from ingot.protocol.unseen import TEXT_ONLY, Exchange, InPast, Unseen
 
 HOSTED = "is of a tool that Anthropic's servers run; this server runs none."
+UNSEEN = {"image": "image"}
 MEDIA = {"image": f"{TEXT_ONLY}", "container_upload": HOSTED}
 SERVED_ELSEWHERE = dict.fromkeys(
     (
@@ -74,8 +75,13 @@ class PlainSource:
 @dataclass(frozen=True, slots=True)
 class BlocksSource:
     type: str = requires(OneOf(("content",)), "The document is made of blocks.")
-    content: str | tuple[TextBlock, ...] = requires(
-        Either((Text(), ListOf(Tagged("type", {"text": Record(TextBlock)}, refused=MEDIA), most=bounds.PARTS))),
+    content: str | tuple[TextBlock | Unseen, ...] = requires(
+        Either(
+            (
+                Text(),
+                ListOf(Tagged("type", {"text": Record(TextBlock)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
+            )
+        ),
         "The blocks.",
     )
 
@@ -87,7 +93,7 @@ class BlocksSource:
 @dataclass(frozen=True, slots=True)
 class DocumentBlock:
     type: str = requires(OneOf(("document",)), "The kind of block.")
-    source: PlainSource | BlocksSource = requires(
+    source: PlainSource | BlocksSource | Unseen = requires(
         Tagged(
             "type",
             {"text": Record(PlainSource), "content": Record(BlocksSource)},
@@ -96,6 +102,7 @@ class DocumentBlock:
                 "url": "is not supported: this server fetches nothing. Send the document's text.",
                 "file": "is not supported: this server keeps no files. Send the document's text.",
             },
+            unseen=dict.fromkeys(("base64", "url", "file"), "document"),
         ),
         "Where the text is.",
     )
@@ -134,7 +141,7 @@ class ToolReferenceBlock:
         return f"The tool {self.tool_name} may be called now."
 
 
-Told = TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+Told = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
 TOLD = {"text": Record(TextBlock), "document": Record(DocumentBlock), "search_result": Record(SearchResultBlock)}
 
 
@@ -146,9 +153,11 @@ class ToolResultBlock:
         Either(
             (
                 Text(),
-                ListOf(
-                    Tagged("type", TOLD | {"tool_reference": Record(ToolReferenceBlock)}, refused=MEDIA),
-                    most=bounds.PARTS,
+                InPast(
+                    ListOf(
+                        Tagged("type", TOLD | {"tool_reference": Record(ToolReferenceBlock)}, MEDIA, UNSEEN),
+                        most=bounds.PARTS,
+                    )
                 ),
             )
         ),
@@ -204,8 +213,8 @@ class RedactedBlock:
     cache_control: CacheControl | None = marks()
 
 
-Asked = TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
-Answered = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
+Asked = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+Answered = Unseen | TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +225,7 @@ class UserMessage:
             (
                 Text(),
                 ListOf(
-                    Tagged("type", TOLD | {"tool_result": Record(ToolResultBlock)}, refused=MEDIA),
+                    Tagged("type", TOLD | {"tool_result": Record(ToolResultBlock)}, MEDIA, UNSEEN),
                     most=bounds.PARTS,
                     least=1,
                 ),
@@ -247,6 +256,7 @@ class AssistantMessage:
                             "tool_use": Record(ToolUseBlock),
                         },
                         refused=MEDIA | SERVED_ELSEWHERE,
+                        unseen=UNSEEN,
                     ),
                     most=bounds.PARTS,
                 ),
@@ -273,11 +283,13 @@ class SystemMessage:
 
 
 Message = UserMessage | AssistantMessage | SystemMessage
-CONVERSATION = ListOf(
-    Tagged(
-        "role",
-        {"user": Record(UserMessage), "assistant": Record(AssistantMessage), "system": Record(SystemMessage)},
-    ),
-    most=bounds.MESSAGES,
-    least=1,
+CONVERSATION = Exchange(
+    ListOf(
+        Tagged(
+            "role",
+            {"user": Record(UserMessage), "assistant": Record(AssistantMessage), "system": Record(SystemMessage)},
+        ),
+        most=bounds.MESSAGES,
+        least=1,
+    )
 )

@@ -20,6 +20,7 @@ from ingot.protocol.anthropic_content import (
 )
 from ingot.protocol.fields import Reading
 from ingot.protocol.sealing import Seal, UnreadableContent
+from ingot.protocol.unseen import Unseen
 from ingot.text.call_arguments import as_text
 
 ChatMessage = dict[str, Any]
@@ -66,7 +67,7 @@ def asked(message: UserMessage, called: dict[str, str], path: str) -> Iterator[C
 
 
 def answered(message: AssistantMessage, seal: Seal, path: str, reading: Reading) -> ChatMessage:
-    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock | Unseen)]
     calls = [call(block) for block in message.blocks if isinstance(block, ToolUseBlock)]
     thoughts = []
     for at, block in enumerate(message.blocks):

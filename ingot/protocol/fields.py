@@ -55,6 +55,7 @@ class Reading:
 
     terms: Terms
     ignored: list[str] = field(default_factory=list)
+    past: bool = False  # what is being read now was answered before
 
     def knows_ignored(self, path: str) -> bool:
         return general(path) in self.ignored

@@ -9,15 +9,11 @@ from typing import Any
 from ingot.protocol.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, PARTS, TOOL_CALLS
 from ingot.protocol.fields import Anything, Either, ListOf, OneOf, Text
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
+from ingot.protocol.unseen import TEXT_ONLY, Exchange, Unseen
 from ingot.text.call_arguments import as_text
 
-TEXT_ONLY = "input is not supported: the served model is run on text alone."
-MEDIA = {
-    "image_url": f"(image) {TEXT_ONLY}",
-    "input_audio": f"(audio) {TEXT_ONLY}",
-    "video_url": f"(video) {TEXT_ONLY}",
-    "file": f"(file) {TEXT_ONLY}",
-}
+UNSEEN = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "file"}
+MEDIA = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +32,14 @@ class RefusalPart:
         return self.refusal
 
 
-TEXT_PARTS = ListOf(Tagged("type", {"text": Record(TextPart)}, refused=MEDIA), most=PARTS, least=1)
+TEXT_PARTS = ListOf(Tagged("type", {"text": Record(TextPart)}, refused=MEDIA, unseen=UNSEEN), most=PARTS, least=1)
 ASSISTANT_PARTS = ListOf(
-    Tagged("type", {"text": Record(TextPart), "refusal": Record(RefusalPart)}, refused=MEDIA), most=PARTS, least=1
+    Tagged("type", {"text": Record(TextPart), "refusal": Record(RefusalPart)}, refused=MEDIA, unseen=UNSEEN),
+    most=PARTS,
+    least=1,
 )
 CONTENT = Either((Text(), TEXT_PARTS))
-Content = str | tuple[TextPart | RefusalPart, ...]
+Content = str | tuple[TextPart | RefusalPart | Unseen, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ MESSAGE = Tagged(
     },
     refused={"function": "messages are not supported; send role 'tool', which replaced it."},
 )
-CONVERSATION = ListOf(MESSAGE, most=MESSAGES, least=1)
+CONVERSATION = Exchange(ListOf(MESSAGE, most=MESSAGES, least=1))
 
 
 def as_dicts(messages: tuple[Message, ...]) -> list[dict[str, Any]]:

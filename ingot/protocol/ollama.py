@@ -31,13 +31,13 @@ from ingot.protocol.fields import (
     Terms,
     Text,
 )
-from ingot.protocol.messages import TEXT_ONLY
 from ingot.protocol.ollama_answers import ChatShape, CompletionShape, OllamaStreamed, OllamaWhole, Said, Shape
 from ingot.protocol.ollama_options import Options, note_unheeded
 from ingot.protocol.prompts import text_prompt
 from ingot.protocol.records import Record, accepts, refuses, requires
 from ingot.protocol.rules import Given, Is, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.unseen import TEXT_ONLY, Exchange, Images, Unseen
 from ingot.text.call_arguments import as_text
 
 NAMES = FieldNames(choice="tools", output="format", thinking="think")
@@ -111,7 +111,11 @@ class Message:
     tool_name: str | None = accepts(Text(bounds.NAME_CHARS), "The function that a tool's message answers.")
     name: str | None = accepts(Text(bounds.NAME_CHARS), "The older name of tool_name.")
     tool_call_id: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "The call that a tool's message answers.")
-    images: None = refuses(NO_IMAGES, [])
+    images: tuple[Unseen, ...] = accepts(Images(), "Left out where they are past, else refused.", default=())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part for part in (self.content, *(image.text for image in self.images)) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,9 @@ class OllamaBody:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatBody(OllamaBody):
     messages: tuple[Message, ...] = accepts(
-        ListOf(Record(Message), bounds.MESSAGES), "The conversation so far; none only loads the model.", default=()
+        Exchange(ListOf(Record(Message), bounds.MESSAGES)),
+        "The conversation so far; none only loads the model.",
+        default=(),
     )
     tools: tuple[FunctionTool, ...] = accepts(
         ListOf(Record(FunctionTool), bounds.TOOLS), "Functions that the model may call.", default=()
@@ -242,7 +248,7 @@ class Calls:
         for one in self.waiting:
             if message.tool_call_id == one[0] or (message.tool_call_id is None and name in (None, one[1])):
                 self.waiting.remove(one)
-                return {"role": "tool", "tool_call_id": one[0], "name": one[1], "content": message.content}
+                return {"role": "tool", "tool_call_id": one[0], "name": one[1], "content": message.text}
         where = f"messages.{at}"
         raise BadRequest(f"{where}: no call before it is left that this could answer.", param=where)
 
@@ -253,10 +259,10 @@ def as_chat(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
         if message.role == "tool":
             told.append(calls.answered(message, at))
             continue
-        made: dict[str, Any] = {"role": message.role, "content": message.content}
+        made: dict[str, Any] = {"role": message.role, "content": message.text}
         if message.role == "assistant":
             if message.tool_calls:
-                made |= {"content": message.content or None, "tool_calls": [calls.made(c) for c in message.tool_calls]}
+                made |= {"content": message.text or None, "tool_calls": [calls.made(c) for c in message.tool_calls]}
             if message.thinking:
                 made["reasoning_content"] = message.thinking
         told.append(made)

@@ -20,6 +20,7 @@ from ingot.protocol.foreign import Alias, Foreign
 from ingot.protocol.rules import Never
 from ingot.protocol.spelling import misspelt
 from ingot.protocol.unheeded import note
+from ingot.protocol.unseen import Unseen, unseen_schema
 
 
 def requires(kind: Kind, about: str) -> Any:
@@ -114,24 +115,31 @@ class Record(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Tagged(Kind):
-    """An object whose field `tag` says which record it is. `refused` names known tags that cannot be honoured."""
+    """An object whose field `tag` says which record it is. `refused` names known tags that cannot be honoured.
+
+    Of those, `unseen` are told to the model in a few words where they are past; it says what they are."""
 
     tag: str
     records: Mapping[str, Record]
     refused: Mapping[str, str] = field(default_factory=dict)
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
         where = below(path, self.tag)
         held = value.get(self.tag)
+        if isinstance(held, str) and held in self.unseen and reading.past:
+            note(below(path, held), reading)
+            return Unseen(self.unseen[held])
         if isinstance(held, str) and held in self.refused:
             raise Unsupported(f"{where}: '{held}' {self.refused[held]}", param=where)
         name = OneOf(tuple(self.records)).parse(held, where, reading)
         return self.records[name].parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [record.schema(terms) for record in self.records.values()]}
+        unseen = [unseen_schema(self.tag, name) for name in self.unseen]
+        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen]}
 
     def admits(self, value: object) -> bool:
         return isinstance(value, dict)

@@ -10,16 +10,13 @@ from typing import Any, Final
 from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.fields import Anything, Either, Kind, ListOf, OneOf, Reading, Schema, Terms, Text
-from ingot.protocol.messages import TEXT_ONLY
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.sealing import Seal
+from ingot.protocol.unseen import TEXT_ONLY, Exchange, Unseen
 from ingot.text.call_arguments import as_text
 
-MEDIA: Final = {
-    "input_image": f"(image) {TEXT_ONLY}",
-    "input_file": f"(file) {TEXT_ONLY}",
-    "input_audio": f"(audio) {TEXT_ONLY}",
-}
+UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
+MEDIA: Final = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
 NO_HOSTED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(
     (
@@ -79,7 +76,7 @@ class PastRefusal:
         return self.refusal
 
 
-Part = InputText | PastText | PastRefusal
+Part = InputText | PastText | PastRefusal | Unseen
 CONTENT = Either(
     (
         Text(),
@@ -88,12 +85,15 @@ CONTENT = Either(
                 "type",
                 {"input_text": Record(InputText), "output_text": Record(PastText), "refusal": Record(PastRefusal)},
                 refused=MEDIA,
+                unseen=UNSEEN,
             ),
             most=bounds.PARTS,
         ),
     )
 )
-RESULT = Either((Text(), ListOf(Tagged("type", {"input_text": Record(InputText)}, refused=MEDIA), most=bounds.PARTS)))
+RESULT = Either(
+    (Text(), ListOf(Tagged("type", {"input_text": Record(InputText)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class FunctionCallInput:
 class FunctionOutputInput:
     type: str = requires(OneOf(("function_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText, ...] = requires(RESULT, "What the function returned.")
+    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the function returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The function that was called.")
     namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that it is of.")
@@ -147,7 +147,7 @@ class CustomCallInput:
 class CustomOutputInput:
     type: str = requires(OneOf(("custom_tool_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText, ...] = requires(RESULT, "What the tool returned.")
+    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the tool returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The tool that was called.")
     status: str | None = accepts(STATUS, ABOUT_STATUS)
@@ -276,7 +276,7 @@ class InputItem(Kind):
         return "an item"
 
 
-ITEMS = ListOf(InputItem(), most=bounds.MESSAGES)
+ITEMS = Exchange(ListOf(InputItem(), most=bounds.MESSAGES))
 
 
 def custom_arguments(text: str) -> str:

@@ -24,6 +24,10 @@ SAID = (
     "the parameters of a tool are an object",
     "cannot be combined with",  # a form of the answer against tools
     "say the same thing in two ways",  # and differ
+    "the served model is run on text alone",  # a picture, by its place in the conversation
+    "this server fetches nothing",
+    "this server keeps no files",
+    "(a PDF) is not supported",
     "is the older name of",  # one thing by both its names
     "no tool_use before it has the id",  # a result against the calls before it
     "no call before it is left",

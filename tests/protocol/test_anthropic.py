@@ -310,16 +310,6 @@ def test_what_asks_for_nothing_special_is_taken(harmless: dict[str, Any]) -> Non
         (
             {
                 "messages": [
-                    USER,
-                    {"role": "assistant", "content": [CALL]},
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [PIXEL]}]},
-                ]
-            },
-            "messages.2.content.0.content.0.type",
-        ),
-        (
-            {
-                "messages": [
                     {
                         "role": "user",
                         "content": [

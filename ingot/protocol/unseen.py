@@ -1,0 +1,120 @@
+"""Pictures, sounds and files, sent to a model that reads text alone.
+
+In a question they are refused: an answer would be to something else. But what tools gave back, and what was said before
+the last answer, is in every request that follows, and to refuse it would end the conversation for good. There a few
+words stand in their place, and the receipt says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingot.errors import Unsupported
+from ingot.protocol.bounds import PARTS
+from ingot.protocol.fields import Kind, ListOf, Reading, Schema, Terms, Text
+from ingot.protocol.unheeded import note
+
+TEXT_ONLY: Final = "input is not supported: the served model is run on text alone."
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What stands in the place of something that the model cannot see."""
+
+    what: str
+    cache_control: None = None
+
+    @property
+    def text(self) -> str:
+        return f"[{self.what} left out: this model reads text alone]"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Kind):
+    """The messages of a conversation, or its items. Of each it is known whether it is past: before the last answer, or
+    what a tool gave back. An answer that is to be continued is not the last one."""
+
+    items: ListOf
+
+    def parse(self, value: object, path: str, reading: Reading) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not self.items.least <= len(value) <= self.items.most:
+            raise self.refuse(value, path, reading)
+        answered = max((at for at, item in enumerate(value[:-1]) if _is_answer(item)), default=-1)
+        return tuple(
+            InPast(self.items.item).parse(item, f"{path}.{at}", reading)
+            if at <= answered or _is_result(item)
+            else self.items.item.parse(item, f"{path}.{at}", reading)
+            for at, item in enumerate(value)
+        )
+
+    def schema(self, terms: Terms) -> Schema:
+        return self.items.schema(terms)
+
+    def admits(self, value: object) -> bool:
+        return self.items.admits(value)
+
+    def wanted(self, terms: Terms) -> str:
+        return self.items.wanted(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class InPast(Kind):
+    """What nobody is asked to answer to any more."""
+
+    kind: Kind
+
+    def parse(self, value: object, path: str, reading: Reading) -> Any:
+        before, reading.past = reading.past, True
+        try:
+            return self.kind.parse(value, path, reading)
+        finally:
+            reading.past = before
+
+    def schema(self, terms: Terms) -> Schema:
+        return self.kind.schema(terms)
+
+    def admits(self, value: object) -> bool:
+        return self.kind.admits(value)
+
+    def wanted(self, terms: Terms) -> str:
+        return self.kind.wanted(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Images(Kind):
+    """A message's pictures, as a list beside its text."""
+
+    def parse(self, value: object, path: str, reading: Reading) -> tuple[Unseen, ...]:
+        given = ListOf(Text(), PARTS).parse(value, path, reading)
+        if given and not reading.past:
+            raise Unsupported(f"{path} (image) {TEXT_ONLY}", param=path)
+        if given:
+            note(path, reading)
+        return tuple(Unseen("image") for _ in given)
+
+    def schema(self, terms: Terms) -> Schema:
+        return ListOf(Text(), PARTS).schema(terms)
+
+    def admits(self, value: object) -> bool:
+        return isinstance(value, list)
+
+    def wanted(self, terms: Terms) -> str:
+        return ListOf(Text(), PARTS).wanted(terms)
+
+
+def unseen_schema(tag: str, name: str) -> Schema:
+    return {"type": "object", "properties": {tag: {"const": name}}, "required": [tag]}
+
+
+def _is_answer(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    return item.get("role") == "assistant" or item.get("type") in ("function_call", "custom_tool_call", "mcp_call")
+
+
+def _is_result(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    return item.get("role") == "tool" or item.get("type") in ("function_call_output", "custom_tool_call_output")
