@@ -19,7 +19,7 @@ from ingot.protocol.anthropic_content import (
     UserMessage,
 )
 from ingot.protocol.fields import Reading
-from ingot.protocol.sealing import Seal, UnreadableContent
+from ingot.protocol.sealing import Seal
 from ingot.protocol.unseen import Unseen
 from ingot.text.call_arguments import as_text
 
@@ -95,10 +95,7 @@ def vouched(block: ThinkingBlock | RedactedBlock, seal: Seal) -> str | None:
     """
     if isinstance(block, RedactedBlock):
         return None
-    try:
-        signed = seal.open(block.signature, param="signature")
-    except UnreadableContent:
-        return None
+    signed = seal.open(block.signature)
     return signed if block.thinking in (signed, "") else None
 
 

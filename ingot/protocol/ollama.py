@@ -298,7 +298,7 @@ def job(
     request = Request(
         id=request_id,
         prompts=(wanted.prompt,),
-        max_tokens=options.limit,
+        max_tokens=options.limit(len(wanted.prompt)),
         sampling=options.sampling(served.sampling, logprobs=body.told_logprobs),
         stop=options.stopping(),
         reading=wanted.reading,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.engine.request import Sampling, Stop
+from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.fields import Bool, Int, Number, Reading
 from ingot.protocol.limits import STOP, stop_strings
@@ -19,6 +20,10 @@ LOADING = (
     *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap"),
     *("use_mlock", "embedding_only", "num_thread", "num_keep"),
 )
+
+
+class PromptTooLong(BadRequest):
+    code = "context_length_exceeded"
 
 
 def settled(kind: Any) -> Any:
@@ -52,7 +57,8 @@ class Options:
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text; -1 is none.")
     stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
     num_ctx: int | None = accepts(
-        Int((1, bounds.PROMPT_TOKENS)), "The context is settled when the model is loaded; without effect above it."
+        Int((0, bounds.PROMPT_TOKENS)),
+        "Most tokens of prompt and answer together; without effect above the model's context, 0 is that.",
     )
 
     mirostat: None = refuses(NO_SUCH_SAMPLER, 0)
@@ -76,9 +82,20 @@ class Options:
     num_thread: int | None = settled(SIZE)
     num_keep: int | None = accepts(SIZE, "No prompt is ever cut; without effect.")
 
-    @property
-    def limit(self) -> int | None:
-        return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+    def limit(self, prompt: int) -> int | None:
+        """Most tokens to generate after a prompt of this many. Raises PromptTooLong where num_ctx leaves room for none:
+        prompts are never cut here."""
+        asked = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+        if not self.num_ctx:
+            return asked
+        if prompt >= self.num_ctx:
+            raise PromptTooLong(
+                f"The prompt has {prompt} tokens, and options.num_ctx leaves {self.num_ctx} for it and the answer. "
+                "Raise num_ctx, or shorten the prompt: it is never cut here.",
+                param="options.num_ctx",
+            )
+        room = self.num_ctx - prompt
+        return room if asked is None else min(asked, room)
 
     def sampling(self, defaults: Sampling, *, logprobs: int | None) -> Sampling:
         said = {

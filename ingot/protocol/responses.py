@@ -231,7 +231,8 @@ def wanted_of(body: ResponsesBody, served: Served, toolbox: Toolbox, items: list
         salt=body.cache_salt,
         remembers=body.cache == "auto",
     )
-    return asked(served, ask, names=NAMES)
+    wanted = asked(served, ask, names=NAMES)
+    return replace(wanted, ignored=(*wanted.ignored, *dict.fromkeys(conversation.left_out)))
 
 
 def echo(value: Mapping[str, Any], body: ResponsesBody, head: Head, sampling: Sampling, *, store: bool) -> ResponseBody:

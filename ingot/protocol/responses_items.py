@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ingot.errors import BadRequest
 from ingot.protocol import bounds
-from ingot.protocol.fields import Anything, Either, Kind, ListOf, OneOf, Reading, Schema, Terms, Text
+from ingot.protocol.fields import Anything, Either, Kind, ListOf, OneOf, Reading, Schema, Terms, Text, general
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.sealing import Seal
 from ingot.protocol.unseen import TEXT_ONLY, Exchange, Unseen
@@ -176,9 +176,10 @@ class ReasoningInput:
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     status: str | None = accepts(STATUS, ABOUT_STATUS)
 
-    def thought(self, seal: Seal, path: str) -> str:
+    def thought(self, seal: Seal) -> str | None:
+        """None where another server sealed it, or this one for another key: nobody here vouches for any of it."""
         if self.encrypted_content:
-            return seal.open(self.encrypted_content, param=f"{path}.encrypted_content")
+            return seal.open(self.encrypted_content)
         return "".join(part.text for part in self.content or self.summary)
 
 
@@ -293,11 +294,13 @@ class Conversation:
     """Items, in order, put together to messages as a chat has them.
 
     An answer is one message in a chat and several items here: thinking, text and calls that follow one another are
-    made one message again, so that the prompt is the one that the model went on from. `finish` after the last.
+    made one message again, so that the prompt is the one that the model went on from. `finish` after the last. Thinking
+    that was sealed elsewhere is left out rather than refused: an agent that was moved here must get on.
     """
 
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
+        self.left_out: list[str] = []  # thinking that was sealed elsewhere
         self._messages: list[dict[str, Any]] = []
         self._names: dict[str, str] = {}  # of the tools called, by call id
         self._answer: dict[str, Any] | None = None  # the assistant's message that items are still added to
@@ -311,7 +314,10 @@ class Conversation:
             case MessageInput():
                 self._tell({"role": item.role, "content": parts_of(item.content)})
             case ReasoningInput():
-                self._think(item.thought(self._seal, path))
+                thought = item.thought(self._seal)
+                if thought is None:
+                    self.left_out.append(general(f"{path}.encrypted_content"))
+                self._think(thought or "")
             case FunctionCallInput() | CustomCallInput():
                 self._call(item.call_id, joined_name(item.namespace, item.name), item.arguments)
             case FunctionOutputInput() | CustomOutputInput():

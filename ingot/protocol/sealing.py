@@ -13,14 +13,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from ingot.errors import BadRequest
-
 VERSION: Final = "ingot1."
 SIGNATURE_BYTES: Final = 24
-
-
-class UnreadableContent(BadRequest):
-    code = "invalid_encrypted_content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +31,15 @@ class Seal:
         packed = zlib.compress(text.encode())
         return VERSION + base64.urlsafe_b64encode(self._signature(packed) + packed).decode()
 
-    def open(self, sealed: str, *, param: str) -> str:
-        """The text. Raises UnreadableContent where `sealed` is not what `close` made with the same key."""
+    def open(self, sealed: str) -> str | None:
+        """The text; None where `sealed` is not what `close` made with the same key."""
         try:
             raw = base64.b64decode(sealed.removeprefix(VERSION), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
-            raw = b""
+            return None
         signature, packed = raw[:SIGNATURE_BYTES], raw[SIGNATURE_BYTES:]
         if not sealed.startswith(VERSION) or not hmac.compare_digest(signature, self._signature(packed)):
-            raise UnreadableContent(
-                f"{param} was not made by this server for this key, or its secret was lost since. Leave the "
-                "reasoning item out.",
-                param=param,
-            )
+            return None
         return zlib.decompress(packed).decode()
 
     def _signature(self, packed: bytes) -> bytes:

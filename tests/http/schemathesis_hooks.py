@@ -33,7 +33,6 @@ SAID = (
     "no call before it is left",
     "There is no stored response",  # what was stored before
     "there is no stored item",
-    "was not made by this server",  # sealed reasoning
     "input is empty",  # items that say nothing
     "no MCP server of that name",
     "no tools of the MCP server",

@@ -166,7 +166,7 @@ def test_blocks_come_in_the_order_in_which_they_were_written() -> None:
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert message["content"][2] == {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
     assert message["content"][3]["input"] == {}
-    assert SEAL.open(message["content"][0]["signature"], param="signature") == "Hm."
+    assert SEAL.open(message["content"][0]["signature"]) == "Hm."
     assert (message["type"], message["role"], message["model"], message["id"]) == (
         "message",
         "assistant",
@@ -236,7 +236,7 @@ def test_the_usage_adds_up_to_the_prompt(marked: bool, usage: dict[str, int]) ->
 def test_hidden_thinking_is_carried_by_its_signature_alone() -> None:
     events = [ThinkingDelta(0, "Hm."), STOP, END]
     [block] = whole(events, hides_thinking=True)["content"]
-    assert block["thinking"] == "" and SEAL.open(block["signature"], param="signature") == "Hm."
+    assert block["thinking"] == "" and SEAL.open(block["signature"]) == "Hm."
     deltas = [chunk for chunk in streamed(events, hides_thinking=True) if chunk["type"] == "content_block_delta"]
     assert [delta["delta"]["type"] for delta in deltas] == ["signature_delta"]
 

@@ -255,3 +255,19 @@ def test_models_are_listed_shown_and_told_to_be_loaded() -> None:
     assert version().version.split(".")[0] == "0"
     with pytest.raises(ModelNotFound):
         show({"model": "missing"}, served())
+
+
+def test_num_ctx_bounds_prompt_and_answer_together() -> None:
+    length = len(chat().request.prompts[0])
+    assert chat(options={"num_ctx": length + 5}).request.max_tokens == 5
+    assert chat(options={"num_ctx": length + 5, "num_predict": 3}).request.max_tokens == 3
+    assert chat(options={"num_ctx": length + 5, "num_predict": -1}).request.max_tokens == 5
+    assert chat(options={"num_ctx": 0}).request.max_tokens is None
+    assert ignored(chat(options={"num_ctx": length + 5})) == []
+
+
+def test_a_prompt_that_num_ctx_has_no_room_for_is_refused_with_both_numbers() -> None:
+    length = len(chat().request.prompts[0])
+    with pytest.raises(BadRequest, match=f"{length} tokens, and options.num_ctx leaves {length}") as raised:
+        chat(options={"num_ctx": length})
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "options.num_ctx")

@@ -323,11 +323,19 @@ def test_thinking_is_told_as_content_or_where_it_was_asked_for_as_summary() -> N
     assert item["summary"] == [{"type": "summary_text", "text": "Hm."}] and "content" not in item
 
 
+def test_thinking_that_was_sealed_elsewhere_is_left_out_and_named() -> None:
+    foreign = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAB-somebody-elses"}
+    said = {"role": "assistant", "content": "Hello"}
+    items = [{"role": "user", "content": "Hi"}, foreign, said, foreign, {"role": "user", "content": "So?"}]
+    assert prompt(input=items) == prompt(input=[item for item in items if item is not foreign])
+    assert read(input=items).composer.head.ignored == ["input.*.encrypted_content"]
+
+
 def test_sealed_thinking_comes_back_into_the_prompt() -> None:
     plan = read(include=["reasoning.encrypted_content"])
     events = told(plan, [ThinkingDelta(0, "Hm."), TextDelta(0, "Yes"), *ended()])
     thought, said = events[-1]["response"]["output"]
-    assert SEAL.open(thought["encrypted_content"], param="x") == "Hm."
+    assert SEAL.open(thought["encrypted_content"]) == "Hm."
     only_sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
     again = prompt(input=[{"role": "user", "content": "Hi"}, only_sealed, said, {"role": "user", "content": "So?"}])
     assert "<think>\nHm.\n</think>\n\nYes<|im_end|>" in again

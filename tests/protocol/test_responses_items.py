@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.fields import Reading, Terms
 from ingot.protocol.responses_items import HOSTED_ITEMS, ITEMS, Conversation
-from ingot.protocol.sealing import Seal, UnreadableContent
+from ingot.protocol.sealing import Seal
 
 SEAL = Seal.of(b"a secret", "tenant")
 TERMS = Terms(("toy",), 300, 60.0)
@@ -150,7 +150,7 @@ def test_sealed_thinking_counts_before_what_stands_next_to_it() -> None:
 
 @given(st.text())
 def test_what_was_sealed_is_read_back_word_for_word(text: str) -> None:
-    assert SEAL.open(SEAL.close(text), param="x") == text
+    assert SEAL.open(SEAL.close(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,19 @@ def test_what_was_sealed_is_read_back_word_for_word(text: str) -> None:
         SEAL.close("x")[7:],
     ],
 )
-def test_what_this_server_did_not_seal_is_refused(content: str) -> None:
-    with pytest.raises(UnreadableContent) as refused:
-        SEAL.open(content, param="input.0.encrypted_content")
-    assert (refused.value.status, refused.value.param) == (400, "input.0.encrypted_content")
+def test_what_this_server_did_not_seal_cannot_be_read(content: str) -> None:
+    assert SEAL.open(content) is None
 
 
 def test_one_tenants_thinking_is_no_other_tenants() -> None:
-    with pytest.raises(UnreadableContent):
-        Seal.of(b"a secret", "other").open(SEAL.close("x"), param="x")
-    with pytest.raises(UnreadableContent):
-        Seal.of(b"another secret", "tenant").open(SEAL.close("x"), param="x")
+    assert Seal.of(b"a secret", "other").open(SEAL.close("x")) is None
+    assert Seal.of(b"another secret", "tenant").open(SEAL.close("x")) is None
+
+
+def test_thinking_that_was_sealed_elsewhere_is_left_out_with_all_that_stands_next_to_it() -> None:
+    foreign = reasoning(summary=[summary("Hm.")], encrypted_content="gAAAAAB-somebody-elses")
+    [_, answer] = messages(user("Hi"), foreign, output_message("Hello"))
+    assert answer == {"role": "assistant", "content": "Hello"}
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio"])
