@@ -10,17 +10,13 @@ from typing import Any, get_args
 from ingot.engine.request import Request
 from ingot.errors import BadRequest
 from ingot.protocol import bounds, foreign
+from ingot.protocol.answer_forms import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, TextFormat
 from ingot.protocol.answers import Head, Job
 from ingot.protocol.asking import (
     EFFORTS,
     Ask,
-    Choice,
-    JsonObject,
-    JsonSchema,
-    Lark,
     Named,
     Output,
-    Regex,
     ThinkingAsked,
     Tool,
     ToolChoice,
@@ -41,63 +37,6 @@ from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
 from ingot.text.witness import History
 
 OTHER_TIER = "is not offered: every request is served alike."
-
-
-@dataclass(frozen=True, slots=True)
-class TextFormat:
-    type: str = requires(OneOf(("text",)), "Plain text.")
-
-
-@dataclass(frozen=True, slots=True)
-class JsonObjectFormat:
-    type: str = requires(OneOf(("json_object",)), "Any JSON object.")
-
-    @property
-    def output(self) -> Output:
-        return JsonObject()
-
-
-@dataclass(frozen=True, slots=True)
-class NamedSchema:
-    name: str = requires(Text(bounds.NAME_CHARS, least=1), "What the schema is called.")
-    schema: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema; any object where there is none.")
-    description: str | None = accepts(Text(), "What it is for; the model is not told.")
-    strict: bool | None = accepts(Bool(), "The answer is always held to the schema.")
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSchemaFormat:
-    type: str = requires(OneOf(("json_schema",)), "JSON by a schema.")
-    json_schema: NamedSchema = requires(Record(NamedSchema), "The schema.")
-
-    @property
-    def output(self) -> Output:
-        schema = self.json_schema.schema
-        return JsonObject() if schema is None else JsonSchema(schema)
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOutputs:
-    json: dict[str, Any] | None = accepts(Anything(dict), "A JSON schema.")
-    regex: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A regular expression.")
-    choice: tuple[str, ...] | None = accepts(
-        ListOf(Text(bounds.GRAMMAR_CHARS, least=1), bounds.GRAMMAR_CHOICES, least=1), "One of these texts."
-    )
-    grammar: str | None = accepts(Text(bounds.GRAMMAR_CHARS, least=1), "A grammar in Lark's notation.")
-    json_object: bool | None = accepts(Bool(), "Any JSON object.")
-
-    @property
-    def outputs(self) -> list[Output]:
-        found: list[Output] = []
-        if self.json is not None:
-            found.append(JsonSchema(self.json))
-        if self.regex is not None:
-            found.append(Regex(self.regex))
-        if self.choice is not None:
-            found.append(Choice(self.choice))
-        if self.grammar is not None:
-            found.append(Lark(self.grammar))
-        return [*found, JsonObject()] if self.json_object else found
 
 
 @dataclass(frozen=True, slots=True)

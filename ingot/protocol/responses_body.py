@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.protocol import bounds, foreign
+from ingot.protocol.answer_forms import JsonObjectFormat, TextFormat
 from ingot.protocol.asking import EFFORTS, JsonSchema, Output, ThinkingAsked
 from ingot.protocol.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
 from ingot.protocol.generation import GenerationBody
 from ingot.protocol.limits import Limit
-from ingot.protocol.openai_chat import OTHER_TIER, JsonObjectFormat, TextFormat
+from ingot.protocol.openai_chat import OTHER_TIER
 from ingot.protocol.records import Record, Tagged, accepts, refuses, requires
 from ingot.protocol.responses_items import ITEMS, Item
 from ingot.protocol.responses_tools import TOOL_CHOICE, TOOLS, WireChoice, WireTool
