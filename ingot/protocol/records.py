@@ -19,7 +19,7 @@ from ingot.protocol.fields import Kind, OneOf, Reading, Refused, Schema, Terms
 from ingot.protocol.foreign import Alias, Foreign
 from ingot.protocol.rules import Never
 from ingot.protocol.spelling import misspelt
-from ingot.protocol.unheeded import note
+from ingot.protocol.unheeded import Passed, note
 from ingot.protocol.unseen import Unseen, unseen_schema
 
 
@@ -86,7 +86,9 @@ class Record(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         specs = specs_of(self.cls).values()
-        foreign = {name: self._foreign_schema(meant, terms) for name, meant in self.foreign.items()}
+        # What has no effect is no more than an additional property, where those are allowed.
+        shown = {name: meant for name, meant in self.foreign.items() if terms.strict or not isinstance(meant, Passed)}
+        foreign = {name: self._foreign_schema(meant, terms) for name, meant in shown.items()}
         schema: Schema = {
             "type": "object",
             "properties": foreign | {spec.name: property_schema(spec, terms) for spec in specs},
