@@ -22,8 +22,10 @@ ROUTES = {"/v1/chat/completions": (CHAT, ChatBody), "/v1/completions": (TEXT, Co
 LONG = "x" * 100_000
 WRONG: list[Any] = [{}, {"a": {"b": [{}]}}, [[[]]], [None], "\x00", LONG, -(10**30), 10**30, 1e308, [{}] * 3]
 # What a field may hold although it looks odd.
-FINE = {(name, "{}") for name in ("logit_bias", "metadata", "chat_template_kwargs", "stream_options")}
-FINE |= {("stream_options", '{"a": {"b": [{}]}}')}  # an unknown field, which the receipt names
+OBJECTS = ("logit_bias", "metadata", "chat_template_kwargs", "stream_options", "reasoning")
+FINE = {(name, "{}") for name in OBJECTS}
+# an unknown field, which the receipt names
+FINE |= {(name, '{"a": {"b": [{}]}}') for name in ("stream_options", "reasoning")}
 ANY_TEXT = ("user", "stop", "safety_identifier", "prompt_cache_key", "cache_salt", "prompt")
 FINE |= {(name, '"\\u0000"') for name in ANY_TEXT}
 
