@@ -185,7 +185,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     guide = _guide(served, format, tools, ask, thinking, start, prompt.text, names)
     reading = Reading(
         format,
-        tuple(ToolSchema(tool.name, tool.parameters) for tool in tools),
+        tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools),
         start,
         one_call=bool(tools) and not ask.parallel,
         past_calls=sum(len(message.get("tool_calls") or ()) for message in ask.messages),

@@ -10,30 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ingot.text.arguments import Transcriber
-from ingot.text.call_ids import IdMaker
 from ingot.text.formats.format import (
     Arguments,
     CallForm,
     CallId,
     Gap,
     JsonCall,
-    KeyClose,
     Maybe,
     Name,
     Part,
     TextParameters,
 )
 from ingot.text.formats.notation import JSON, Notation
-from ingot.text.parameters import TextValue
-from ingot.text.parsed import ParsedEvent, ToolCallArguments, ToolCallBegan, ToolCallEnded, ToolSchema
-from ingot.text.reader import Reader, Steps, markers
-from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
+from ingot.text.parsed import ToolSchema
+from ingot.text.reader import Reader, Steps
+from ingot.text.tagged_arguments import TaggedArgumentReader
+from ingot.text.telling import Draft, Mismatch, Teller
 
 LONGEST_NAME = 256
-LONGEST_KEY = 1024
 
 _NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
 _ID = re.compile(r"[A-Za-z0-9_\-]+")
@@ -42,59 +38,34 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _USUAL_KEYS = ("name", "type", "id", *_ARGUMENT_KEYS)
 
 
-class Mismatch(Exception):
-    """What comes next is not what the form says."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A call that is being read. `only_known`: it must name a given tool to be one."""
-
-    only_known: bool
-    name: str = ""
-    id: str | None = None
-    early: str | None = None  # arguments that came before the name, or not as an object
-    began: bool = False
-    ended: bool = False
-
-
 class CallReader:
-    """`certain` is called when a call turns out to be one, before its first event."""
+    """Tells the `teller` of what it reads."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        tools: Mapping[str, ToolSchema],
-        ids: IdMaker,
-        emit: Callable[[ParsedEvent], None],
-        certain: Callable[[], None],
-    ) -> None:
+    def __init__(self, reader: Reader, tools: Mapping[str, ToolSchema], teller: Teller) -> None:
         self._reader = reader
         self._tools = tools
-        self._ids = ids
-        self._emit = emit
-        self._certain = certain
-        self._begun = 0
-        self._used_ids: set[str] = set()
+        self._teller = teller
+        self._tagged = TaggedArgumentReader(reader, tools, teller)
 
-    def section(self, forms: tuple[CallForm, ...], *, opened: bool) -> Steps[None]:
+    def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
         """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
         where the first call begins. Raises Mismatch. Either way, what is in the record afterwards is text."""
         form = yield from self._chosen(forms, opened)
         for part in form.opening[1:] if opened else ():
             yield from self._plain(part)
-        yield from self._call(form, only_known=form.bare or not opened)
+        only_known = only_known or form.bare or not opened
+        yield from self._call(form, only_known)
         while (yield from self._another(form)):
-            yield from self._call(form, only_known=form.bare or not opened)
+            yield from self._call(form, only_known)
         yield from self._closing(form)
 
     def named(self, name: str) -> Steps[None]:
         """The arguments, in JSON, of a call whose name was said elsewhere. Raises Mismatch."""
-        draft = _Draft(only_known=False, name=name)
+        draft = Draft(only_known=False, name=name)
         try:
             yield from self._arguments(JSON, draft)
         except Mismatch:
-            self._cut_off(draft)
+            self._teller.cut_off(draft)
             raise
 
     def _chosen(self, forms: tuple[CallForm, ...], opened: bool) -> Steps[CallForm]:
@@ -136,17 +107,17 @@ class CallReader:
                     reader.drop_rest()
                 return
 
-    def _call(self, form: CallForm, *, only_known: bool) -> Steps[None]:
-        draft = _Draft(only_known)
+    def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
+        draft = Draft(only_known)
         closing = tuple(part for part in form.closing if isinstance(part, str))
         try:
             for part in form.call:
                 yield from self._part(part, draft, closing)
         except Mismatch:
-            self._cut_off(draft)
+            self._teller.cut_off(draft)
             raise
 
-    def _part(self, part: Part, draft: _Draft, closing: tuple[str, ...]) -> Steps[None]:
+    def _part(self, part: Part, draft: Draft, closing: tuple[str, ...]) -> Steps[None]:
         match part:
             case Name():
                 yield from self._name(part, draft)
@@ -157,7 +128,7 @@ class CallReader:
             case JsonCall():
                 yield from self._json_call(draft)
             case TextParameters():
-                yield from self._text_parameters(part, draft, closing)
+                yield from self._tagged.read(part, draft, closing)
             case _:
                 yield from self._plain(part)
 
@@ -174,75 +145,41 @@ class CallReader:
         if not (yield from self._reader.literal(literal)):
             raise Mismatch
 
-    # The call's own events.
-
-    def _begin(self, draft: _Draft) -> None:
-        index = self._begun
-        if draft.id is None or draft.id in self._used_ids:
-            draft.id = self._ids(draft.name, index)
-        self._used_ids.add(draft.id)
-        self._begun += 1
-        draft.began = True
-        self._reader.forget()
-        self._certain()
-        self._emit(ToolCallBegan(index, draft.id, draft.name))
-
-    def _fragment(self, text: str) -> None:
-        if text:
-            self._emit(ToolCallArguments(self._begun - 1, text))
-
-    def _end(self, draft: _Draft) -> None:
-        """The arguments are complete. What the form wants behind them is recorded, to be text if it is not that."""
-        draft.ended = True
-        self._emit(ToolCallEnded(self._begun - 1))
-        self._reader.record()
-
-    def _cut_off(self, draft: _Draft) -> None:
-        """The form was not kept to. In a call that has begun this can be because the answer ended: what is left is
-        then half a marker or half a value, and no text."""
-        if not draft.began:
-            return
-        if not draft.ended:
-            draft.ended = True
-            self._emit(ToolCallEnded(self._begun - 1, complete=False))
-        if self._reader.ended:
-            self._reader.drop_rest()
-
     # Names and ids.
 
-    def _name(self, part: Name, draft: _Draft) -> Steps[None]:
+    def _name(self, part: Name, draft: Draft) -> Steps[None]:
         name = yield from self._reader.run(_NAME, LONGEST_NAME)
         if part.numbered:
             numbered = _NUMBERED.fullmatch(name)
             name, draft.id = (numbered[1], name) if numbered else (name.removeprefix("functions."), None)
         self._take_name(name, draft)
 
-    def _take_name(self, name: str, draft: _Draft) -> None:
+    def _take_name(self, name: str, draft: Draft) -> None:
         if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             raise Mismatch
         if draft.only_known and name not in self._tools:
             raise Mismatch
         draft.name = name
 
-    def _call_id(self, part: CallId, draft: _Draft) -> Steps[None]:
+    def _call_id(self, part: CallId, draft: Draft) -> Steps[None]:
         if (yield from self._reader.literal(part.marker)):
             draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
 
     # Arguments as one object.
 
-    def _arguments(self, notation: Notation, draft: _Draft) -> Steps[None]:
+    def _arguments(self, notation: Notation, draft: Draft) -> Steps[None]:
         if not (yield from self._reader.sees(notation.opens)):
             raise Mismatch
-        self._begin(draft)
+        self._teller.begin(draft)
         transcriber = Transcriber.of_arguments(notation)
         while self._wants_more(transcriber):
-            self._fragment(transcriber.take())
+            self._teller.fragment(transcriber.take())
             yield
-        self._fragment(transcriber.take())
+        self._teller.fragment(transcriber.take())
         if transcriber.progress != "done":
             self._reader.record(transcriber.unwritten if transcriber.progress == "failed" else "")
             raise Mismatch
-        self._end(draft)
+        self._teller.end(draft)
 
     def _wants_more(self, transcriber: Transcriber) -> bool:
         """Feeds what there is."""
@@ -252,7 +189,7 @@ class CallReader:
 
     # A JSON object with the name and the arguments in it.
 
-    def _json_call(self, draft: _Draft) -> Steps[None]:
+    def _json_call(self, draft: Draft) -> Steps[None]:
         reader = self._reader
         yield from self._expect("{")
         yield from reader.gap()
@@ -266,7 +203,7 @@ class CallReader:
             yield from self._without_arguments(draft)
         yield from self._expect("}")
 
-    def _member(self, draft: _Draft) -> Steps[None]:
+    def _member(self, draft: Draft) -> Steps[None]:
         key = yield from self._json_key()
         if draft.only_known and key not in _USUAL_KEYS:
             raise Mismatch
@@ -281,16 +218,16 @@ class CallReader:
         if draft.name and draft.early is not None and not draft.ended:
             self._whole(draft.early, draft)
 
-    def _without_arguments(self, draft: _Draft) -> Steps[None]:
+    def _without_arguments(self, draft: Draft) -> Steps[None]:
         """A call that has a name alone takes no arguments; but a bare object is none without them."""
         if draft.only_known or not draft.name or not (yield from self._reader.sees("}")):
             raise Mismatch
         self._whole("{}", draft)
 
-    def _whole(self, arguments: str, draft: _Draft) -> None:
-        self._begin(draft)
-        self._fragment(arguments)
-        self._end(draft)
+    def _whole(self, arguments: str, draft: Draft) -> None:
+        self._teller.begin(draft)
+        self._teller.fragment(arguments)
+        self._teller.end(draft)
 
     def _json_key(self) -> Steps[str]:
         key = yield from self._json_string()
@@ -311,65 +248,6 @@ class CallReader:
         if transcriber.progress != "done":
             raise Mismatch
         return transcriber.take()
-
-    # Parameters as text between tags.
-
-    def _text_parameters(self, part: TextParameters, draft: _Draft, closing: tuple[str, ...]) -> Steps[None]:
-        following = (part.key_open, part.end, *closing)
-        yield from self._reader.gap()
-        found = yield from self._reader.one_of(following)
-        if found is None:
-            raise Mismatch
-        self._begin(draft)
-        separator = "{"
-        while found == part.key_open:
-            key, close = yield from self._key(part)
-            self._fragment(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            separator = ", "
-            found = yield from self._text_value(part, self._kinds(draft, key, close), following)
-        self._fragment("{}" if separator == "{" else "}")
-        self._end(draft)
-
-    def _key(self, part: TextParameters) -> Steps[tuple[str, KeyClose]]:
-        self._reader.record(part.key_open)
-        found = yield from self._reader.until(markers(*(close.text for close in part.key_closes)), LONGEST_KEY)
-        if found is None:
-            raise Mismatch
-        if part.value_open:
-            yield from self._reader.gap()
-            yield from self._expect(part.value_open)
-        self._reader.forget()
-        key, text = found
-        return key, next(close for close in part.key_closes if close.text == text)
-
-    def _kinds(self, draft: _Draft, key: str, close: KeyClose) -> Kinds:
-        if close.value == "text":
-            return STRING
-        if close.value == "json":
-            return ANY - STRING
-        tool = self._tools.get(draft.name)
-        return parameter_kinds(tool.parameters, key) if tool is not None else ANY
-
-    def _text_value(self, part: TextParameters, kinds: Kinds, following: tuple[str, ...]) -> Steps[str]:
-        """One value, and the literal that follows its closing tag: only with one does the tag close it."""
-        reader = self._reader
-        value = TextValue(kinds, part.frame, self._fragment)
-
-        def write(text: str) -> None:
-            if not reader.ended:  # else it is the rest, which may be half a closing tag
-                value.write(text)
-
-        while (yield from reader.scan(markers(part.value_close), write)) is not None:
-            reader.advance(reader.at + len(part.value_close))
-            space = yield from reader.gap()
-            if (found := (yield from reader.one_of(following))) is not None:
-                value.close()
-                return found
-            if reader.cut_short(following):
-                value.close()
-                raise Mismatch
-            value.write(part.value_close + space)
-        raise Mismatch
 
 
 def _object(value: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from ingot.text.calls import CallReader, Mismatch
+from ingot.text.calls import CallReader
 from ingot.text.formats.format import Format
 from ingot.text.prose import Prose
 from ingot.text.reader import Reader, Steps, markers
+from ingot.text.telling import Mismatch
 
 LONGEST_HEADER = 1024
 

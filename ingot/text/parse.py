@@ -4,7 +4,9 @@ What it promises, for every format:
 
 - The events do not depend on how the text was cut into pieces (`merged` gives their normal form), and the work is
   linear in the text.
-- Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking.
+- Thinking, text and calls come in the order in which they were written. A call inside a thinking part is thinking,
+  unless the part is never closed: then what begins a line and is a complete call of a given tool is one, and is told
+  at the answer's end.
 - A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
   parse as a call is delivered as the text it is; without tools everything is.
 - A call that the answer's end cuts off before it was certain is text; after that, it ends with the arguments so far,
@@ -22,7 +24,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ingot.text.call_ids import IdMaker
-from ingot.text.calls import CallReader, Mismatch
+from ingot.text.calls import CallReader
 from ingot.text.channels import ChannelReader
 from ingot.text.formats.format import CallForm, Format, TextParameters, Thinking
 from ingot.text.parsed import (
@@ -37,6 +39,8 @@ from ingot.text.parsed import (
 )
 from ingot.text.prose import Prose
 from ingot.text.reader import Markers, Reader, Steps, markers
+from ingot.text.telling import Mismatch, Teller
+from ingot.text.thoughts import Opening, ThoughtReader
 
 __all__ = [
     "ContentDelta",
@@ -74,10 +78,17 @@ class Parser:
         reasoning = Prose(lambda text: self._events.append(ReasoningDelta(text)))
         content = Prose(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
-        calls = CallReader(self._reader, named, ids, self._events.append, content.restart)
-        answer = ChannelReader if format.channels is not None else _TaggedReader
+        teller = Teller(self._reader, ids, self._events.append, content.restart)
+        calls = CallReader(self._reader, named, teller)
         opened = thinking is ThinkingStart.OPENED
-        self._answer = answer(format, self._reader, calls, reasoning, content, bool(tools))
+        self._answer: ChannelReader | _TaggedReader
+        if format.channels is not None:
+            self._answer = ChannelReader(format, self._reader, calls, reasoning, content, bool(tools))
+        else:
+            # A grammar holds strict tools to their schemas, but not within thinking.
+            names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
+            thoughts = _thoughts(format, names, self._reader, calls, teller, reasoning)
+            self._answer = _TaggedReader(format, self._reader, calls, thoughts, reasoning, content, bool(tools))
         self._machine = self._answer.answer(opened)
         next(self._machine, None)
 
@@ -129,11 +140,19 @@ class _TaggedReader:
     """Answers in which markers set thinking and calls apart from the text."""
 
     def __init__(
-        self, format: Format, reader: Reader, calls: CallReader, reasoning: Prose, content: Prose, can_call: bool
+        self,
+        format: Format,
+        reader: Reader,
+        calls: CallReader,
+        thoughts: ThoughtReader | None,
+        reasoning: Prose,
+        content: Prose,
+        can_call: bool,
     ) -> None:
         self._format = format
         self._reader = reader
         self._calls = calls
+        self._thoughts = thoughts
         self._reasoning = reasoning
         self._content = content
         self._can_call = can_call
@@ -185,18 +204,16 @@ class _TaggedReader:
                 yield from self._think(self._format.thinking)
 
     def _think(self, thinking: Thinking) -> Steps[None]:
-        """Up to the closing tag, or the end: an answer that never closes its thinking is all thinking."""
-        reader, reasoning = self._reader, self._reasoning
+        """Up to the closing tag, or the end: an answer that never closes its thinking has no content."""
+        reader = self._reader
+        assert self._thoughts is not None
         self.thinking = True
-        reasoning.restart()
+        self._reasoning.restart()
         yield from reader.gap()
         yield from reader.literal(thinking.open)  # some models repeat the tag that the prompt ended with
-        if (yield from reader.scan(markers(thinking.close), reasoning.write)) is None:
-            reasoning.finish()
-            return
-        reader.advance(reader.at + len(thinking.close))
-        self.thinking = False
-        self._content.restart()
+        if (yield from self._thoughts.read()):
+            self.thinking = False
+            self._content.restart()
 
     def _section(self, forms: tuple[CallForm, ...], *, opened: bool, marker: str = "") -> Steps[None]:
         reader = self._reader
@@ -217,6 +234,24 @@ class _TaggedReader:
             yield from self._calls.section(forms, opened=False)
         # Once, so it may be read again: it can hold a marker to strip.
         self._reader.unread(self._reader.recorded())
+
+
+def _thoughts(
+    format: Format, names: frozenset[str], reader: Reader, calls: CallReader, teller: Teller, reasoning: Prose
+) -> ThoughtReader | None:
+    if (thinking := format.thinking) is None:
+        return None
+    return ThoughtReader(thinking.close, _openings(format), names, reader, calls, teller, reasoning)
+
+
+@lru_cache(maxsize=64)
+def _openings(format: Format) -> dict[str, Opening]:
+    """The markers that may begin a call within thinking: those that cannot be taken for anything else."""
+    found: dict[str, Opening] = {}
+    for trigger in _call_triggers(format.forms):
+        if trigger.forms and trigger.place != "line":
+            found.setdefault(trigger.marker, Opening(trigger.forms, opened=trigger.action == "open"))
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -51,10 +51,12 @@ ParsedEvent = ReasoningDelta | ContentDelta | ToolCallBegan | ToolCallArguments 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as the parser needs it: its name, and the JSON schema of its arguments."""
+    """A tool as the parser needs it: its name, the JSON schema of its arguments, and whether every call of it keeps to
+    that because a grammar sees to it."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

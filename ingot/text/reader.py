@@ -116,6 +116,12 @@ class Reader:
                 return False
             yield
 
+    def ahead(self, size: int) -> Steps[str]:
+        """The next `size` characters, or all that come; passes nothing."""
+        while len(self.text) - self.at < size and not self.ended:
+            yield
+        return self.text[self.at : self.at + size]
+
     def literal(self, literal: str) -> Steps[bool]:
         """Passes `literal` if it comes next."""
         if not (yield from self.sees(literal)):

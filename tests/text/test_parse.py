@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from time import process_time
 
 import pytest
@@ -27,12 +28,14 @@ from tests.text.answers import TOOLS, check_order, cut, new_parser, parsed, told
 
 CALLING = [known for known in FORMATS if known.can_call]
 TAGGED = [known for known in FORMATS if known.thinking is not None]
+MARKED = [known for known in TAGGED if known.can_call and not known.forms[0].bare]
 PARIS = Call("get_weather", {"city": "Paris", "days": 3, "tags": ["a", "b"], "where": {"x": None}})
 FILE = Call("write_file", {"path": "a.txt", "content": 'one\n"two" <three> \\ four'})
 
 every_format = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 every_calling_format = pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 every_tagged_format = pytest.mark.parametrize("format", TAGGED, ids=lambda format: format.name)
+every_marked_format = pytest.mark.parametrize("format", MARKED, ids=lambda format: format.name)
 
 
 def called(*calls: Call) -> list[tuple[str, str, dict[str, object]]]:
@@ -66,17 +69,59 @@ def test_without_tools_a_call_is_text(format: Format) -> None:
 
 
 @every_tagged_format
-def test_a_call_inside_a_thinking_part_is_no_call(format: Format) -> None:
+def test_a_call_inside_a_thinking_part_that_is_closed_is_no_call(format: Format) -> None:
     assert format.thinking is not None
     call = render_call(format, [PARIS]) if format.can_call else "none"
-    text = f"{format.thinking.open}\nI could {call}\n{format.thinking.close}\n\nNo."
-    assert told(parsed(format, [text])) == [("thinks", f"I could {call}"), ("says", "No.")]
+    for before in ("I could ", "I could:\n", ""):
+        text = f"{format.thinking.open}\n{before}{call}\n{format.thinking.close}\n\nNo."
+        for pieces in ([text], text):
+            assert told(parsed(format, pieces)) == [("thinks", f"{before}{call}".strip()), ("says", "No.")]
 
 
-@every_tagged_format
-def test_an_opened_thinking_part_that_never_closes_is_all_thinking(format: Format) -> None:
-    call = render_call(format, [PARIS]) if format.can_call else "none"
-    assert told(parsed(format, [call], thinking=ThinkingStart.OPENED)) == [("thinks", call)]
+@every_marked_format
+def test_a_call_that_begins_a_line_of_a_thinking_part_that_is_never_closed_is_a_call(format: Format) -> None:
+    call = render_call(format, [PARIS, FILE])
+    for before in ([], [("thinks", "I must look.")]):
+        text = "".join(f"{thought}\n" for _, thought in before) + call
+        for size in (1, 3, len(text)):
+            events = parsed(format, cut(text, range(0, len(text), size)), thinking=ThinkingStart.OPENED)
+            check_order(events)
+            assert told(events) == [*before, *called(PARIS, FILE)]
+
+
+@every_marked_format
+def test_within_a_line_or_of_another_tool_or_cut_off_it_stays_thinking(format: Format) -> None:
+    whole = render_call(format, [PARIS])
+    quoted = "\n".join(f"> {line}" for line in whole.splitlines())
+    for text in (quoted, render_call(format, [Call("fly", {"to": "ping"})]), whole[: len(whole) // 2]):
+        for pieces in ([text], text):
+            assert told(parsed(format, pieces, thinking=ThinkingStart.OPENED)) == [("thinks", text)]
+
+
+@every_marked_format
+def test_thinking_goes_on_behind_a_call_within_it(format: Format) -> None:
+    call = render_call(format, [PARIS])
+    text = f"One.\n{call}\nTwo.\n{call}\nThree."
+    for pieces in ([text], text):
+        story = told(parsed(format, pieces, thinking=ThinkingStart.OPENED))
+        assert [each for each in story if each[0] == "calls"] == called(PARIS, PARIS)
+        assert [each[1].strip() for each in story if each[0] == "thinks"] == ["One.", "Two.", "Three."]
+
+
+def test_a_call_around_a_strict_schema_is_none_within_thinking() -> None:
+    format, strict = format_named("hermes"), [replace(tool, strict=True) for tool in TOOLS]
+    call = render_call(format, [PARIS])
+    assert told(parsed(format, [call], strict, ThinkingStart.OPENED)) == [("thinks", call)]
+
+
+@every_marked_format
+def test_thinking_is_not_held_for_a_marker_that_no_tools_name_follows(format: Format) -> None:
+    assert format.thinking is not None
+    marker = next(literal for literal in format.forms[0].literals() if literal)
+    parser = new_parser(format, thinking=ThinkingStart.OPENED)
+    musing = f"{marker} is what it says, " + "and so on and on, " * 40
+    events = merged([*parser.push(musing), *parser.push("more")])
+    assert events == [ReasoningDelta(musing + "more")]
 
 
 @every_format
@@ -158,9 +203,9 @@ def test_any_soup_of_markers_gives_the_same_events_in_any_pieces(format: Format,
     assert parsed(format, cut(text, places), thinking=thinking) == whole
 
 
-def seconds(format: Format, text: str) -> float:
+def seconds(format: Format, text: str, thinking: ThinkingStart = ThinkingStart.UNOPENED) -> float:
     pieces = cut(text, range(0, len(text), 20))
-    parser = new_parser(format)
+    parser = new_parser(format, thinking=thinking)
     start = process_time()
     for piece in pieces:
         parser.push(piece)
@@ -168,10 +213,10 @@ def seconds(format: Format, text: str) -> float:
     return process_time() - start
 
 
-def grows_linearly(format: Format, text: str) -> bool:
+def grows_linearly(format: Format, text: str, thinking: ThinkingStart = ThinkingStart.UNOPENED) -> bool:
     """Whether eight times the text takes about eight times as long. Quadratic work would take 64 times."""
-    small = min(seconds(format, text[: len(text) // 8]) for _ in range(2))
-    return seconds(format, text) < 24 * max(small, 0.002)
+    small = min(seconds(format, text[: len(text) // 8], thinking) for _ in range(2))
+    return seconds(format, text, thinking) < 24 * max(small, 0.002)
 
 
 @every_calling_format
@@ -208,6 +253,20 @@ def test_a_200_kb_argument_streams_in_linear_time(format: Format) -> None:
 )
 def test_a_hostile_text_costs_linear_time(name: str, unit: str) -> None:
     assert grows_linearly(format_named(name), unit * (100_000 // len(unit)))
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("hermes", '\n<tool_call>{"name": "ping", "arguments": {"a": "'),
+        ("hermes", '\n<tool_call>{"name": "ping", "arguments": {'),
+        ("hermes", "\n<tool_call>"),
+        ("qwen3-coder", "\n<function=ping>\n<parameter=a>"),
+        ("glm", "\n<tool_call>ping\n<arg_key>"),
+    ],
+)
+def test_hostile_thinking_costs_linear_time(name: str, unit: str) -> None:
+    assert grows_linearly(format_named(name), unit * (100_000 // len(unit)), ThinkingStart.OPENED)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', "[1,"])

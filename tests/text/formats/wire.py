@@ -528,6 +528,46 @@ PYTHONIC = [
     Case("pythonic", '[ping(), get_weather(city="Par', [PING, ("breaks", "get_weather", '{"city":"Par')]),
 ]
 
+# Models that call a tool amid their thinking, and end there.
+UNCLOSED = [
+    Case(
+        "qwen3-coder",
+        f"I need the weather.\n\n{CODER_CALL}",
+        [thinks("I need the weather."), PARIS],
+        OPENED,
+    ),
+    Case("qwen3-coder", f"<think>\nHm.\n{CODER_CALL}", [thinks("Hm."), PARIS]),
+    Case(
+        "kimi-k2",
+        f"Hm.\n<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>",
+        [thinks("Hm."), PARIS],
+        OPENED,
+    ),
+    Case("glm", f"Hm.\n{GLM_CALL}\n{GLM_CALL}", [thinks("Hm."), PARIS, PARIS], OPENED),
+    Case("deepseek-v3.1", f"Hm.\n<｜tool▁calls▁begin｜>{V31_CALL}<｜tool▁calls▁end｜>", [thinks("Hm."), PARIS], OPENED),
+    Case(
+        "deepseek-v3.2",
+        f"Hm.\n\n<｜DSML｜function_calls>\n{DSML_CALL}</｜DSML｜function_calls>",
+        [thinks("Hm."), PARIS],
+        OPENED,
+    ),
+    Case("glm", f"Hm.\n{GLM_CALL}\nOr not.\n</think>\nNo.", [thinks(f"Hm.\n{GLM_CALL}\nOr not."), says("No.")], OPENED),
+    Case("glm", "Hm.\n<tool_call>fly\n</tool_call>", [thinks("Hm.\n<tool_call>fly\n</tool_call>")], OPENED),
+    Case("glm", f"Hm.\n`{GLM_CALL}`", [thinks(f"Hm.\n`{GLM_CALL}`")], OPENED),
+    Case(
+        "glm",
+        f"{GLM_CALL}\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
+        [PARIS, thinks("<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par")],
+        OPENED,
+    ),
+    Case(
+        "deepseek-v3.1",
+        f"<｜tool▁calls▁begin｜>{V31_CALL}<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{{oops",
+        [PARIS, thinks("<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{oops")],
+        OPENED,
+    ),
+]
+
 PLAIN = [
     Case("plain", f"<think>x</think>{CODER_CALL}", [says(f"<think>x</think>{CODER_CALL}")]),
     Case("minimax-m3", "<mm:think>x</mm:think>y", [thinks("x"), says("y")]),
@@ -550,6 +590,7 @@ CASES = [
     *XLAM,
     *SEED,
     *PYTHONIC,
+    *UNCLOSED,
     *PLAIN,
 ]
 assert all(format_named(case.format) for case in CASES)
