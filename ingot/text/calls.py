@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ingot.text.arguments import Transcriber
 from ingot.text.formats.format import (
