@@ -100,6 +100,10 @@ class Transcriber:
         return written
 
     @property
+    def in_string(self) -> bool:
+        return self.progress == "going" and self._step == self._in_string
+
+    @property
     def unwritten(self) -> str:
         """What was read and not written, being half a word."""
         return "".join(self._token)

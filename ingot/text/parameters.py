@@ -47,6 +47,11 @@ class TextValue:
         if not self._readings:
             self._become_string()
 
+    @property
+    def in_json_string(self) -> bool:
+        """Whether the value, which may not be a string itself, stands within one: nothing there can end it."""
+        return "string" not in self._kinds and bool(self._readings) and self._readings[0].in_string
+
     def close(self) -> None:
         """The value is complete."""
         if not self._is_string:
@@ -91,6 +96,11 @@ class _Reading:
             return False
         self._written.append(self._transcriber.take())
         return self._kind_known or self._allowed(self._written[-1], kinds)
+
+    @property
+    def in_string(self) -> bool:
+        # What is read and waits for more has opened one, with a quote that may become a longer one.
+        return self._transcriber.in_string or (self._transcriber.progress == "going" and bool(self._unread.strip()))
 
     def value(self, kinds: Kinds) -> str | None:
         """The complete value as JSON, if it is one of the kinds."""

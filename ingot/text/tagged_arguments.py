@@ -75,6 +75,9 @@ class TaggedArgumentReader:
             value.write("".join(last))
             last.clear()
             reader.advance(reader.at + len(part.value_close))
+            if value.in_json_string:
+                value.write(part.value_close)
+                continue
             space = yield from reader.gap()
             if (found := (yield from reader.one_of(following))) is not None:
                 value.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import Unsupported
+from ingot.text.grammar.merging import merged
 from ingot.text.grammar.rules import NOTHING, Rules, one_of, optional, sequence
 
 # Keywords that say nothing of which values are right.
@@ -22,7 +23,7 @@ _SILENT = frozenset(
         *("contentMediaType", "contentEncoding", "discriminator", "strict", "x-guidance"),
     }
 )
-_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", "$ref"})
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
 _DEEPEST = 32
 
 
@@ -40,14 +41,18 @@ class Scope:
     root: Mapping[str, Any]
     strict: bool
 
-    def resolved(self, schema: Any) -> Any:
-        """The schema that a reference leads to, as long as it says nothing beside it."""
-        for _ in range(_DEEPEST):
-            if not isinstance(schema, Mapping) or "$ref" not in schema:
-                return schema
-            self.refuse(schema, frozenset({"$ref"}))
-            schema = self._pointed(schema["$ref"])
-        raise Unsupported("The references of a tool's schema go in circles.")
+    def flat(self, schema: Any) -> Any:
+        """The schema with what it refers to and all of its `allOf` put into one."""
+        return self._flat(schema, 0)
+
+    def both(self, one: Any, other: Any) -> Any:
+        """A schema that says what both do."""
+        stated = [each for each in (one, other) if isinstance(each, Mapping)]
+        return {"allOf": stated} if stated else one
+
+    def refers(self, schema: Any) -> bool:
+        """Whether a schema says nothing but what it refers to."""
+        return isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - _SILENT - {"$ref"}
 
     def refuse(self, schema: Mapping[str, Any], understood: frozenset[str]) -> None:
         """Raises Unsupported, naming the keyword, for a strict schema that says more than is `understood`."""
@@ -64,6 +69,27 @@ class Scope:
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         return {**shared, **schema}
 
+    def _flat(self, schema: Any, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise Unsupported("The references of a tool's schema go in circles.")
+        if not isinstance(schema, Mapping) or not schema.keys() & {"$ref", "allOf"}:
+            return schema
+        parts = list(schema.get("allOf") or ())
+        if "$ref" in schema:
+            parts.insert(0, self._pointed(schema["$ref"]))
+        found = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
+        for part in parts:
+            flat = self._flat(part, depth + 1)
+            found = merged(found, flat, self._unable) if isinstance(flat, Mapping) else found
+        return found
+
+    def _unable(self, keyword: str) -> None:
+        if self.strict:
+            raise Unsupported(
+                f"What a strict tool's schema says of {keyword} in two places cannot be held to in this model's tool "
+                "format."
+            )
+
     def _pointed(self, reference: Any) -> Any:
         found: Any = self.root
         for step in str(reference).removeprefix("#").split("/")[1:]:
@@ -74,19 +100,24 @@ class Scope:
         return found
 
 
-def members(schema: Any, scope: Scope) -> list[Member] | None:
-    """An object's members; None where the schema lists none and any will do."""
-    schema = scope.resolved(schema)
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Of an object: the listed ones, in their order. Where none are, any of the schema `others`, unless it is None."""
+
+    listed: tuple[Member, ...]
+    others: Any = None
+
+
+def members(schema: Any, scope: Scope) -> Members:
+    schema = scope.flat(schema)
     if not isinstance(schema, Mapping):
-        return None
+        return Members((), True)
     scope.refuse(schema, _OF_OBJECTS)
-    properties, required = schema.get("properties"), schema.get("required") or []
-    if not isinstance(properties, Mapping) or not properties:
-        if required:
-            return [Member(name, True, True) for name in required]
-        return [] if schema.get("additionalProperties") is False else None
-    unlisted = [Member(name, True, True) for name in required if name not in properties]
-    return [Member(name, one, name in required) for name, one in properties.items()] + unlisted
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    others = schema.get("additionalProperties", True)
+    unlisted = [Member(name, others or True, True) for name in required if name not in properties]
+    listed = [Member(name, one, name in required) for name, one in properties.items()] + unlisted
+    return Members(tuple(listed), None if listed or others is False else others)
 
 
 def joined(rules: Rules, written: Sequence[tuple[str, bool]], comma: str) -> str:

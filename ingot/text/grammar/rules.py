@@ -64,13 +64,16 @@ class Rules:
             terms.append(f"~/({slashed(without)})(?s:.*)/")
         return self.terminal(" & ".join(terms))
 
-    def text_until(self, closing: str, without: Iterable[str], also: Iterable[str] = ()) -> str:
+    def text_until(self, closing: str, without: Iterable[str]) -> str:
         """Such a text, and `closing` behind it."""
-        body = self.text(without, also)
+        return self.until(closing, self.text(without), empty=True)
+
+    def until(self, closing: str, body: str, *, empty: bool) -> str:
+        """What a terminal or literal `body` matches, which `empty` text may be too, and `closing` behind it."""
         special = self._pattern.search(closing)
         plain = closing[: special.start()] if special else closing
         if not plain:
-            return sequence([optional(body), self.literal(closing)])
+            return sequence([optional(body) if empty else body, self.literal(closing)])
         # One terminal, as only the end of the closing tells it from the text.
         return sequence([self.terminal(f"{body} {quoted(plain)}"), self.literal(closing[len(plain) :])])
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.formats.format import KeyClose, TextParameters
+from ingot.text.grammar.alternatives import Alternative, Texts, alternatives
 from ingot.text.grammar.members import Member, Scope, members
 from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, optional, sequence
 from ingot.text.parameters import TextValue
 from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
 
 _KEY = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
-_OF_STRINGS = frozenset({"type", "enum", "const", "minLength", "maxLength"})
-_OF_TYPES = frozenset({"type", "nullable"})
+_WORDS = {"null": ("null",), "boolean": ("true", "false")}
 
 
 class ParameterWriter:
@@ -25,12 +25,12 @@ class ParameterWriter:
         self._rules, self._part, self._scope = rules, part, scope
 
     def parameters(self) -> str:
-        listed = members(self._scope.root, self._scope)
-        if listed is None:
-            anything = Member("", True, True)
-            written = [f"({self._parameter(anything, self._rules.terminal(_KEY))})*"]
+        found = members(self._scope.root, self._scope)
+        if found.others is not None:
+            other = Member("", found.others, True)
+            written = [f"({self._parameter(other, self._rules.terminal(_KEY))})*"]
         else:
-            each = [(self._parameter(one, self._key(one.name)), one.required) for one in listed]
+            each = [(self._parameter(one, self._key(one.name)), one.required) for one in found.listed]
             written = [expression if required else optional(expression) for expression, required in each]
         return sequence([*written, self._rules.literal(self._part.end)])
 
@@ -42,7 +42,7 @@ class ParameterWriter:
 
     def _parameter(self, member: Member, key: str) -> str:
         rules, part = self._rules, self._part
-        kinds = parameter_kinds(self._scope.root, member.name) if member.name else ANY
+        kinds = parameter_kinds(self._scope.root, member.name)
         ways = []
         for close in part.key_closes:
             value = self._value(member, kinds, close)
@@ -54,7 +54,7 @@ class ParameterWriter:
     def _value(self, member: Member, kinds: Kinds, close: KeyClose) -> str | None:
         """The value and its closing tag; None where this kind of key cannot hold one."""
         if close.value == "text":
-            return self._text(member, exact="string" in kinds and kinds != STRING) if "string" in kinds else None
+            return self._text(member) if "string" in kinds else None
         if close.value == "json":
             return self._json(member, kinds - STRING) if kinds - STRING else None
         if "string" not in kinds:
@@ -67,31 +67,27 @@ class ParameterWriter:
             schema = self._scope.enclosed({"allOf": [member.schema, {"type": sorted(kinds)}]})
         return sequence([self._rules.json(schema, lenient=not self._scope.strict), self._closing()])
 
-    def _text(self, member: Member, *, exact: bool = False) -> str:
-        """A string, as it stands. `exact`: one of several types, which its schema must then not narrow further."""
-        schema = self._scope.resolved(member.schema)
-        schema = schema if isinstance(schema, Mapping) else {}
-        if exact:
-            self._scope.refuse(schema, _OF_TYPES)
-            return self._until_closing([])
-        self._scope.refuse(schema, _OF_STRINGS)
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if values is not None:
-            return self._one_of_values([value for value in values if isinstance(value, str)], STRING)
-        return self._until_closing(_length(schema))
+    def _text(self, member: Member) -> str:
+        """A string, as it stands."""
+        strings = _strings(alternatives(member.schema, self._scope))
+        if all(one.kind == "values" for one in strings):
+            return self._one_of_values([value for one in strings for value in one.values], STRING)
+        return self._until_closing(strings)
 
     def _mixed(self, member: Member, kinds: Kinds) -> str:
         """A string or something else: text that looks like the other is read as that."""
-        schema = self._scope.resolved(member.schema)
-        schema = schema if isinstance(schema, Mapping) else {}
-        if "enum" in schema:
-            self._scope.refuse(schema, frozenset({"enum", "type"}))
-            return self._one_of_values(schema["enum"], kinds)
-        branches = schema.get("anyOf") or schema.get("oneOf") or []
-        self._scope.refuse(schema, _OF_TYPES | {"anyOf", "oneOf"})
-        for branch in map(self._scope.resolved, branches):
-            self._scope.refuse(branch if isinstance(branch, Mapping) else {}, _OF_TYPES)
-        return self._until_closing([])
+        allowed = alternatives(member.schema, self._scope)
+        if all(one.kind == "values" for one in allowed):
+            return self._one_of_values([value for one in allowed for value in one.values], kinds)
+        strings, others = _strings(allowed), [one for one in allowed if one.kind not in ("string", "values")]
+        if {one.kind for one in others} <= {"null", "boolean"}:
+            # These have few values, which no text is that the strings allow and that would be read otherwise.
+            words = [word for one in others for word in _WORDS[one.kind]]
+            return self._until_closing([*strings, Alternative("values", {}, tuple(words))])
+        narrowed = next((key for one in allowed for key in (*one.says, *(["enum"] if one.values else []))), None)
+        if narrowed is not None:
+            self._scope.refuse({narrowed: None}, frozenset())
+        return self._until_closing([Alternative("string", {})])
 
     def _one_of_values(self, values: list[Any], kinds: Kinds) -> str:
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
@@ -100,20 +96,21 @@ class ParameterWriter:
                 raise Unsupported(f"The value {text!r} of an enum cannot be written in this model's tool format.")
         return sequence([one_of([self._rules.literal(text) for text in texts]), self._closing()])
 
-    def _until_closing(self, also: list[str]) -> str:
-        """Any text up to the closing tag, which it cannot hold."""
+    def _until_closing(self, strings: list[Alternative]) -> str:
+        """One of the texts up to the closing tag, which they cannot hold."""
         part = self._part
-        return self._rules.text_until(part.frame + part.value_close, [anywhere(exactly(part.value_close))], also)
+        texts = Texts(self._rules, self._scope, [anywhere(exactly(part.value_close))])
+        return texts.until(part.frame + part.value_close, strings)
 
     def _closing(self) -> str:
         return self._rules.literal(self._part.frame + self._part.value_close)
 
 
-def _length(schema: Mapping[str, Any]) -> list[str]:
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if least is None and most is None:
-        return []
-    return [f"/(?s:.){{{least or 0},{'' if most is None else most}}}/"]
+def _strings(allowed: list[Alternative]) -> list[Alternative]:
+    """Those that are strings, and of an enum those values that are."""
+    found = [one for one in allowed if one.kind == "string"]
+    values = tuple(value for one in allowed for value in one.values if isinstance(value, str))
+    return [*found, Alternative("values", {}, values)] if values else found
 
 
 def _states_type(schema: Any, kinds: Kinds) -> bool:

@@ -528,6 +528,41 @@ PYTHONIC = [
     Case("pythonic", '[ping(), get_weather(city="Par', [PING, ("breaks", "get_weather", '{"city":"Par')]),
 ]
 
+# What ends a value does not within a string of one that is JSON.
+CLOSERS = [
+    Case(
+        "qwen3-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=tags>\n"
+        '["a</parameter>\n</function>\n</tool_call>", "b\\"</parameter></function>"]\n'
+        "</parameter>\n</function>\n</tool_call>",
+        [calls("get_weather", tags=["a</parameter>\n</function>\n</tool_call>", 'b"</parameter></function>'])],
+    ),
+    Case(
+        "glm",
+        '<tool_call>get_weather<arg_key>where</arg_key><arg_value>{"</arg_value></tool_call>": 1}'
+        "</arg_value></tool_call>",
+        [calls("get_weather", where={"</arg_value></tool_call>": 1})],
+    ),
+    Case(
+        "deepseek-v3.2",
+        '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="x" string="false">'
+        '["</｜DSML｜parameter>\n</｜DSML｜invoke>"]'
+        "</｜DSML｜parameter></｜DSML｜invoke>",
+        [calls("get_weather", x=["</｜DSML｜parameter>\n</｜DSML｜invoke>"])],
+    ),
+    Case(
+        "qwen3-coder",
+        "<function=get_weather><parameter=tags>['it</parameter></function>', '</parameter></function>']"
+        "</parameter></function>",
+        [calls("get_weather", tags=["it</parameter></function>", "</parameter></function>"])],
+    ),
+    Case(
+        "qwen3-coder",
+        '<function=get_weather><parameter=tags>["a"</parameter></function>',
+        [calls("get_weather", tags='["a"')],
+    ),
+]
+
 # Models that call a tool amid their thinking, and end there.
 UNCLOSED = [
     Case(
@@ -590,6 +625,7 @@ CASES = [
     *XLAM,
     *SEED,
     *PYTHONIC,
+    *CLOSERS,
     *UNCLOSED,
     *PLAIN,
 ]
