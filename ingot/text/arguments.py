@@ -20,6 +20,8 @@ LONGEST_NUMBER = 4000  # Python's own json refuses integers of a little more
 _SPACE = re.compile(r"[ \t\r\n]*")
 _TOKEN = re.compile(r"[A-Za-z0-9_+.\-]+")
 _BARE_KEY = re.compile(r"[^\s\"'=:,(){}\[\]<>|]+")
+_BARE_STRING = re.compile(r"[^,{}\[\]<>\"\r\n]+")
+_KEY_WITHIN = re.compile(r"\s[A-Za-z_][\w.\-]*[:=]")  # after which a comma may be missing
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 # A whole escape, and one that more text could complete.
@@ -68,6 +70,9 @@ class Transcriber:
         self._stack: list[_Frame] = []
         self._token: list[str] = []
         self._quote = ""
+        self._escapes = notation.escapes  # of the string that is open
+        self._quotes = (*((quote, notation.escapes) for quote in notation.quotes), *notation.also_quotes)
+        self._closed = False  # the last value ended with a quote or bracket
         self._in_key = False
         self._step: Callable[[str, int], int] = self._arguments if step == "arguments" else self._value
 
@@ -125,7 +130,7 @@ class Transcriber:
             return self._open(_Frame("}", "}", ":", self._notation.bare_keys == "always"), "{", at)
         if text[at] == "[":
             return self._open(_Frame("]", "]", "", False), "[", at)
-        if _TOKEN.match(text, at):
+        if not self._notation.bare_strings and _TOKEN.match(text, at):
             self._step = self._in_token
             return self._in_token(text, at)
         self._in_key = False
@@ -167,7 +172,7 @@ class Transcriber:
         at = self._space(text, at)
         if at == len(text):
             return at
-        if text[at] != self._stack[-1].assigns:
+        if text[at] not in self._stack[-1].assigns + self._notation.also_assigns:
             return self._fail(at)
         self._written.append(":")
         self._step = self._value
@@ -179,11 +184,12 @@ class Transcriber:
             return at
         if text[at] == self._stack[-1].closes:
             return self._close(at)
-        if text[at] != ",":
+        left_out = self._may_leave_out_comma(text, at)
+        if text[at] != "," and not left_out:
             return self._fail(at)
         self._written.append(",")
         self._step = self._key if self._stack[-1].assigns else self._value
-        return at + 1
+        return self._step(text, at) if left_out else at + 1
 
     def _in_token(self, text: str, at: int) -> int:
         if (match := _TOKEN.match(text, at)) is not None:
@@ -194,11 +200,22 @@ class Transcriber:
             return self._step(text, at)
         return at
 
+    def _in_bare_string(self, text: str, at: int) -> int:
+        if (match := _BARE_STRING.match(text, at)) is not None:
+            self._token.append(match.group())
+            return match.end()
+        quote = self._notation.quotes[0]
+        if text.startswith(quote, at):
+            return self._finish_bare(text, at + len(quote))  # only the opening quote was left out
+        if quote.startswith(text[at:]):
+            return at
+        return self._finish_bare(text, at) if text[at] in ",]}" else self._fail(at)
+
     def _in_string(self, text: str, at: int) -> int:
-        if (match := _run(self._quote[0], self._notation.escapes).match(text, at)) is not None:
+        if (match := _run(self._quote[0], self._escapes).match(text, at)) is not None:
             self._written.append(escaped(match.group()))
             return match.end()
-        if text[at] == "\\" and self._notation.escapes != "none":
+        if text[at] == "\\" and self._escapes != "none":
             return self._escape(text, at)
         if text.startswith(self._quote, at):
             return self._close_string(at + len(self._quote))
@@ -208,11 +225,11 @@ class Transcriber:
         return at + 1
 
     def _escape(self, text: str, at: int) -> int:
-        whole, partial = _ESCAPES[self._notation.escapes]
+        whole, partial = _ESCAPES[self._escapes]
         if (match := whole.match(text, at)) is None:
             return at if partial.match(text, at) else self._fail(at)
         sequence = match.group()
-        self._written.append(sequence if self._notation.escapes == "json" else escaped(_python(sequence[1:])))
+        self._written.append(sequence if self._escapes == "json" else escaped(_python(sequence[1:])))
         return match.end()
 
     # What the steps are made of.
@@ -234,18 +251,21 @@ class Transcriber:
 
     def _close(self, at: int) -> int:
         self._written.append(self._stack.pop().written)
-        self._end_value()
+        self._end_value(closed=True)
         return at + 1
 
     def _open_string(self, text: str, at: int) -> int:
-        for quote in self._notation.quotes:
+        for quote, escapes in self._quotes:
             if text.startswith(quote, at):
-                self._quote = quote
+                self._quote, self._escapes = quote, escapes
                 self._written.append('"')
                 self._step = self._in_string
                 return at + len(quote)
             if quote.startswith(text[at:]):
                 return at
+        if self._notation.bare_strings and not self._in_key:
+            self._step = self._in_bare_string
+            return self._in_bare_string(text, at)
         return self._fail(at)
 
     def _close_string(self, at: int) -> int:
@@ -253,8 +273,24 @@ class Transcriber:
         if self._in_key:
             self._step = self._assignment
         else:
-            self._end_value()
+            self._end_value(closed=True)
         return at
+
+    def _may_leave_out_comma(self, text: str, at: int) -> bool:
+        if not (self._notation.commas_optional and self._closed and self._stack[-1].assigns):
+            return False
+        return _BARE_KEY.match(text, at) is not None
+
+    def _finish_bare(self, whole: str, at: int) -> int:
+        """A number, a word, or a string that has no quotes."""
+        text = "".join(self._token).strip()
+        word = text if _NUMBER.fullmatch(text) else self._words.get(text)
+        if not text or (word == text and len(text) > LONGEST_NUMBER) or _KEY_WITHIN.search(text):
+            return self._fail(at)
+        self._token.clear()
+        self._written.append(f'"{escaped(text)}"' if word is None else word)
+        self._end_value()
+        return self._step(whole, at) if at < len(whole) else at
 
     def _plausible(self) -> bool:
         """Whether the token may become a number or a word: a long text that is none shows it early."""
@@ -274,7 +310,8 @@ class Transcriber:
         self._written.append(word)
         self._end_value()
 
-    def _end_value(self) -> None:
+    def _end_value(self, *, closed: bool = False) -> None:
+        self._closed = closed
         if self._stack:
             self._step = self._after_value
         else:

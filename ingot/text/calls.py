@@ -21,6 +21,7 @@ from ingot.text.formats.format import (
     Maybe,
     Name,
     Part,
+    TagEnd,
     TextParameters,
 )
 from ingot.text.formats.notation import JSON, Notation
@@ -28,6 +29,7 @@ from ingot.text.parsed import ToolSchema
 from ingot.text.reader import Reader, Steps
 from ingot.text.tagged_arguments import TaggedArgumentReader
 from ingot.text.telling import Draft, Mismatch, Teller
+from ingot.text.transcribed import transcribed, wants_more
 
 LONGEST_NAME = 256
 
@@ -73,12 +75,8 @@ class CallReader:
         if len(forms) == 1:
             return forms[0]
         yield from self._reader.gap()
-        for form in forms:
-            leading = form.leading(opened=opened)
-            if leading is not None and (yield from self._reader.sees(leading)):
-                return form
-        for form in forms:
-            if form.leading(opened=opened) is None:
+        for form in sorted(forms, key=lambda form: len(form.leads(opened=opened)), reverse=True):
+            if (yield from self._reader.sees_in_turn(form.leads(opened=opened))):
                 return form
         raise Mismatch
 
@@ -86,9 +84,9 @@ class CallReader:
         """Whether one more call follows. From here on a record is kept again."""
         self._reader.record()
         yield from self._reader.gap()
-        if form.joint is None:
+        if form.joint is None and not form.repeats:
             return False
-        joint = form.joint.strip()
+        joint = (form.joint or "").strip()
         if joint and not (yield from self._reader.literal(joint)):
             return False
         yield from self._reader.gap()
@@ -113,6 +111,8 @@ class CallReader:
         try:
             for part in form.call:
                 yield from self._part(part, draft, closing)
+                if isinstance(part, TagEnd) and draft.ended:
+                    return
         except Mismatch:
             self._teller.cut_off(draft)
             raise
@@ -121,6 +121,8 @@ class CallReader:
         match part:
             case Name():
                 yield from self._name(part, draft)
+            case TagEnd():
+                yield from self._tag_end(part, draft)
             case CallId():
                 yield from self._call_id(part, draft)
             case Arguments():
@@ -161,6 +163,13 @@ class CallReader:
             raise Mismatch
         draft.name = name
 
+    def _tag_end(self, part: TagEnd, draft: Draft) -> Steps[None]:
+        if (yield from self._reader.literal(part.text)):
+            return
+        if (yield from self._reader.one_of(part.alone)) is None:
+            raise Mismatch
+        self._whole("{}", draft)
+
     def _call_id(self, part: CallId, draft: Draft) -> Steps[None]:
         if (yield from self._reader.literal(part.marker)):
             draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
@@ -171,21 +180,8 @@ class CallReader:
         if not (yield from self._reader.sees(notation.opens)):
             raise Mismatch
         self._teller.begin(draft)
-        transcriber = Transcriber.of_arguments(notation)
-        while self._wants_more(transcriber):
-            self._teller.fragment(transcriber.take())
-            yield
-        self._teller.fragment(transcriber.take())
-        if transcriber.progress != "done":
-            self._reader.record(transcriber.unwritten if transcriber.progress == "failed" else "")
-            raise Mismatch
+        yield from transcribed(self._reader, notation, self._teller.fragment)
         self._teller.end(draft)
-
-    def _wants_more(self, transcriber: Transcriber) -> bool:
-        """Feeds what there is."""
-        reader = self._reader
-        reader.advance(transcriber.feed(reader.text, reader.at))
-        return transcriber.progress == "going" and not reader.ended
 
     # A JSON object with the name and the arguments in it.
 
@@ -243,7 +239,7 @@ class CallReader:
 
     def _json_value(self) -> Steps[str]:
         transcriber = Transcriber.of_value(JSON)
-        while self._wants_more(transcriber):
+        while wants_more(self._reader, transcriber):
             yield
         if transcriber.progress != "done":
             raise Mismatch

@@ -210,7 +210,8 @@ class _TaggedReader:
         self.thinking = True
         self._reasoning.restart()
         yield from reader.gap()
-        yield from reader.literal(thinking.open)  # some models repeat the tag that the prompt ended with
+        while (yield from reader.literal(thinking.open)):  # some models repeat the tag that the prompt ended with
+            yield from reader.gap()
         if (yield from self._thoughts.read()):
             self.thinking = False
             self._content.restart()
@@ -249,7 +250,7 @@ def _openings(format: Format) -> dict[str, Opening]:
     """The markers that may begin a call within thinking: those that cannot be taken for anything else."""
     found: dict[str, Opening] = {}
     for trigger in _call_triggers(format.forms):
-        if trigger.forms and trigger.place != "line":
+        if trigger.forms and not any(form.bare for form in trigger.forms):
             found.setdefault(trigger.marker, Opening(trigger.forms, opened=trigger.action == "open"))
     return found
 
@@ -279,8 +280,9 @@ def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
         leading = form.leading(opened=False)
         if form.opening and isinstance(form.opening[0], str):
             by_marker.setdefault((form.opening[0], place, "open"), []).append(form)
-        if (form.opening_optional or not form.opening) and leading is not None:
-            by_marker.setdefault((leading, place, "call"), []).append(form)
+        if (form.unopened != "never" or form.bare) and leading is not None:
+            unopened: Place = "anywhere" if form.unopened == "anywhere" else "line"
+            by_marker.setdefault((leading, unopened, "call"), []).append(form)
         if not form.bare:
             closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}
             closings |= {part.end for part in form.call if isinstance(part, TextParameters)}

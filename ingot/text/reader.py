@@ -15,6 +15,9 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
+MOST_SPACE = 64
+"""Characters of white space that are looked beyond."""
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -113,6 +116,21 @@ class Reader:
             if self.text.startswith(literal, self.at):
                 return True
             if self.ended or not literal.startswith(self.text[self.at : self.at + len(literal)]):
+                return False
+            yield
+
+    def sees_in_turn(self, literals: tuple[str, ...]) -> Steps[bool]:
+        """Whether the literals come next, with a little white space between them at most; passes nothing."""
+        while True:
+            at = self.at
+            for literal in literals:
+                at += len(self.text[at : at + MOST_SPACE]) - len(self.text[at : at + MOST_SPACE].lstrip(" \t\r\n"))
+                if not self.text.startswith(literal, at):
+                    break
+                at += len(literal)
+            else:
+                return True
+            if self.ended or not literal.startswith(self.text[at : at + len(literal)]):
                 return False
             yield
 

@@ -19,6 +19,7 @@ from ingot.text.formats.format import (
     Maybe,
     Name,
     Part,
+    TagEnd,
     TextParameters,
 )
 from ingot.text.formats.notation import Notation
@@ -71,6 +72,8 @@ def _plain(part: Part) -> str:
             return part.written
         case Maybe():
             return part.text if part.written else ""
+        case TagEnd():
+            return part.text
         case CallId():
             return ""
     raise AssertionError(f"{part} is no plain part")

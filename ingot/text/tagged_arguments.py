@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ingot.text.formats.format import KeyClose, TextParameters
+from ingot.text.formats.notation import JSON
 from ingot.text.parameters import TextValue
 from ingot.text.parsed import ToolSchema
 from ingot.text.reader import Reader, Steps, markers
 from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
 from ingot.text.telling import Draft, Mismatch, Teller
+from ingot.text.transcribed import transcribed
 
 LONGEST_KEY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What may come behind a value: literals, and keys of the tool that were not given yet."""
+
+    following: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 class TaggedArgumentReader:
@@ -25,31 +36,73 @@ class TaggedArgumentReader:
         """All of a call's. `closing` are the literals of the form's closing. Raises Mismatch."""
         following = (part.key_open, part.end, *closing)
         yield from self._reader.gap()
+        if (yield from self._reader.sees("{")):
+            self._teller.begin(draft)
+            yield from self._object(draft)
+            yield from self._ending((part.end, *closing))
+            return
         found = yield from self._reader.one_of(following)
         if found is None:
             raise Mismatch
         self._teller.begin(draft)
-        separator = "{"
+        given: set[str] = set()
         while found == part.key_open:
             key, close = yield from self._key(part)
-            self._teller.fragment(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-            separator = ", "
-            found = yield from self._value(part, self._kinds(draft, key, close), following)
-        self._teller.fragment("{}" if separator == "{" else "}")
+            if not given and (yield from self._wrapped(part, draft, key)):
+                yield from self._object(draft)
+                yield from self._ending((part.value_close,))
+                yield from self._ending((part.end, *closing))
+                return
+            found = yield from self._valueless(part, following)
+            if found is None:
+                self._teller.fragment(f"{', ' if given else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+                given.add(key)
+                ends = _Ends(following, tuple(self._properties(draft) - given) if part.close_optional else ())
+                found = yield from self._value(part, self._kinds(draft, key, close), ends)
+        self._teller.fragment("}" if given else "{}")
         self._teller.end(draft)
+
+    def _object(self, draft: Draft) -> Steps[None]:
+        yield from transcribed(self._reader, JSON, self._teller.fragment)
+        self._teller.end(draft)
+
+    def _ending(self, literals: tuple[str, ...]) -> Steps[None]:
+        yield from self._reader.gap()
+        if (yield from self._reader.one_of(literals)) is None:
+            raise Mismatch
+        self._reader.record()
+
+    def _wrapped(self, part: TextParameters, draft: Draft, key: str) -> Steps[bool]:
+        """Whether the value of this key, which is none of the tool's, is all the arguments."""
+        if key not in part.wrappers or draft.name not in self._tools or key in self._properties(draft):
+            return False
+        yield from self._reader.gap()
+        return (yield from self._reader.sees("{"))
+
+    def _properties(self, draft: Draft) -> frozenset[str]:
+        tool = self._tools.get(draft.name)
+        listed = tool.parameters.get("properties") if tool is not None else None
+        return frozenset(listed) if isinstance(listed, Mapping) else frozenset()
 
     def _key(self, part: TextParameters) -> Steps[tuple[str, KeyClose]]:
         self._reader.record(part.key_open)
         found = yield from self._reader.until(markers(*(close.text for close in part.key_closes)), LONGEST_KEY)
         if found is None:
             raise Mismatch
+        key, text = found
+        return key, next(close for close in part.key_closes if close.text == text)
+
+    def _valueless(self, part: TextParameters, following: tuple[str, ...]) -> Steps[str | None]:
+        """What follows a key that has no value; None where one has begun."""
+        found: str | None = None
         if part.value_open:
             yield from self._reader.gap()
             if not (yield from self._reader.literal(part.value_open)):
-                raise Mismatch
+                found = yield from self._reader.one_of(following)
+                if found is None:
+                    raise Mismatch
         self._reader.forget()
-        key, text = found
-        return key, next(close for close in part.key_closes if close.text == text)
+        return found
 
     def _kinds(self, draft: Draft, key: str, close: KeyClose) -> Kinds:
         if close.value == "text":
@@ -59,7 +112,7 @@ class TaggedArgumentReader:
         tool = self._tools.get(draft.name)
         return parameter_kinds(tool.parameters, key) if tool is not None else ANY
 
-    def _value(self, part: TextParameters, kinds: Kinds, following: tuple[str, ...]) -> Steps[str]:
+    def _value(self, part: TextParameters, kinds: Kinds, ends: _Ends) -> Steps[str]:
         """One value, and the literal that follows its closing tag: only with one does the tag close it."""
         reader = self._reader
         value = TextValue(kinds, part.frame, self._teller.fragment)
@@ -71,19 +124,39 @@ class TaggedArgumentReader:
             else:
                 value.write(text)
 
-        while (yield from reader.scan(markers(part.value_close), write)) is not None:
+        wanted = markers(part.value_close, *((part.key_open, part.end) if part.close_optional else ()))
+        while (marker := (yield from reader.scan(wanted, write))) is not None:
             value.write("".join(last))
             last.clear()
+            if marker != part.value_close:
+                if not value.in_json_string and (yield from self._forgotten(part, marker, ends)):
+                    value.close()
+                    return reader.advance(reader.at + len(marker))
+                value.write(reader.advance(reader.at + 1))
+                continue
             reader.advance(reader.at + len(part.value_close))
             if value.in_json_string:
                 value.write(part.value_close)
                 continue
             space = yield from reader.gap()
-            if (found := (yield from reader.one_of(following))) is not None:
+            if (found := (yield from reader.one_of(ends.following))) is not None:
                 value.close()
                 return found
-            if reader.cut_short(following):
+            if reader.cut_short(ends.following):
                 value.close()
                 raise Mismatch
             value.write(part.value_close + space)
         raise Mismatch
+
+    def _forgotten(self, part: TextParameters, marker: str, ends: _Ends) -> Steps[bool]:
+        """Whether a value ends at `marker` without its closing tag: before a parameter that the tool has and that was
+        not given yet, or before the end of the call and of its form."""
+        reader = self._reader
+        if marker == part.end:
+            for closing in ends.following:
+                if closing not in (part.key_open, part.end) and (yield from reader.sees_in_turn((marker, closing))):
+                    return True
+            return False
+        heads = [f"{marker}{key}{close.text}" for key in ends.missing for close in part.key_closes]
+        ahead = yield from reader.ahead(max(map(len, heads), default=0))
+        return any(ahead.startswith(head) for head in heads)

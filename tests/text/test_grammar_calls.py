@@ -215,7 +215,7 @@ def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
 @pytest.mark.parametrize("name", CALLING)
 def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, name: str) -> None:
     """Else the model could call around a strict schema."""
-    from tests.text.formats.wire import CASES
+    from tests.text.formats.cases import CASES
 
     format, tokenizer = format_named(name), vocabulary(False)
     plan = made(False).tools(format, TOOLS, "auto", parallel=True)

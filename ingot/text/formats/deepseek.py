@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.thinking import THINK
 
@@ -29,14 +29,14 @@ FENCED = CallForm(
     ),
     joint="\n",
     closing=(Gap(), _SECTION_END),
-    opening_optional=True,
+    unopened="anywhere",
 )
 PLAIN = CallForm(
     opening=(_SECTION, Gap()),
     call=(_CALL, Name(), _SEPARATOR, Gap(), Arguments(JSON), Gap(), _CALL_END),
     joint="",
     closing=(Gap(), _SECTION_END),
-    opening_optional=True,
+    unopened="anywhere",
 )
 
 
@@ -46,18 +46,19 @@ def _tagged(section: str) -> CallForm:
         call=(
             '<｜DSML｜invoke name="',
             Name(),
-            '">',
+            TagEnd('">', alone=('"/>', '" />')),
             Gap("\n"),
             TextParameters(
                 key_open='<｜DSML｜parameter name="',
                 key_closes=(KeyClose('" string="true">', "text"), KeyClose('" string="false">', "json")),
                 value_close="</｜DSML｜parameter>",
                 end="</｜DSML｜invoke>",
+                wrappers=("arguments", "input"),
             ),
         ),
         joint="\n",
         closing=(Gap("\n"), f"</｜DSML｜{section}>"),
-        opening_optional=True,
+        unopened="anywhere",
     )
 
 

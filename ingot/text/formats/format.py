@@ -38,6 +38,14 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class TagEnd:
+    """Ends the tag that names the function. Some models close it right there, with `alone`: without arguments."""
+
+    text: str
+    alone: tuple[str, ...] = ("/>", " />")
+
+
+@dataclass(frozen=True, slots=True)
 class CallId:
     """An id that the model may write after a marker; we leave it out."""
 
@@ -71,7 +79,8 @@ class TextParameters:
     """Parameters as text between tags, up to `end`.
 
     A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
-    hold the tag itself. `frame` is written around each value and taken off again, once on each side.
+    hold the tag itself. `frame` is written around each value and taken off again, once on each side. One JSON object
+    in the place of them all is understood too, and so is a key without a value, which says nothing.
     """
 
     key_open: str
@@ -80,9 +89,11 @@ class TextParameters:
     end: str
     value_open: str = ""
     frame: str = ""
+    wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
+    close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
 
 
-Part = str | Gap | Maybe | Name | CallId | Arguments | JsonCall | TextParameters
+Part = str | Gap | Maybe | Name | TagEnd | CallId | Arguments | JsonCall | TextParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,9 @@ class CallForm:
 
     - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
     - A closing that is missing costs nothing: by then the call is complete.
-    - A call without its opening (`opening_optional`, or an opening that is no marker: `bare`) must name a tool that
-      was given; `bare` ones must also begin a line.
+    - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name a tool that was given;
+      `bare` ones must also begin a line, and others too where only that tells them from prose.
+    - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
     """
 
@@ -100,23 +112,29 @@ class CallForm:
     opening: tuple[Part, ...] = ()
     closing: tuple[Part, ...] = ()
     joint: str | None = None
-    opening_optional: bool = False
+    unopened: Literal["never", "line", "anywhere"] = "never"
+    repeats: bool = False
     opening_in_prompt: bool = False
     bare: bool = False
 
     def leading(self, *, opened: bool) -> str | None:
         """The first literal, after the opening's marker where that was `opened`; None where a name comes first."""
+        return next(iter(self.leads(opened=opened)), None)
+
+    def leads(self, *, opened: bool) -> tuple[str, ...]:
+        """The literals before a name or anything else that differs from call to call."""
+        found: list[str] = []
         for part in (self.opening[1:] if opened else ()) + self.call:
             match part:
                 case str():
-                    return part
+                    found.append(part)
                 case JsonCall():
-                    return "{"
+                    return (*found, "{")
                 case Gap() | Maybe():
                     continue
                 case _:
-                    return None
-        return None
+                    break
+        return tuple(found)
 
     def literals(self) -> Iterator[str]:
         for part in (*self.opening, *self.call, *self.closing):
@@ -128,6 +146,8 @@ def _literals(part: Part) -> Iterator[str]:
         case str():
             yield part
         case Maybe():
+            yield part.text
+        case TagEnd():
             yield part.text
         case CallId():
             yield part.marker

@@ -12,6 +12,7 @@ def _form(opening: str, quote: str, closing: str) -> CallForm:
         opening=(opening, Gap()),
         call=("call:", Name(), Gap(), Arguments(unescaped(quote))),
         closing=(Gap(), closing),
+        repeats=True,
     )
 
 

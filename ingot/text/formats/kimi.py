@@ -24,7 +24,7 @@ KIMI_K2 = Format(
             ),
             joint="",
             closing=(Gap(), "<|tool_calls_section_end|>"),
-            opening_optional=True,
+            unopened="anywhere",
         ),
     ),
     thinking=THINK,

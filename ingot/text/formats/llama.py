@@ -9,7 +9,7 @@ BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
 PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")
 FUNCTION_TAG = CallForm(
     call=("<function=", Name(), ">", Gap(), Arguments(JSON), Gap(), "</function>"),
-    opening_optional=True,
+    unopened="line",
 )
 
 LLAMA = Format(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.thinking import INTERLEAVED_THINK, MINIMAX_M3_THINK
 
 MINIMAX_M2 = Format(
@@ -13,7 +13,7 @@ MINIMAX_M2 = Format(
             call=(
                 '<invoke name="',
                 Name(),
-                '">',
+                TagEnd('">', alone=('"/>', '" />')),
                 Gap("\n"),
                 TextParameters(
                     key_open='<parameter name="',
@@ -24,7 +24,7 @@ MINIMAX_M2 = Format(
             ),
             joint="\n",
             closing=(Gap("\n"), "</minimax:tool_call>"),
-            opening_optional=True,
+            unopened="line",
         ),
     ),
     thinking=INTERLEAVED_THINK,

@@ -23,6 +23,11 @@ class Notation:
     escapes: Escapes = "json"
     bare_keys: BareKeys = "never"
     words: tuple[tuple[str, str], ...] = _JSON_WORDS  # as written, and as JSON has it
+    # What models drift into, which is understood and never written:
+    also_quotes: tuple[tuple[str, Escapes], ...] = ()
+    also_assigns: str = ""
+    bare_strings: bool = False  # a string without quotes, up to a comma or bracket
+    commas_optional: bool = False  # behind what a quote or bracket has closed
 
 
 JSON = Notation()
@@ -41,4 +46,13 @@ PYTHON = Notation(
 
 def unescaped(quote: str) -> Notation:
     """Bare keys, and strings between two `quote`s with nothing escaped inside."""
-    return Notation(quotes=(quote,), escapes="none", bare_keys="always", words=_JSON_WORDS + _PYTHON_WORDS)
+    return Notation(
+        quotes=(quote,),
+        escapes="none",
+        bare_keys="always",
+        words=_JSON_WORDS + _PYTHON_WORDS,
+        also_quotes=(('"', "json"), ("'", "python")),
+        also_assigns="=",
+        bare_strings=True,
+        commas_optional=True,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, Name
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.notation import PYTHON
 from ingot.text.formats.thinking import THINK
 
@@ -14,11 +14,24 @@ MARKED = CallForm(
     joint=", ",
     closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
 )
+# LFM2 also writes JSON between its markers: where a prompt shows some, or of itself.
+MARKED_JSON = CallForm(
+    opening=("<|tool_call_start|>", Gap()),
+    call=(JsonCall(),),
+    closing=(Gap(), "<|tool_call_end|>"),
+    repeats=True,
+)
+MARKED_ARRAY = CallForm(
+    opening=("<|tool_call_start|>", Gap(), "[", Gap()),
+    call=(JsonCall(),),
+    joint=", ",
+    closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
+)
 BARE = CallForm(opening=("[", Gap()), call=_CALL, joint=", ", closing=(Gap(), "]"), bare=True)
 
 LFM2 = Format(
     name="lfm2",
-    forms=(MARKED, BARE),
+    forms=(MARKED, MARKED_ARRAY, MARKED_JSON, BARE),
     thinking=THINK,
     signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     model_types=("lfm2", "lfm2_moe", "lfm2_vl"),

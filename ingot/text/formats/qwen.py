@@ -5,7 +5,7 @@ Models of either kind drift into the other and, under long prompts, into a brack
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.thinking import THINK
@@ -15,7 +15,7 @@ XML = CallForm(
     call=(
         "<function=",
         Name(),
-        ">",
+        TagEnd(">"),
         Gap("\n"),
         TextParameters(
             key_open="<parameter=",
@@ -23,10 +23,11 @@ XML = CallForm(
             value_close="</parameter>",
             end="</function>",
             frame="\n",
+            close_optional=True,
         ),
     ),
     closing=(Gap("\n"), "</tool_call>"),
-    opening_optional=True,
+    unopened="line",
 )
 BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Arguments(JSON), ")"), closing=("]",))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.thinking import SEED_THINK
 
 SEED_OSS = Format(
@@ -13,7 +13,7 @@ SEED_OSS = Format(
             call=(
                 "<function=",
                 Name(),
-                ">",
+                TagEnd(">"),
                 Gap("\n"),
                 TextParameters(
                     key_open="<parameter=",
@@ -24,7 +24,7 @@ SEED_OSS = Format(
             ),
             joint="\n",
             closing=(Gap("\n"), "</seed:tool_call>"),
-            opening_optional=True,
+            unopened="line",
         ),
     ),
     thinking=SEED_THINK,

@@ -23,6 +23,7 @@ from ingot.text.formats.format import (
     Maybe,
     Name,
     Part,
+    TagEnd,
     TextParameters,
 )
 from ingot.text.formats.notation import JSON
@@ -185,6 +186,8 @@ def _plain(part: Part) -> str:
             return part.written
         case Maybe():
             return part.text if part.written else ""
+        case TagEnd():
+            return part.text
         case CallId():
             return ""
     raise AssertionError(f"{part} is no plain part")
@@ -200,8 +203,8 @@ def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
     if form.opening and isinstance(form.opening[0], str):
         yield anywhere(exactly(form.opening[0]))
     leading = form.leading(opened=False)
-    if leading is not None and (form.opening_optional or not form.opening):
-        yield anywhere(exactly(leading))
+    if leading is not None and form.unopened != "never":
+        yield at_line_start(exactly(leading)) if form.unopened == "line" else anywhere(exactly(leading))
 
 
 def _spelled(parts: Iterable[Part], tools: Sequence[GuidedTool]) -> str:

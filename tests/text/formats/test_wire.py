@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ingot.text.formats.registry import FORMATS, format_named
 from tests.text.answers import check_order, cut, parsed, told
-from tests.text.formats.wire import CASES, Case
+from tests.text.formats.cases import CASES
+from tests.text.formats.wire import Case
 
 
 def test_every_format_has_cases() -> None:

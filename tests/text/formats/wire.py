@@ -187,7 +187,7 @@ CODER = [
     ),
     Case(
         "qwen3-coder",
-        "<tool_call><function=ping></function></tool_call> then <function=ping></function>",
+        "<tool_call><function=ping></function></tool_call> then\n<function=ping></function>",
         [PING, says("then"), PING],
     ),
     Case("qwen3-coder", "<tool_call><function=ping></tool_call>ok", [PING, says("ok")]),
@@ -528,87 +528,12 @@ PYTHONIC = [
     Case("pythonic", '[ping(), get_weather(city="Par', [PING, ("breaks", "get_weather", '{"city":"Par')]),
 ]
 
-# What ends a value does not within a string of one that is JSON.
-CLOSERS = [
-    Case(
-        "qwen3-coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=tags>\n"
-        '["a</parameter>\n</function>\n</tool_call>", "b\\"</parameter></function>"]\n'
-        "</parameter>\n</function>\n</tool_call>",
-        [calls("get_weather", tags=["a</parameter>\n</function>\n</tool_call>", 'b"</parameter></function>'])],
-    ),
-    Case(
-        "glm",
-        '<tool_call>get_weather<arg_key>where</arg_key><arg_value>{"</arg_value></tool_call>": 1}'
-        "</arg_value></tool_call>",
-        [calls("get_weather", where={"</arg_value></tool_call>": 1})],
-    ),
-    Case(
-        "deepseek-v3.2",
-        '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="x" string="false">'
-        '["</｜DSML｜parameter>\n</｜DSML｜invoke>"]'
-        "</｜DSML｜parameter></｜DSML｜invoke>",
-        [calls("get_weather", x=["</｜DSML｜parameter>\n</｜DSML｜invoke>"])],
-    ),
-    Case(
-        "qwen3-coder",
-        "<function=get_weather><parameter=tags>['it</parameter></function>', '</parameter></function>']"
-        "</parameter></function>",
-        [calls("get_weather", tags=["it</parameter></function>", "</parameter></function>"])],
-    ),
-    Case(
-        "qwen3-coder",
-        '<function=get_weather><parameter=tags>["a"</parameter></function>',
-        [calls("get_weather", tags='["a"')],
-    ),
-]
-
-# Models that call a tool amid their thinking, and end there.
-UNCLOSED = [
-    Case(
-        "qwen3-coder",
-        f"I need the weather.\n\n{CODER_CALL}",
-        [thinks("I need the weather."), PARIS],
-        OPENED,
-    ),
-    Case("qwen3-coder", f"<think>\nHm.\n{CODER_CALL}", [thinks("Hm."), PARIS]),
-    Case(
-        "kimi-k2",
-        f"Hm.\n<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>",
-        [thinks("Hm."), PARIS],
-        OPENED,
-    ),
-    Case("glm", f"Hm.\n{GLM_CALL}\n{GLM_CALL}", [thinks("Hm."), PARIS, PARIS], OPENED),
-    Case("deepseek-v3.1", f"Hm.\n<｜tool▁calls▁begin｜>{V31_CALL}<｜tool▁calls▁end｜>", [thinks("Hm."), PARIS], OPENED),
-    Case(
-        "deepseek-v3.2",
-        f"Hm.\n\n<｜DSML｜function_calls>\n{DSML_CALL}</｜DSML｜function_calls>",
-        [thinks("Hm."), PARIS],
-        OPENED,
-    ),
-    Case("glm", f"Hm.\n{GLM_CALL}\nOr not.\n</think>\nNo.", [thinks(f"Hm.\n{GLM_CALL}\nOr not."), says("No.")], OPENED),
-    Case("glm", "Hm.\n<tool_call>fly\n</tool_call>", [thinks("Hm.\n<tool_call>fly\n</tool_call>")], OPENED),
-    Case("glm", f"Hm.\n`{GLM_CALL}`", [thinks(f"Hm.\n`{GLM_CALL}`")], OPENED),
-    Case(
-        "glm",
-        f"{GLM_CALL}\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
-        [PARIS, thinks("<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par")],
-        OPENED,
-    ),
-    Case(
-        "deepseek-v3.1",
-        f"<｜tool▁calls▁begin｜>{V31_CALL}<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{{oops",
-        [PARIS, thinks("<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{oops")],
-        OPENED,
-    ),
-]
-
 PLAIN = [
     Case("plain", f"<think>x</think>{CODER_CALL}", [says(f"<think>x</think>{CODER_CALL}")]),
     Case("minimax-m3", "<mm:think>x</mm:think>y", [thinks("x"), says("y")]),
 ]
 
-CASES = [
+WIRE = [
     *HERMES,
     *QWEN,
     *CODER,
@@ -625,8 +550,6 @@ CASES = [
     *XLAM,
     *SEED,
     *PYTHONIC,
-    *CLOSERS,
-    *UNCLOSED,
     *PLAIN,
 ]
-assert all(format_named(case.format) for case in CASES)
+assert all(format_named(case.format) for case in WIRE)

@@ -1,0 +1,8 @@
+"""All answers that are known."""
+
+from __future__ import annotations
+
+from tests.text.formats.drift import DRIFT
+from tests.text.formats.wire import WIRE
+
+CASES = [*WIRE, *DRIFT]
