@@ -20,6 +20,7 @@ from ingot.text.formats.format import (
     JsonCall,
     Maybe,
     Name,
+    Ordinal,
     Part,
     TagEnd,
     TextParameters,
@@ -37,7 +38,7 @@ _NAME = re.compile(r"[^\s<>(){}\[\]\"'`,;=|]+")
 _ID = re.compile(r"[A-Za-z0-9_\-]+")
 _NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_USUAL_KEYS = ("name", "type", "id", *_ARGUMENT_KEYS)
+_USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", *_ARGUMENT_KEYS)
 
 
 class CallReader:
@@ -123,12 +124,14 @@ class CallReader:
                 yield from self._name(part, draft)
             case TagEnd():
                 yield from self._tag_end(part, draft)
+            case Ordinal():
+                yield from self._ordinal(part)
             case CallId():
                 yield from self._call_id(part, draft)
             case Arguments():
                 yield from self._arguments(part.notation, draft)
             case JsonCall():
-                yield from self._json_call(draft)
+                yield from self._json_call(part, draft)
             case TextParameters():
                 yield from self._tagged.read(part, draft, closing)
             case _:
@@ -170,6 +173,12 @@ class CallReader:
             raise Mismatch
         self._whole("{}", draft)
 
+    def _ordinal(self, part: Ordinal) -> Steps[None]:
+        if (yield from self._reader.literal(part.before)):
+            yield from self._reader.run(_ID, LONGEST_NAME)
+            if not (yield from self._reader.literal(part.after)):
+                raise Mismatch
+
     def _call_id(self, part: CallId, draft: Draft) -> Steps[None]:
         if (yield from self._reader.literal(part.marker)):
             draft.id = (yield from self._reader.run(_ID, LONGEST_NAME)) or None
@@ -185,13 +194,13 @@ class CallReader:
 
     # A JSON object with the name and the arguments in it.
 
-    def _json_call(self, draft: Draft) -> Steps[None]:
+    def _json_call(self, part: JsonCall, draft: Draft) -> Steps[None]:
         reader = self._reader
         yield from self._expect("{")
         yield from reader.gap()
         another = not (yield from reader.sees("}"))
         while another:
-            yield from self._member(draft)
+            yield from self._member(part, draft)
             yield from reader.gap()
             another = yield from reader.literal(",")
             yield from reader.gap()
@@ -199,11 +208,11 @@ class CallReader:
             yield from self._without_arguments(draft)
         yield from self._expect("}")
 
-    def _member(self, draft: Draft) -> Steps[None]:
+    def _member(self, part: JsonCall, draft: Draft) -> Steps[None]:
         key = yield from self._json_key()
         if draft.only_known and key not in _USUAL_KEYS:
             raise Mismatch
-        if key == "name" and not draft.name:
+        if key == part.name_key and not draft.name:
             self._take_name((yield from self._json_string()), draft)
         elif key not in _ARGUMENT_KEYS or draft.ended:
             yield from self._json_value()

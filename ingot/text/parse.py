@@ -265,6 +265,7 @@ def _compiled(format: Format, can_call: bool) -> tuple[dict[str, list[_Trigger]]
 
 def _triggers(format: Format, can_call: bool) -> list[_Trigger]:
     found = [_Trigger(text, "anywhere", "strip") for text in format.strips]
+    found += [_Trigger(text, "fresh", "strip") for text in format.heads]
     if (thinking := format.thinking) is not None:
         # A closing tag where nothing was opened and nothing said closes a thinking part that was left out.
         found.append(_Trigger(thinking.close, "fresh", "think"))

@@ -18,12 +18,14 @@ from ingot.text.formats.format import (
     KeyClose,
     Maybe,
     Name,
+    Ordinal,
     Part,
     TagEnd,
     TextParameters,
 )
 from ingot.text.formats.notation import Notation
 from ingot.text.parsed import Call
+from ingot.text.schema_types import kind_of
 
 _BARE_KEY = re.compile(r"[\w.\-]+")
 
@@ -57,8 +59,10 @@ def _part(part: Part, call: Call, index: int) -> str:
             return _numbered(call, index) if part.numbered else call.name
         case Arguments():
             return _object(part.notation, call.arguments, outermost=True)
+        case Ordinal():
+            return f"{part.before}{index + 1}{part.after}"
         case JsonCall():
-            return _json({"name": call.name, part.arguments_key: call.arguments})
+            return _json({part.name_key: call.name, part.arguments_key: call.arguments})
         case TextParameters():
             return _parameters(part, call.arguments)
     return _plain(part)
@@ -103,7 +107,8 @@ def _parameters(part: TextParameters, arguments: Mapping[str, Any]) -> str:
 
 def _key_close(part: TextParameters, value: Any) -> KeyClose:
     unfit = "json" if isinstance(value, str) else "text"
-    return next(close for close in part.key_closes if close.value != unfit)
+    fit = [close for close in part.key_closes if close.value != unfit]
+    return next((close for close in fit if kind_of(value) in close.kinds), fit[0])
 
 
 def _value(notation: Notation, value: Any) -> str:

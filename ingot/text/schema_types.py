@@ -61,9 +61,9 @@ def _statements(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) 
     if "type" in schema:
         yield _named(schema["type"])
     if "const" in schema:
-        yield frozenset({_kind_of(schema["const"])})
+        yield frozenset({kind_of(schema["const"])})
     if values := _list(schema.get("enum")):
-        yield frozenset(map(_kind_of, values))
+        yield frozenset(map(kind_of, values))
     if "$ref" in schema:
         yield _kinds(_resolved(schema["$ref"], root), root, depth + 1)
     for keyword in ("anyOf", "oneOf"):
@@ -82,7 +82,8 @@ def _named(types: Any) -> Kinds:
     return known or ANY
 
 
-def _kind_of(value: Any) -> Kind:
+def kind_of(value: Any) -> Kind:
+    """Of a value as JSON has it."""
     match value:
         case None:
             return "null"

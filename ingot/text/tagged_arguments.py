@@ -36,6 +36,15 @@ class TaggedArgumentReader:
         """All of a call's. `closing` are the literals of the form's closing. Raises Mismatch."""
         following = (part.key_open, part.end, *closing)
         yield from self._reader.gap()
+        if part.object_tags and (yield from self._reader.literal(part.object_tags[0])):
+            yield from self._reader.gap()
+            if not (yield from self._reader.sees("{")):
+                raise Mismatch
+            self._teller.begin(draft)
+            yield from self._object(draft)
+            yield from self._ending((part.object_tags[1],))
+            yield from self._ending((part.end, *closing))
+            return
         if (yield from self._reader.sees("{")):
             self._teller.begin(draft)
             yield from self._object(draft)
@@ -108,7 +117,7 @@ class TaggedArgumentReader:
         if close.value == "text":
             return STRING
         if close.value == "json":
-            return ANY - STRING
+            return close.kinds - STRING
         tool = self._tools.get(draft.name)
         return parameter_kinds(tool.parameters, key) if tool is not None else ANY
 
@@ -124,19 +133,22 @@ class TaggedArgumentReader:
             else:
                 value.write(text)
 
-        wanted = markers(part.value_close, *((part.key_open, part.end) if part.close_optional else ()))
+        close = part.value_close
+        if part.quote and (yield from reader.literal(part.quote[0])):
+            close = part.quote[1] + close
+        wanted = markers(close, *((part.key_open, part.end) if part.close_optional else ()))
         while (marker := (yield from reader.scan(wanted, write))) is not None:
             value.write("".join(last))
             last.clear()
-            if marker != part.value_close:
+            if marker != close:
                 if not value.in_json_string and (yield from self._forgotten(part, marker, ends)):
                     value.close()
                     return reader.advance(reader.at + len(marker))
                 value.write(reader.advance(reader.at + 1))
                 continue
-            reader.advance(reader.at + len(part.value_close))
+            reader.advance(reader.at + len(close))
             if value.in_json_string:
-                value.write(part.value_close)
+                value.write(close)
                 continue
             space = yield from reader.gap()
             if (found := (yield from reader.one_of(ends.following))) is not None:
@@ -145,7 +157,7 @@ class TaggedArgumentReader:
             if reader.cut_short(ends.following):
                 value.close()
                 raise Mismatch
-            value.write(part.value_close + space)
+            value.write(close + space)
         raise Mismatch
 
     def _forgotten(self, part: TextParameters, marker: str, ends: _Ends) -> Steps[bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.text.formats.notation import Notation
+from ingot.text.schema_types import ANY, Kinds
 
 IdStyle = Literal["openai", "mistral", "kimi"]
 
@@ -46,8 +47,16 @@ class TagEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordinal:
+    """The call's number in the answer, from 1, between two literals; it may be missing, and means nothing."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallId:
-    """An id that the model may write after a marker; we leave it out."""
+    """An id that the model may write, after a marker where there is one; we leave it out."""
 
     marker: str
 
@@ -64,14 +73,16 @@ class JsonCall:
     """A JSON object that holds the name and the arguments, in any order, perhaps among other things."""
 
     arguments_key: Literal["arguments", "parameters"] = "arguments"
+    name_key: Literal["name", "tool_name"] = "name"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyClose:
-    """What ends a key, and what its value then is: of the schema's type, text as it stands, or JSON."""
+    """What ends a key, and what its value then is: of the schema's type, text as it stands, or JSON of some `kinds`."""
 
     text: str
     value: Literal["typed", "text", "json"] = "typed"
+    kinds: Kinds = ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +101,12 @@ class TextParameters:
     value_open: str = ""
     frame: str = ""
     wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
+    quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
+    object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
     close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
 
 
-Part = str | Gap | Maybe | Name | TagEnd | CallId | Arguments | JsonCall | TextParameters
+Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,7 @@ class CallForm:
                 case Gap() | Maybe():
                     continue
                 case _:
-                    break
+                    return tuple(found)
         return tuple(found)
 
     def literals(self) -> Iterator[str]:
@@ -149,12 +162,14 @@ def _literals(part: Part) -> Iterator[str]:
             yield part.text
         case TagEnd():
             yield part.text
+        case Ordinal():
+            yield part.before
         case CallId():
             yield part.marker
         case Arguments():
             yield from part.notation.quotes
         case TextParameters():
-            yield from (part.key_open, part.value_open, part.value_close, part.end)
+            yield from (part.key_open, part.value_open, part.value_close, part.end, *(part.object_tags or ()))
             yield from (close.text for close in part.key_closes)
 
 
@@ -195,6 +210,7 @@ class Format:
     thinking: Thinking | None = None
     channels: Channels | None = None
     strips: tuple[str, ...] = ()  # markers in the answer that mean nothing to a reader
+    heads: tuple[str, ...] = ()  # the same, of text that means nothing only where the answer or a message begins
     ids: IdStyle = "openai"
     signs: tuple[tuple[str, ...], ...] = ()  # a chat template is this family's if it holds all of one group
     model_types: tuple[str, ...] = ()  # of config.json, asked only where the template says nothing

@@ -12,6 +12,20 @@ RECIPIENT = CallForm(
     opening_in_prompt=True,
 )
 
+# 3.2 has one short marker, which the prompt ends with.
+ARROWS = CallForm(
+    opening=(">>>",),
+    call=(Name(), "\n", Gap(), Arguments(JSON)),
+    opening_in_prompt=True,
+    bare=True,
+)
+
+FUNCTIONARY32 = Format(
+    name="functionary-3.2",
+    forms=(ARROWS, FUNCTION_TAG),
+    heads=(">>>all\n", "all\n"),
+    signs=((">>>all",), (">>>", "recipient")),
+)
 FUNCTIONARY = Format(
     name="functionary",
     forms=(RECIPIENT, FUNCTION_TAG),

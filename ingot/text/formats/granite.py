@@ -1,4 +1,4 @@
-"""Granite 3: a marker and an array of calls."""
+"""Granite 3: a marker and an array of calls. Granite 20B for function calling: a tag and one call."""
 
 from __future__ import annotations
 
@@ -19,4 +19,9 @@ GRANITE = Format(
     thinking=THINK,
     signs=(("<|tool_call|>",),),
     model_types=("granite", "granitemoe", "granitemoeshared"),
+)
+GRANITE_20B = Format(
+    name="granite-20b",
+    forms=(CallForm(opening=("<function_call>", Gap(" ")), call=(JsonCall(),), repeats=True),),
+    signs=(("<function_call>",),),
 )

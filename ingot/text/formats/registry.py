@@ -10,22 +10,35 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ingot.errors import BadRequest, nearest
+from ingot.text.formats.apertus import APERTUS
+from ingot.text.formats.cohere import COHERE
 from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
+from ingot.text.formats.dots import DOTS
+from ingot.text.formats.firefunction import FIREFUNCTION
 from ingot.text.formats.format import Format, Thinking
-from ingot.text.formats.functionary import FUNCTIONARY
+from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
 from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
+from ingot.text.formats.gigachat import GIGACHAT3, GIGACHAT31
 from ingot.text.formats.glm import GLM
-from ingot.text.formats.granite import GRANITE
+from ingot.text.formats.granite import GRANITE, GRANITE_20B
 from ingot.text.formats.harmony import HARMONY
 from ingot.text.formats.hermes import HERMES
-from ingot.text.formats.kimi import KIMI_K2
+from ingot.text.formats.hunyuan import HUNYUAN_V3, HUNYUAN_V3_SUFFIXED
+from ingot.text.formats.internlm import INTERNLM2
+from ingot.text.formats.kimi import KIMI_K2, KIMI_K3
 from ingot.text.formats.llama import LLAMA
+from ingot.text.formats.longcat import LONGCAT
+from ingot.text.formats.minicpm import MINICPM5
 from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
+from ingot.text.formats.muse import MUSE
+from ingot.text.formats.nemotron import NEMOTRON_NANO
 from ingot.text.formats.pythonic import LFM2, PYTHONIC
 from ingot.text.formats.qwen import QWEN, QWEN3_CODER
 from ingot.text.formats.seed import SEED_OSS
+from ingot.text.formats.solar import SOLAR_OPEN
 from ingot.text.formats.thinking import THINKINGS
+from ingot.text.formats.tool_calls import APRIEL, HUNYUAN_A13B, JAMBA, MINIMAX_M1
 from ingot.text.formats.xlam import XLAM
 
 PLAIN = Format(name="plain")
@@ -35,6 +48,20 @@ FORMATS: tuple[Format, ...] = (
     MINIMAX_M3,
     MINIMAX_M2,
     SEED_OSS,
+    MUSE,
+    DOTS,
+    LONGCAT,
+    KIMI_K3,
+    APERTUS,
+    COHERE,
+    SOLAR_OPEN,
+    INTERNLM2,
+    NEMOTRON_NANO,
+    GIGACHAT31,
+    GIGACHAT3,
+    FIREFUNCTION,
+    HUNYUAN_V3_SUFFIXED,
+    HUNYUAN_V3,
     GEMMA4,
     FUNCTION_GEMMA,
     GLM,
@@ -48,7 +75,14 @@ FORMATS: tuple[Format, ...] = (
     MISTRAL,
     GRANITE,
     FUNCTIONARY,
+    FUNCTIONARY32,
     QWEN3_CODER,
+    MINICPM5,
+    APRIEL,
+    HUNYUAN_A13B,
+    MINIMAX_M1,
+    JAMBA,
+    GRANITE_20B,
     XLAM,
     PYTHONIC,
     LLAMA,

@@ -22,6 +22,7 @@ from ingot.text.formats.format import (
     JsonCall,
     Maybe,
     Name,
+    Ordinal,
     Part,
     TagEnd,
     TextParameters,
@@ -32,7 +33,7 @@ from ingot.text.grammar.notated import NotatedWriter
 from ingot.text.grammar.rules import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
 from ingot.text.grammar.text_parameters import ParameterWriter
 
-_USUAL_KEYS = ("name", "type", "id", "arguments", "parameters")
+_USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,17 @@ class _Tagged:
             match part:
                 case Name(numbered=True):
                     pieces += [self._rules.literal(f"{before}functions.{tool.name}:"), "/[0-9]{1,3}/"]
+                case Ordinal():
+                    pieces += [self._rules.literal(before + part.before), "/[1-9][0-9]{0,2}/"]
+                    before = part.after
+                    continue
                 case JsonCall():
-                    head = f'{before}{{"name": {json.dumps(tool.name)}, "{part.arguments_key}": '
+                    head = f'{before}{{"{part.name_key}": {json.dumps(tool.name)}, "{part.arguments_key}": '
                     pieces += [self._rules.literal(head), _json_arguments(self._rules, tool), '"}"']
                 case Arguments():
                     pieces.append(self._arguments(part, tool, before))
                 case TextParameters():
-                    parameters = ParameterWriter(self._rules, part, _scope(tool)).parameters()
+                    parameters = ParameterWriter(self._rules, part, _scope(tool), self._form.closing).parameters()
                     pieces += [self._rules.literal(before), parameters]
                 case _:
                     before += tool.name if isinstance(part, Name) else _plain(part)

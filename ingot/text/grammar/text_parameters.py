@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.formats.format import KeyClose, TextParameters
+from ingot.text.formats.format import KeyClose, Part, TextParameters
 from ingot.text.grammar.alternatives import Alternative, Texts, alternatives
 from ingot.text.grammar.members import Member, Scope, members
 from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, optional, sequence
@@ -21,8 +21,16 @@ _WORDS = {"null": ("null",), "boolean": ("true", "false")}
 class ParameterWriter:
     """Writes the rules of one tool's parameters."""
 
-    def __init__(self, rules: Rules, part: TextParameters, scope: Scope) -> None:
+    def __init__(self, rules: Rules, part: TextParameters, scope: Scope, closing: Sequence[Part] = ()) -> None:
         self._rules, self._part, self._scope = rules, part, scope
+        self._without = [anywhere(exactly(part.value_close))]
+        if part.close_optional:
+            # What the parser takes for the end of a value whose closing tag was forgotten.
+            behind = [exactly(literal) for literal in closing if isinstance(literal, str)]
+            keys = [exactly(close.text) for close in part.key_closes]
+            names = [exactly(one.name) for one in members(scope.root, scope).listed]
+            self._without += [anywhere(f"{exactly(part.end)}[ \\t\\r\\n]*{literal}") for literal in behind]
+            self._without += [anywhere(f"{exactly(part.key_open)}({'|'.join(names)}){key}") for key in keys if names]
 
     def parameters(self) -> str:
         found = members(self._scope.root, self._scope)
@@ -56,7 +64,8 @@ class ParameterWriter:
         if close.value == "text":
             return self._text(member) if "string" in kinds else None
         if close.value == "json":
-            return self._json(member, kinds - STRING) if kinds - STRING else None
+            fit = kinds & close.kinds - STRING
+            return self._json(member, fit) if fit else None
         if "string" not in kinds:
             return self._json(member, kinds)
         return self._text(member) if kinds == STRING else self._mixed(member, kinds)
@@ -99,7 +108,7 @@ class ParameterWriter:
     def _until_closing(self, strings: list[Alternative]) -> str:
         """One of the texts up to the closing tag, which they cannot hold."""
         part = self._part
-        texts = Texts(self._rules, self._scope, [anywhere(exactly(part.value_close))])
+        texts = Texts(self._rules, self._scope, self._without)
         return texts.until(part.frame + part.value_close, strings)
 
     def _closing(self) -> str:
