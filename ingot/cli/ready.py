@@ -7,22 +7,33 @@ from collections.abc import Iterable
 
 from ingot.engine.encoding_request import EncoderCard
 from ingot.engine.request import ModelCard
+from ingot.text.formats.registry import FoundFormat
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 
 
-def ready_record(url: str, card: ModelCard, *, needs_key: bool, encoders: Iterable[EncoderCard] = ()) -> str:
-    """One record: the ready line, one for each encoder, a note for each thing that could be faster, a curl to paste."""
+def ready_record(
+    url: str, card: ModelCard, found: FoundFormat, *, needs_key: bool, encoders: Iterable[EncoderCard] = ()
+) -> str:
+    """One record: the ready line, one for each encoder, a note for each thing that is guessed or could be faster, a
+    curl to paste."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.dtype})",
         card.device,
         f"context {card.context} tokens",
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
+        f"tool format {found.format.name}",
     )
-    notes = [f"note: {note}" for note in card.notes]
+    notes = [f"note: {note}" for note in (*card.notes, *_guessed(found))]
     further = [_further(encoder) for encoder in encoders]
     return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key)}"))
+
+
+def _guessed(found: FoundFormat) -> list[str]:
+    if found.source != "guess":
+        return []
+    return [f"tool format {found.format.name} is a guess: the model shows none of its own; --tool-format names another"]
 
 
 def _further(card: EncoderCard) -> str:

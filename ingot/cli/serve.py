@@ -40,6 +40,7 @@ def run(arguments: list[str]) -> int:
 def _serve(settings: Settings) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.http.server import listen, make_server
+    from ingot.protocol.served import format_of
 
     # The port is taken before the model is loaded, so that a wrong one is known at once.
     with contextlib.closing(listen(settings)) as listener:
@@ -50,7 +51,8 @@ def _serve(settings: Settings) -> None:
 
         def say_ready(url: str) -> None:
             encoders = [offered.card for offered in engine.encoders.values()]
-            print(ready_record(url, engine.card, needs_key=settings.keyed, encoders=encoders), flush=True)
+            found = format_of(engine.card, engine.tokenizer, settings)
+            print(ready_record(url, engine.card, found, needs_key=settings.keyed, encoders=encoders), flush=True)
 
         try:
             server = make_server(engine, settings, say_ready, listener)

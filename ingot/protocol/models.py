@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from ingot.engine.encoding_request import EncoderCard
 from ingot.engine.request import ModelCard
@@ -13,6 +14,7 @@ from ingot.protocol.fields import unknown_name
 from ingot.protocol.names import is_name
 from ingot.protocol.sampling_defaults import told
 from ingot.protocol.served import Served
+from ingot.text.formats.registry import FormatSource
 
 
 class ModelBody(Struct, kw_only=True):
@@ -27,6 +29,9 @@ class ModelBody(Struct, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     default_sampling_params: dict[str, float | int] | UnsetType = UNSET  # what holds where a request says nothing
+    tool_format: str | None = None
+    thinking_format: str | None = None
+    format_source: FormatSource | None = None
 
     @classmethod
     def of(cls, card: ModelCard | EncoderCard, length: int) -> ModelBody:
@@ -66,9 +71,14 @@ def retrieve_model(name: str, served: Served) -> ModelBody:
 
 
 def model_body(served: Served) -> ModelBody:
-    body = ModelBody.of(served.card, served.card.context)
-    body.default_sampling_params = told(served.sampling)
-    return body
+    thinking = served.format.thinking
+    return replace(
+        ModelBody.of(served.card, served.card.context),
+        default_sampling_params=told(served.sampling),
+        tool_format=served.format.name,
+        thinking_format=thinking.name if thinking is not None else None,
+        format_source=served.format_source,
+    )
 
 
 def encoder_body(card: EncoderCard) -> ModelBody:

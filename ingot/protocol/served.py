@@ -18,7 +18,7 @@ from ingot.protocol.sampling_defaults import sampling_defaults, told
 from ingot.protocol.sealing import Seal
 from ingot.text.encodings import Encodings
 from ingot.text.formats.format import Format
-from ingot.text.formats.registry import detect, format_named, thinking_named
+from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.remembered import Answers
 from ingot.text.witness import History
@@ -58,6 +58,7 @@ class Served:
     secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
     keeps_prefixes: bool = True
     encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # for vectors and scores
+    format_source: FormatSource = "template"  # what told the format
 
     @classmethod
     def of(
@@ -83,12 +84,13 @@ class Served:
             template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
         )
         sampling = sampling_defaults(card.recommended, settings.override_generation_config)
+        found = format_of(card, tokenizer, settings)
         return cls(
             card,
             tokenizer,
             terms,
             fingerprint(card, sampling),
-            format_of(card, tokenizer, settings),
+            found.format,
             Grammars(tokenizer, card.vocab),
             {"on": True, "off": False}.get(settings.thinking),
             settings.thinking_budget,
@@ -98,6 +100,7 @@ class Served:
             settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
             encoders=encoders or {},
+            format_source=found.source,
         )
 
     def reading(self) -> Reading:
@@ -127,13 +130,15 @@ def passing_secret() -> Secret:
     return lambda: made
 
 
-def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Format:
+def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> FoundFormat:
     """As the settings say, else as the chat template shows."""
-    found = detect(tokenizer.template.source if tokenizer.template is not None else None, card.family)
+    found = found_format(tokenizer.template.source if tokenizer.template is not None else None, card.family)
     if settings.tool_format is not None:
-        found = replace(format_named(settings.tool_format), thinking=found.thinking)
+        named = replace(format_named(settings.tool_format), thinking=found.format.thinking)
+        found = FoundFormat(named, "setting")
     if settings.thinking_format is not None:
-        found = replace(found, thinking=thinking_named(settings.thinking_format))
+        thinking = thinking_named(settings.thinking_format)
+        found = replace(found, format=replace(found.format, thinking=thinking))
     return found
 
 

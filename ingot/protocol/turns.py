@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ingot.engine.request import CallArguments, CallBegan, Event, SequenceEnded, TextDelta, ThinkingDelta
 from ingot.protocol.served import Served
 from ingot.text.canonical import answered
-from ingot.text.formats.format import CallId, Format, Gap, Maybe, Name, Part
+from ingot.text.formats.format import CallId, Format, Gap, Maybe, Name, Ordinal, Part, TagEnd
 from ingot.text.prompt import Prompt
 
 
@@ -88,7 +88,7 @@ def rest_of_call(format: Format, text: str) -> str:
         return ""
     form = format.forms[0]
     behind = list(form.call)
-    while behind and isinstance(behind[0], str | Gap | Maybe | Name | CallId):
+    while behind and isinstance(behind[0], str | Gap | Maybe | Name | TagEnd | Ordinal | CallId):
         del behind[0]
     whole = "".join(_literal(part) for part in (*behind[1:], *form.closing))
     written = next(size for size in range(len(whole), -1, -1) if text.endswith(whole[:size]))

@@ -17,6 +17,7 @@ from ingot.config import DEFAULT_MODEL, load
 from ingot.engine.request import ModelCard
 from ingot.models.packaged import find
 from ingot.models.shelf import is_kept
+from ingot.text.formats.registry import FoundFormat, format_named, found_format
 from tests.cli.scripted import INGOT, environment
 
 CARD = ModelCard(
@@ -67,14 +68,25 @@ def serving(shelf: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
 
 
 def test_the_ready_record_says_everything_and_hides_the_key() -> None:
-    assert ready_record("http://127.0.0.1:8000", CARD, needs_key=True).splitlines() == [
-        "ready: http://127.0.0.1:8000 | tiny (float32) | some chip (cpu) | context 4096 tokens | memory budget 3.5 GB",
+    found = FoundFormat(format_named("qwen"), "template")
+    assert ready_record("http://127.0.0.1:8000", CARD, found, needs_key=True).splitlines() == [
+        "ready: http://127.0.0.1:8000 | tiny (float32) | some chip (cpu) | context 4096 tokens | memory budget 3.5 GB"
+        " | tool format qwen",
         "note: no compiler: slower",
         "try: curl http://127.0.0.1:8000/v1/chat/completions"
         " -H \"Authorization: Bearer $INGOT_API_KEY\" -H 'Content-Type: application/json'"
         ' -d \'{"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
     ]
-    assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, needs_key=False)
+    assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, found, needs_key=False)
+
+
+def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
+    guess = found_format("{{ messages }}", "unheard_of")
+    line, *notes = ready_record("http://x", CARD, guess, needs_key=False).splitlines()
+    assert line.endswith("| tool format hermes")
+    assert any("hermes is a guess" in note and "--tool-format" in note for note in notes)
+    told = found_format(None, "llama")
+    assert not any("guess" in note for note in ready_record("http://x", CARD, told, needs_key=False).splitlines())
 
 
 def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(

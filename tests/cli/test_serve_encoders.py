@@ -12,6 +12,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.cli.client import Client
 from ingot.cli.ready import ready_record
+from ingot.text.formats.registry import found_format
 from tests.cli.scripted import INGOT, environment
 from tests.cli.test_serve import CARD
 from tests.encoders import card, write_encoder, write_sentence_files
@@ -20,7 +21,9 @@ LONGEST_START_S = 120
 
 
 def test_the_ready_record_names_each_encoder_and_what_it_is_for() -> None:
-    record = ready_record("http://x", CARD, needs_key=False, encoders=[card("embedding"), card("rerank")]).splitlines()
+    record = ready_record(
+        "http://x", CARD, found_format(None, ""), needs_key=False, encoders=[card("embedding"), card("rerank")]
+    ).splitlines()
     assert record[1:3] == [
         "also: toy-embedding (none) for vectors of 4 numbers | inputs of 64 tokens",
         "also: toy-rerank (none) for reranking | inputs of 64 tokens",

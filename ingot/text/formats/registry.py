@@ -7,7 +7,8 @@ wins, so the telling signs come before the common ones.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ingot.errors import BadRequest, nearest
 from ingot.text.formats.apertus import APERTUS
@@ -40,6 +41,8 @@ from ingot.text.formats.solar import SOLAR_OPEN
 from ingot.text.formats.thinking import THINKINGS
 from ingot.text.formats.tool_calls import APRIEL, HUNYUAN_A13B, JAMBA, MINIMAX_M1
 from ingot.text.formats.xlam import XLAM
+
+FormatSource = Literal["setting", "template", "model_type", "guess"]
 
 PLAIN = Format(name="plain")
 """No thinking and no calls: every character is the answer's."""
@@ -97,15 +100,32 @@ FORMAT_NAMES = tuple(sorted(_BY_NAME))
 THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
 
 
-def detect(chat_template: str | None, model_type: str) -> Format:
+@dataclass(frozen=True, slots=True)
+class FoundFormat:
+    """A format, and what told that a model speaks it. A `guess` was told by nothing."""
+
+    format: Format
+    source: FormatSource
+
+
+def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
     """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
 
     A model of which neither is known gets Hermes's, the one that we can teach in a prompt. The tags of thinking are
     looked for apart from the calls, as fine-tunes add them to templates of any family.
     """
     template = chat_template or ""
-    found = _by_signs(template) or _by_type(model_type) or HERMES
-    return replace(found, thinking=_thinking(template, found))
+    source: FormatSource = "template"
+    found = _by_signs(template)
+    if found is None:
+        source, found = "model_type", _by_type(model_type)
+    if found is None:
+        source, found = "guess", HERMES
+    return FoundFormat(replace(found, thinking=_thinking(template, found)), source)
+
+
+def detect(chat_template: str | None, model_type: str) -> Format:
+    return found_format(chat_template, model_type).format
 
 
 def format_named(name: str, *, param: str | None = None) -> Format:

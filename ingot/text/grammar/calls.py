@@ -200,11 +200,11 @@ def _plain(part: Part) -> str:
 
 def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
     """Patterns for texts up to what could be the beginning of a call: a marker or, without, enough to tell."""
+    if form.opening_in_prompt:
+        yield _spelled((*form.opening[1:], *form.call), tools)
     if form.bare:
         yield at_line_start(_spelled((*form.opening, *form.call), tools))
         return
-    if form.opening_in_prompt:
-        yield _spelled((*form.opening[1:], *form.call), tools)
     if form.opening and isinstance(form.opening[0], str):
         yield anywhere(exactly(form.opening[0]))
     leading = form.leading(opened=False)

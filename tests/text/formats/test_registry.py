@@ -16,6 +16,7 @@ from ingot.text.formats.registry import (
     detect,
     format_named,
     format_problem,
+    found_format,
     thinking_named,
     thinking_problem,
 )
@@ -53,6 +54,7 @@ def real_template(model: str) -> str:
         ("glm-5.2", "glm_moe_dsa", "glm", "think"),
         ("minimax", "minimax_m2", "minimax-m2", "interleaved-think"),
         ("minimax-m3", "minimax_m3", "minimax-m3", "minimax-m3"),
+        ("minimax-m1-40k", "minimax_m1", "minimax-m1", "think"),
     ],
 )
 def test_a_real_template_shows_its_family(model: str, model_type: str, name: str, thinking: str) -> None:
@@ -74,6 +76,36 @@ def test_without_a_telling_template_the_models_type_decides(known: Format) -> No
     for model_type in known.model_types:
         assert detect(None, model_type).name == known.name
         assert detect("{{ messages[0].content }}", model_type).name == known.name
+
+
+@pytest.mark.parametrize(
+    ("shown", "model_type", "name"),
+    [
+        ("'<TOOLCALL>[' ~ calls ~ ']</TOOLCALL>' <think>", "nemotron_h", "nemotron-nano-v2"),
+        ("<|tools_prefix|>[{'name': args}]<|tools_suffix|> <|inner_prefix|>", "apertus", "apertus"),
+        ("<|START_ACTION|> <|END_ACTION|> <|START_THINKING|> tool_name", "cohere2", "cohere"),
+        ('<|open|>tools<|sep|> <|open|>call tool="', "kimi_k3", "kimi-k3"),
+        ('<function name="fn"><param name="p">', "minicpm", "minicpm5"),
+        ('<atem:function_calls><atem:invoke name="', "muse", "muse"),
+        ("<tool_calls>[{ <answer> <think>", "hunyuan_v1_moe", "hunyuan-a13b"),
+        ("<tool_call>name<tool_sep> <arg_key> <arg_value>", "hy_v3", "hunyuan-v3"),
+        ("<|tool_calls|><|tool_call:begin|> <|think|>", "solar_open", "solar-open"),
+        ("<tool_calls>[ [BEGIN FINAL RESPONSE]", "mistral", "apriel"),
+        ("'function call' + role_sep <|role_sep|>", "deepseek_v3", "gigachat3"),
+        ("functools[{", "llama", "firefunction"),
+        ("'>>>all\\n' recipient", "llama", "functionary-3.2"),
+    ],
+)
+def test_what_a_template_shows_tells_more_than_the_models_type(shown: str, model_type: str, name: str) -> None:
+    assert found_format(shown, model_type).format.name == name
+    assert found_format(shown, model_type).source == "template"
+
+
+def test_what_told_the_format_is_known() -> None:
+    assert found_format("[TOOL_CALLS]", "llama").source == "template"
+    assert found_format("{{ messages }}", "llama").source == "model_type"
+    assert found_format("{{ messages }}", "unheard_of").source == "guess"
+    assert found_format(None, "").source == "guess"
 
 
 def test_no_model_type_belongs_to_two_families() -> None:
