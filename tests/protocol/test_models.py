@@ -10,7 +10,7 @@ import msgspec
 from ingot.protocol.models import list_models, retrieve_model
 from ingot.protocol.served import Served
 from tests import scripted
-from tests.http.scripted import settings
+from tests.http.scripted import ByteTokenizer, settings
 
 
 def served(**changes: Any) -> Served:
@@ -29,7 +29,11 @@ def test_the_formats_and_what_told_them_are_listed() -> None:
 
 
 def test_a_format_that_nothing_told_is_called_a_guess() -> None:
-    unknown = replace(scripted.CARD, family="unheard_of")
-    assert told(Served.of(unknown, scripted.tokenizer(), settings()))[::2] == ("hermes", "guess")
-    known = replace(scripted.CARD, family="gpt_oss")
-    assert told(Served.of(known, scripted.tokenizer(), settings())) == ("harmony", None, "model_type")
+    for family, expected in (("unheard_of", ("hermes", "guess")), ("gpt_oss", ("harmony", "model_type"))):
+        card = replace(scripted.CARD, family=family)
+        plain = Served.of(card, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+        assert told(plain)[::2] == expected
+
+
+def test_a_template_tells_whatever_the_type() -> None:
+    assert told(served())[2] == "template"
