@@ -15,7 +15,8 @@ LONGCAT_THINK = Thinking("longcat", "<longcat_think>", "</longcat_think>")
 KIMI_K3_THINK = Thinking("kimi-k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>")
 APERTUS_THINK = Thinking("apertus", "<|inner_prefix|>", "<|inner_suffix|>")
 COHERE_THINK = Thinking("cohere", "<|START_THINKING|>", "<|END_THINKING|>")
-SOLAR_THINK = Thinking("solar-open", "<|think|>", "<|end|>")
+SOLAR_THINK = Thinking("solar-open", "<|think|>", "<|end|><|begin|>assistant")
+APRIEL_THINK = Thinking("apriel", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
 HUNYUAN_THINK = Thinking("hunyuan", "<think:opensource>", "</think:opensource>")
 
 THINKINGS: tuple[Thinking, ...] = (
@@ -29,6 +30,7 @@ THINKINGS: tuple[Thinking, ...] = (
     COHERE_THINK,
     SOLAR_THINK,
     HUNYUAN_THINK,
+    APRIEL_THINK,
     THINK,
     INTERLEAVED_THINK,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.text.formats.format import CallForm, Format, Gap, JsonCall
-from ingot.text.formats.thinking import THINK
+from ingot.text.formats.thinking import APRIEL_THINK, THINK
 
 ARRAY = CallForm(
     opening=("<tool_calls>", Gap(), "[", Gap()),
@@ -29,9 +29,9 @@ HUNYUAN_A13B = Format(
 APRIEL = Format(
     name="apriel",
     forms=(ARRAY, LINES),
-    thinking=THINK,
-    strips=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
-    signs=(("<tool_calls>", "[BEGIN FINAL RESPONSE]"), ("<tool_calls>", "Apriel"), ("<tool_calls>", "<thinking>")),
+    thinking=APRIEL_THINK,
+    strips=("[END FINAL RESPONSE]",),
+    signs=(("<tool_calls>", "[BEGIN FINAL RESPONSE]"),),
     model_types=("apriel",),
 )
 MINIMAX_M1 = Format(

@@ -126,6 +126,11 @@ def test_tags_of_thinking_are_found_in_a_template_of_any_family() -> None:
     assert detect("<|channel|> <|message|> <think>", "gpt_oss").thinking is None
 
 
+def test_the_end_of_a_turn_is_no_sign_of_thinking() -> None:
+    assert detect("<|user|> <|end|> <|assistant|>", "phi3").thinking == THINK
+    assert detect("[TOOL_CALLS] <|end|>", "mistral").thinking == MISTRAL_THINK
+
+
 def test_a_name_finds_its_format_and_an_unknown_one_lists_the_known() -> None:
     for name in FORMAT_NAMES:
         assert format_named(name).name == name
