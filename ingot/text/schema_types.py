@@ -78,7 +78,7 @@ def _statements(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) 
 
 def _named(types: Any) -> Kinds:
     names = [types] if isinstance(types, str) else _list(types)
-    known = frozenset(cast(Kind, name) for name in names if name in ANY)
+    known = frozenset(cast(Kind, name) for name in names if isinstance(name, str) and name in ANY)
     return known or ANY
 
 

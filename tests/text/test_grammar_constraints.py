@@ -158,3 +158,35 @@ def test_statements_that_exclude_each_other_are_refused_in_a_strict_schema(made:
     value = {"allOf": [{"type": "string"}, {"type": "integer"}]}
     with pytest.raises(BadRequest, match="type"):
         made(False).tools(format_named(name), [tool(value, strict=True)], "required", parallel=False)
+
+
+@pytest.mark.parametrize("name", OWN_NOTATION)
+@pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"enum": []},
+        {"type": "integer", "enum": ["a"]},
+        {"enum": 5},
+        {"type": [{}]},
+        {"type": 5},
+        {"allOf": 5},
+        {"anyOf": 5},
+        {"anyOf": [5, None]},
+        {"allOf": [{"minimum": "a"}, {"minimum": 3}]},
+        {"allOf": [{"properties": []}, {"properties": {}}]},
+        {"type": "object", "properties": [1], "required": 5},
+        {"type": "string", "pattern": 5},
+        {"$ref": "#/nowhere"},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/properties/v"}]}}, "allOf": [{"$ref": "#/properties/v"}]},
+        False,
+    ],
+    ids=json.dumps,
+)
+def test_a_schema_that_makes_no_sense_is_refused_or_left_out_and_never_an_accident(
+    made: Make, name: str, strict: bool, value: Any
+) -> None:
+    try:
+        made(False).tools(format_named(name), [tool(value, strict=strict)], "required", parallel=False)
+    except BadRequest as refused:
+        assert refused.message

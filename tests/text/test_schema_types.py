@@ -39,6 +39,7 @@ DEFINITIONS = {
         ({"properties": {}}, {"object"}),
         ({"items": {}}, {"array"}),
         ({"type": "float"}, set(ANY)),
+        ({"type": [{}, "integer"]}, {"integer"}),
         ({}, set(ANY)),
         (True, set(ANY)),
         ("nonsense", set(ANY)),

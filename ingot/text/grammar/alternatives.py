@@ -46,7 +46,8 @@ def alternatives(schema: Any, scope: Scope) -> list[Alternative]:
     schema = scope.flat(schema)
     if not isinstance(schema, Mapping):
         return [Alternative(kind, {}) for kind in KINDS]
-    if branches := schema.get("anyOf") or schema.get("oneOf"):
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    if branches and isinstance(branches, list):
         return _branching(schema, branches, scope)
     kinds = _kinds(schema)
     if "enum" in schema or "const" in schema:
@@ -70,15 +71,18 @@ def _branching(schema: Mapping[str, Any], branches: Sequence[Any], scope: Scope)
 
 def _enumerated(schema: Mapping[str, Any], kinds: Sequence[ValueKind], scope: Scope) -> Alternative:
     scope.refuse(schema, frozenset({"type", "enum", "const", "nullable"}))
-    values = [schema["const"]] if "const" in schema else schema["enum"]
-    return Alternative("values", {}, tuple(value for value in values if not kinds or _is_of(value, kinds)))
+    stated = [schema["const"]] if "const" in schema else schema["enum"]
+    values = [value for value in stated if not kinds or _is_of(value, kinds)] if isinstance(stated, list) else []
+    if not values:
+        raise BadRequest("An enum of a tool's schema has no value, or none of its type.")
+    return Alternative("values", {}, tuple(values))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[ValueKind]:
     stated = schema.get("type") or next((kind for key, kind in _TELLING.items() if key in schema), None)
-    kinds: list[Any] = [stated] if isinstance(stated, str) else list(stated or ())
+    kinds: list[Any] = list(stated) if isinstance(stated, list) else [stated] if stated else []
     for kind in kinds:
-        if kind not in _KEYWORDS:
+        if not isinstance(kind, str) or kind not in _KEYWORDS:
             raise BadRequest(f"A tool's schema names a type {kind!r}, which JSON Schema does not have.")
     if kinds and schema.get("nullable") is True and "null" not in kinds:
         kinds.append("null")

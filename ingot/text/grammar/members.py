@@ -74,7 +74,8 @@ class Scope:
             raise Unsupported("The references of a tool's schema go in circles.")
         if not isinstance(schema, Mapping) or not schema.keys() & {"$ref", "allOf"}:
             return schema
-        parts = list(schema.get("allOf") or ())
+        stated = schema.get("allOf")
+        parts = list(stated) if isinstance(stated, list) else []
         if "$ref" in schema:
             parts.insert(0, self._pointed(schema["$ref"]))
         found = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
@@ -113,7 +114,9 @@ def members(schema: Any, scope: Scope) -> Members:
     if not isinstance(schema, Mapping):
         return Members((), True)
     scope.refuse(schema, _OF_OBJECTS)
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = required if isinstance(required, list) else []
     others = schema.get("additionalProperties", True)
     unlisted = [Member(name, others or True, True) for name in required if name not in properties]
     listed = [Member(name, one, name in required) for name, one in properties.items()] + unlisted

@@ -17,7 +17,10 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any], unable: Unable) -> 
     """What both allow."""
     found = dict(one)
     for keyword, stated in other.items():
-        found[keyword] = _both(keyword, found[keyword], stated, unable) if keyword in found else stated
+        try:
+            found[keyword] = _both(keyword, found[keyword], stated, unable) if keyword in found else stated
+        except (TypeError, AttributeError):  # not what the keyword takes
+            unable(keyword)
     return found
 
 
