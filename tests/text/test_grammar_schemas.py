@@ -18,8 +18,8 @@ from tests.text.schemas import Schema, schemas
 from tests.text.walks import Walker, allowed, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-PATTERNED = ("x", "éa", "$1.00")
-"""What the patterns of strings wait for, which a walk that wants to end would not find."""
+AWAITED = ("x", "éa", "$1.00", "@", "1", "2")
+"""What patterns, formats and multiples wait for, which a walk that wants to end would not find."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_every_answer_that_a_schemas_grammar_allows_is_valid(grammars: Grammars,
     except BadRequest as error:
         assert "Unsatisfiable" in error.message or "oneOf" in error.message, (error.message, schema)
         return
-    walker = Walker(TOKENIZER, random.Random(seed), soft=60, closers=PATTERNED)
+    walker = Walker(TOKENIZER, random.Random(seed), soft=60, closers=AWAITED)
     for _ in range(2):
         check(TOKENIZER.decode(walker.answer(plan)), schema)
 
@@ -130,5 +130,5 @@ def test_any_schema_at_all_is_held_to_or_refused(grammars: Grammars, schema: Sch
         plan = grammars.json_schema(schema)
     except BadRequest:
         return
-    text = TOKENIZER.decode(Walker(TOKENIZER, random.Random(seed), soft=40, closers=PATTERNED).answer(plan))
+    text = TOKENIZER.decode(Walker(TOKENIZER, random.Random(seed), soft=40, closers=AWAITED).answer(plan))
     jsonschema.Draft7Validator(schema).validate(json.loads(text))
