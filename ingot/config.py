@@ -239,6 +239,12 @@ class Settings:
         (), "origins that browsers may call from (none by default)", check=_origin_problem
     )
     strict: bool = setting(False, "refuse requests that hold an unknown field")
+    max_connections: int = setting(
+        1024,
+        "most connections open at once; idle ones make room, else a new one is refused with 503",
+        low=1,
+        high=1 << 20,
+    )
     max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
     max_import_bytes: int = setting(4 * GIB, "largest file that `ingot cache import` may send", low=0, high=1 << 44)
     max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)

@@ -38,7 +38,8 @@ class Accounted:
     def close(self) -> None:
         self._stream.close()
         if not self._noted:
-            self._note(Failed(Cancelled("The client left before the answer was complete.")))
+            gone = self._answer.scope["state"].get("gone", "The client left before the answer was complete.")
+            self._note(Failed(Cancelled(gone)))
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True

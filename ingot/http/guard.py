@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized
+from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized, Unavailable
 from ingot.http.edge import Answer, answer_of
 from ingot.http.tenants import Tenants
 from ingot.protocol.cache import IMPORT_PATH
@@ -21,6 +21,7 @@ from ingot.protocol.openapi import OPERATIONS
 from ingot.protocol.receipts import RECEIPT_HEADERS
 
 PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
+PROBES: Final = PUBLIC - {"/"}
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -42,6 +43,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers, answer = Headers(scope=scope), answer_of(scope)
+        check_room(scope)
         self._check_host(headers)
         if self._check_origin(headers):
             answer.headers += [
@@ -96,6 +98,13 @@ class Guard:
             answer.headers.append(("www-authenticate", "Bearer"))
             raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
         answer.tenant = tenant
+
+
+def check_room(scope: Scope) -> None:
+    """A connection above the most may ask how the server is, and nothing else."""
+    most = scope["state"].get("connections")
+    if most is not None and scope["path"] not in PROBES:
+        raise Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)
 
 
 def check_length(headers: Headers, most: int) -> None:

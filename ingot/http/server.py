@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
@@ -17,10 +18,12 @@ from ingot.config import Settings
 from ingot.engine.request import Request
 from ingot.errors import ConfigError, Unavailable
 from ingot.http.app import build_app
+from ingot.http.connections import Connections, affordable
 from ingot.http.guard import as_address
 from ingot.http.service import Service
 from ingot.http.warming import warm, warm_requests
 from ingot.http.wire import BoundedHttp
+from ingot.observe.notices import Notice
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -29,6 +32,9 @@ DRAIN_S: Final = 5.0  # what running requests get to finish once the server is t
 LAST_WORDS_S: Final = 2.0  # what they get after that to say why they did not
 IDLE_CONNECTION_S: Final = 75
 BACKLOG: Final = 1024
+OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger("ingot.http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +95,16 @@ def make_server(engine: Engine, settings: Settings, on_ready: Callable[[str], No
     app = build_app(engine, settings)
     config = uvicorn.Config(
         app,
-        http=BoundedHttp.with_limit(settings.max_header_bytes),
+        http=BoundedHttp.with_limits(settings.max_header_bytes, Connections(affordable(settings.max_connections))),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        # How many are taken before the loop turns to anything else; where there is no file for one, how often that is
+        # said at once. What the kernel may keep waiting is set by `listen`.
+        backlog=1,
         timeout_keep_alive=IDLE_CONNECTION_S,
         timeout_graceful_shutdown=int(DRAIN_S + LAST_WORDS_S),
     )
@@ -130,6 +138,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._service.start()
         await super().startup(sockets)
+        for one in self.listener.sockets:
+            one.listen(BACKLOG)
+        asyncio.get_running_loop().set_exception_handler(LoopTrouble())
         self._on_ready(self.listener.url)
         self._tasks.append(asyncio.create_task(warm(self._service, self._warming)))
 
@@ -156,6 +167,20 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class LoopTrouble:
+    """What the event loop does with what nobody caught. That no file is left for a connection comes up with every try."""
+
+    def __init__(self) -> None:
+        self._no_file = Notice(log)
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+            self._no_file.warn("cannot take a connection: %s", error.strerror)
+        else:
+            loop.default_exception_handler(context)
 
 
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
