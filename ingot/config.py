@@ -241,11 +241,14 @@ class Settings:
     strict: bool = setting(False, "refuse requests that hold an unknown field")
     max_connections: int = setting(
         1024,
-        "most connections open at once; idle ones make room, else a new one is refused with 503",
+        "most connections open at once; where none is idle and can make room, one more is refused with 503",
         low=1,
         high=1 << 20,
     )
     max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
+    max_held_bytes: int | None = setting(
+        None, "most bytes of request bodies held at once (default: 16 of the largest)", low=1, high=1 << 40
+    )
     max_import_bytes: int = setting(4 * GIB, "largest file that `ingot cache import` may send", low=0, high=1 << 44)
     max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)
     max_json_depth: int = setting(64, "deepest nesting of a JSON body", low=1, high=512)
@@ -319,6 +322,8 @@ class Settings:
             object.__setattr__(self, known.name, value)
         if self.warm_prompts is not None and not self.prefix_cache:
             raise ConfigError("warm_prompts keeps what it computes, which prefix_cache = false forbids: choose one")
+        if self.held_bytes < self.max_body_bytes:
+            raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")
         if not self.keyed and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, so an API key is needed: "
@@ -329,6 +334,11 @@ class Settings:
     def responses_path(self) -> Path | None:
         """Where responses are stored; None where none are."""
         return None if self.responses_store == "off" else Path(self.responses_store).expanduser()
+
+    @property
+    def held_bytes(self) -> int:
+        """The most bytes of request bodies held at once."""
+        return 16 * self.max_body_bytes if self.max_held_bytes is None else self.max_held_bytes
 
     @property
     def keyed(self) -> bool:

@@ -16,7 +16,6 @@ from starlette.routing import Match, Route
 
 from ingot.config import Settings
 from ingot.errors import MethodNotAllowed, NotFound, nearest
-from ingot.http.body import read_json_bytes
 from ingot.http.cache import cache_endpoints
 from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.encoding import EncodingEndpoint
@@ -138,14 +137,14 @@ def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callabl
     """An endpoint whose answer is `translate` of the body."""
 
     async def endpoint(request: Request) -> Response:
-        raw = await read_json_bytes(request.scope, request.receive)
         tenant = answer_of(request.scope).tenant
         served = service.served_to(tenant)
 
         async def work() -> Any:
-            return await service.read(raw, lambda value: translate(value, served), tenant)
+            return await service.read(body.raw, lambda value: translate(value, served), tenant)
 
-        return Json(await service.attended(request.receive, work))
+        async with service.bodies.reading(request.scope, request.receive) as body:
+            return Json(await service.attended(request.receive, work))
 
     return endpoint
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
@@ -10,25 +12,69 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from ingot.errors import BadRequest, TooSlow, UnsupportedMedia
+from ingot.errors import BadRequest, TooSlow, Unavailable, UnsupportedMedia
 from ingot.http.edge import ClientGone
 
 JSON: Final = "application/json"
 SILENCE_S: Final = 30.0  # between two pieces of a body
+SLOWEST: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
 CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
+clock: Final = time.monotonic
 
 
-async def read_json_bytes(scope: Scope, receive: Receive) -> bytes:
-    """The whole body, of a request that says it is JSON."""
-    check_media_type(Headers(scope=scope))
-    return b"".join([piece async for piece in pieces_of(receive)])
+class Body:
+    """One request's, as it was sent. Whoever has read it lets go of it; what comes after may take an hour."""
+
+    def __init__(self, raw: bytes, let_go: Callable[[], None]) -> None:
+        self.raw, self._let_go = raw, let_go
+
+    def let_go(self) -> None:
+        self.raw = b""
+        self._let_go()
+
+
+class Bodies:
+    """The bodies of all requests that are coming in or being read, in no more bytes than `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    @asynccontextmanager
+    async def reading(self, scope: Scope, receive: Receive) -> AsyncIterator[Body]:
+        """The whole body, of a request that says it is JSON. It is let go of with the block, if not before."""
+        check_media_type(Headers(scope=scope))
+        size = 0
+
+        def let_go() -> None:
+            nonlocal size
+            self.held -= size
+            size = 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in pieces_of(receive):
+                self._take(len(piece))
+                size += len(piece)
+                yield piece
+
+        try:
+            # Nothing here may keep the bytes: they belong to whoever reads them.
+            yield Body(b"".join([piece async for piece in counted()]), let_go)
+        finally:
+            let_go()
+
+    def _take(self, size: int) -> None:
+        if self.held + size > self._most:
+            raise Unavailable("The server is reading as much as it can at once. Try again soon.", retry_after=1)
+        self.held += size
 
 
 async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
-    """A body as it comes."""
-    more = True
+    """A body as it comes, at no less than the slowest pace."""
+    began, size, more = clock(), 0, True
     while more:
         with anyio.move_on_after(SILENCE_S) as patience:
             message = await receive()
@@ -36,8 +82,11 @@ async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
             raise TooSlow(f"Nothing of the body came for {SILENCE_S:g} seconds.")
         if message["type"] == "http.disconnect":
             raise ClientGone
-        yield message.get("body", b"")
-        more = message.get("more_body", False)
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        size += len(piece)
+        if more and clock() - began > SILENCE_S + size / SLOWEST:
+            raise TooSlow(f"The body comes too slowly: send at least {SLOWEST >> 10} KiB a second.")
+        yield piece
 
 
 def check_media_type(headers: Headers, wanted: str = JSON) -> None:

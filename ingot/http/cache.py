@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
 from ingot.http.archive_key import ArchiveKey
-from ingot.http.body import check_media_type, pieces_of, read_json_bytes
+from ingot.http.body import check_media_type, pieces_of
 from ingot.http.edge import Json, answer_of
 from ingot.http.exchange import Exchange
 from ingot.http.service import Service
@@ -50,8 +50,8 @@ def cache_endpoints(service: Service) -> dict[str, Any]:
     async def explain(request: Request) -> Response:
         answer = answer_of(request.scope)
         served = service.served_to(answer.tenant)
-        raw = await read_json_bytes(request.scope, request.receive)
-        job = await service.read(raw, lambda value: read_question(value, served, answer.id), answer.tenant)
+        async with service.bodies.reading(request.scope, request.receive) as body:
+            job = await service.read(body.raw, lambda value: read_question(value, served, answer.id), answer.tenant)
         return Json(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
 
     def explained(job: Job, tenant: str) -> list[CacheReport]:

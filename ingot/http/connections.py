@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import resource
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from ingot.observe.notices import Notice
@@ -71,12 +72,14 @@ class Connections:
 
 def affordable(wanted: int) -> int:
     """As many connections as were wanted, or as the limit of open files leaves room for; it is raised if it may be."""
-    needed = len(os.listdir("/dev/fd")) + SPARE_FILES + GUESTS + wanted
+    needed = len(list(Path("/dev/fd").iterdir())) + SPARE_FILES + GUESTS + wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.suppress(ValueError, OSError):  # the system may have a bound of its own
+        more = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        soft = more
     most = max(1, wanted - (needed - soft))
     if most < wanted:
         log.warning("the limit of %d open files leaves room for %d connections, not %d", soft, most, wanted)

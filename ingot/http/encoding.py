@@ -9,7 +9,7 @@ import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingot.http.body import read_json_bytes
+from ingot.http.body import Body
 from ingot.http.edge import answer_of
 from ingot.http.exchange import Exchange
 from ingot.http.service import Service
@@ -26,15 +26,19 @@ class EncodingEndpoint:
         self.service, self.read = service, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_json_bytes(scope, receive)
+        async with self.service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         answer = answer_of(scope)
         served = self.service.served_to(answer.tenant)
 
         async def work() -> None:
-            job = await self.service.read(raw, lambda value: self.read(value, served, answer.id), answer.tenant)
+            job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
+            body.let_go()
             encoded = await self.service.engine.encode(job.request)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
-            body = await anyio.to_thread.run_sync(job.told, encoded)
-            await Response(body, media_type="application/json")(scope, receive, send)
+            told = await anyio.to_thread.run_sync(job.told, encoded)
+            await Response(told, media_type="application/json")(scope, receive, send)
 
         await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import ContextOverflow, Unavailable
 from ingot.http.accounting import Accounted
-from ingot.http.body import read_json_bytes
+from ingot.http.body import Body
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.exchange import Exchange, beside
 from ingot.http.framing import Framing
@@ -36,7 +36,10 @@ class Generation:
         self.service, self.read, self.framing = service, read, framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_json_bytes(scope, receive)
+        async with self.service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, self.framing, self.service.settings.keepalive_s)
@@ -45,7 +48,8 @@ class Generation:
         async def answer() -> None:
             nonlocal telling
             served = self.service.served_to(noted.tenant)
-            job = await self.service.read(raw, lambda value: self.read(value, served, request_id), noted.tenant)
+            job = await self.service.read(body.raw, lambda value: self.read(value, served, request_id), noted.tenant)
+            body.let_go()
             if isinstance(job, Struct):
                 await Json(job)(scope, receive, send)
                 return

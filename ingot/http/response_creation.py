@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Final
 
@@ -11,9 +11,10 @@ from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
 from ingot.errors import IngotError, Unavailable
-from ingot.http.body import read_json_bytes
+from ingot.http.body import Body
 from ingot.http.edge import Answer, ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.exchange import Exchange, beside
+from ingot.http.feed import Feed
 from ingot.http.framing import Framing
 from ingot.http.response_runs import Run
 from ingot.http.responses import Responses
@@ -22,7 +23,6 @@ from ingot.http.streaming import StreamedResponse
 from ingot.protocol.responses import read_response
 from ingot.protocol.responses_answers import ResponseEvent
 
-Feed = asyncio.Queue[list[Struct] | None]
 Batches = AsyncGenerator[list[Struct], None]
 
 
@@ -43,20 +43,24 @@ class CreateResponse:
         self._responses, self._service = responses, responses.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_json_bytes(scope, receive)
+        async with self._service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
         out = StreamedResponse(send, EVENTS, self._service.settings.keepalive_s)
         run: Run | None = None
 
         async def answer() -> None:
             nonlocal run
-            run = await self._begun(raw, noted)
-            batches = await self._alone(run) if run.plan.body.background else self._attended(run)
+            run = await self._begun(body, noted)
+            alone = run.plan.body.background
+            batches: Feed | Batches = await self._alone(run) if alone else self._attended(run)
             async with aclosing(batches):
                 if run.plan.body.stream:
                     await tell(batches, out)
                     return
-                if not run.plan.body.background:
+                if not alone:
                     await consume(batches)
                 if run.error is not None:
                     raise run.error
@@ -72,12 +76,15 @@ class CreateResponse:
                 raise
             await out.end(EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
 
-    async def _begun(self, raw: bytes, noted: Answer) -> Run:
+    async def _begun(self, body: Body, noted: Answer) -> Run:
         responses, service = self._responses, self._service
         served = service.served_to(noted.tenant)
         plan = await service.read(
-            raw, lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)), noted.tenant
+            body.raw,
+            lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)),
+            noted.tenant,
         )
+        body.let_go()
         run = Run(service, plan, noted, responses.call, responses.keep)
         await run.start()
         return run
@@ -94,19 +101,19 @@ class CreateResponse:
             run.ended.set()
             self._responses.runs.remove(run)
 
-    async def _alone(self, run: Run) -> Batches:
+    async def _alone(self, run: Run) -> Feed:
         """The events of a response that goes on whether or not anybody reads them."""
-        feed: Feed = asyncio.Queue()
+        feed = Feed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
         self._responses.go_alone(self._drained(run, feed))
-        return read_from(feed)
+        return feed
 
     async def _drained(self, run: Run, feed: Feed) -> None:
         async def work() -> None:
             async with aclosing(run.batches()) as batches:
                 async for told in batches:
-                    feed.put_nowait(told)
+                    feed.put(told)
 
         try:
             await self._service.live.run(Exchange(silence, self._service.settings.request_timeout_s), work)
@@ -119,14 +126,14 @@ class CreateResponse:
             run.close()
             run.ended.set()
             self._responses.runs.remove(run)
-            feed.put_nowait(None)
+            feed.end()
 
     def _broken(self, run: Run, error: IngotError) -> None:
         run.plan.composer.failed(error)
         self._responses.keep_now(run)
 
 
-async def tell(batches: AsyncIterator[list[Struct]], out: StreamedResponse) -> None:
+async def tell(batches: AsyncIterable[list[Struct]], out: StreamedResponse) -> None:
     await out.start()
     async with beside(out.keep_alive()):
         async for told in batches:
@@ -134,14 +141,9 @@ async def tell(batches: AsyncIterator[list[Struct]], out: StreamedResponse) -> N
     await out.end(b"")
 
 
-async def consume(batches: AsyncIterator[list[Struct]]) -> None:
+async def consume(batches: AsyncIterable[list[Struct]]) -> None:
     async for _ in batches:
         pass
-
-
-async def read_from(feed: Feed) -> Batches:
-    while (told := await feed.get()) is not None:
-        yield told
 
 
 async def silence() -> Message:

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.errors import BadRequest, NotFound, Unavailable
-from ingot.http.body import read_json_bytes
 from ingot.http.edge import Json, answer_of
 from ingot.http.response_runs import Run, Runs
 from ingot.http.response_store import TenantsResponses
@@ -83,15 +82,15 @@ class Responses:
         return kept
 
     async def count(self, request: Request) -> Response:
-        raw = await read_json_bytes(request.scope, request.receive)
         tenant = answer_of(request.scope).tenant
         served = self.service.served_to(tenant)
         around = self.around(tenant)
 
         async def work() -> Any:
-            return await self.service.read(raw, lambda value: count_tokens(value, served, around), tenant)
+            return await self.service.read(body.raw, lambda value: count_tokens(value, served, around), tenant)
 
-        return Json(await self.service.attended(request.receive, work))
+        async with self.service.bodies.reading(request.scope, request.receive) as body:
+            return Json(await self.service.attended(request.receive, work))
 
     async def retrieve(self, request: Request) -> Response:
         query_of(request.query_params.multi_items(), RESPONSE_QUERY, self.service.served.reading())

@@ -170,7 +170,7 @@ class Server(uvicorn.Server):
 
 
 class LoopTrouble:
-    """What the event loop does with what nobody caught. That no file is left for a connection comes up with every try."""
+    """What the event loop does with what nobody caught. That there is no file for a connection comes up at each try."""
 
     def __init__(self) -> None:
         self._no_file = Notice(log)

@@ -10,7 +10,7 @@ import anyio.to_thread
 from starlette.types import Receive
 
 from ingot.config import Settings
-from ingot.http.body import decode
+from ingot.http.body import Bodies, decode
 from ingot.http.exchange import Exchange, Live
 from ingot.http.lanes import Lane
 from ingot.http.response_store import store_of
@@ -39,6 +39,7 @@ class Service:
         if self.response_store is not None:
             self.served = replace(self.served, secret=self.response_store.secret)
         self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
+        self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
         self.ended: Recent[RequestBody] = Recent()
         self._readers = Lane("read", threads=8, each=6, waiting=256)

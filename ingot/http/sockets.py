@@ -1,4 +1,4 @@
-"""What the kernel is asked to do for a connection: look for clients that vanished, and hold little that nobody reads."""
+"""What the kernel is asked to do for a connection: look for clients that vanished, hold little that nobody reads."""
 
 from __future__ import annotations
 

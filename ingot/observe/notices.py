@@ -10,7 +10,7 @@ EVERY_S: Final = 60.0
 
 
 class Notice:
-    """One kind of warning: said when it first comes up, then once a minute with how often it came up. For one thread."""
+    """One kind of warning: said when it first comes up, then once a minute with how often it did. For one thread."""
 
     def __init__(self, log: logging.Logger, every_s: float = EVERY_S) -> None:
         self._log, self._every_s = log, every_s

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message
 
-from ingot.errors import BadRequest
+from ingot.errors import BadRequest, ConfigError, TooSlow
 from ingot.http import body as bodies
 from ingot.http.app import build_app
-from ingot.http.body import brackets_of, decode, depth_of
+from ingot.http.body import brackets_of, decode, depth_of, pieces_of
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -123,3 +126,87 @@ async def test_a_client_that_leaves_in_mid_body_gets_no_answer() -> None:
     async with made:
         await made.done()
     assert made.status == 0
+
+
+async def slowly(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], pause_s: float
+) -> tuple[list[int], type[BaseException] | None]:
+    """Which pieces of a body are taken of a client that pauses before each, by a clock of our own."""
+    now = 0.0
+    monkeypatch.setattr(bodies, "clock", lambda: now)
+    left = list(sizes)
+
+    async def receive() -> Message:
+        nonlocal now
+        now += pause_s
+        piece = left.pop(0)
+        return {"type": "http.request", "body": b"x" * piece, "more_body": bool(left)}
+
+    taken: list[int] = []
+    try:
+        async for piece in pieces_of(receive):
+            taken.append(len(piece))
+    except TooSlow:
+        return taken, TooSlow
+    return taken, None
+
+
+@pytest.mark.anyio
+async def test_a_body_that_trickles_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, ended = await slowly(monkeypatch, [1] * 1000, 19.0)
+    assert ended is TooSlow
+    assert len(taken) < 3
+
+
+@pytest.mark.anyio
+async def test_a_body_that_comes_at_a_modest_pace_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [bodies.SLOWEST] * 600
+    assert await slowly(monkeypatch, sizes, 1.0) == (sizes, None)
+
+
+def held_app(**changes: Any) -> Any:
+    return build_app(ScriptedEngine(None), settings(**changes))  # type: ignore[arg-type]
+
+
+def padded(size: int) -> bytes:
+    return b'{"messages": [{"role": "user", "content": "Hi"}]}'.ljust(size)
+
+
+@pytest.mark.anyio
+async def test_bodies_over_what_is_held_at_once_are_refused_until_others_are_read() -> None:
+    app = held_app(max_body_bytes=1000, max_held_bytes=1500)
+    half = Call(app, body=padded(900))
+    half._incoming.get_nowait()
+    half._incoming.put_nowait({"type": "http.request", "body": padded(900), "more_body": True})
+    async with half:
+        await until(lambda: app.state.service.bodies.held == 900)
+        refused = await call(app, path="/v1/tokenize", body=padded(900))
+        assert refused.status == 503
+        assert refused.headers["retry-after"]
+        assert (await call(app, path="/v1/tokenize", body=b'{"prompt": "Hi"}')).status == 200
+        half.leave()
+        await half.done()
+    assert app.state.service.bodies.held == 0
+    assert (await call(app, path="/v1/tokenize", body=b'{"prompt": "Hi"}'.ljust(900))).status == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_body_is_held_no_longer_than_it_takes_to_read_it(path: str) -> None:
+    app = held_app()
+    body = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"input": "Hi"}
+    async with Call(app, path=path, body=body) as running:
+        await until(lambda: bool(app.state.service.engine.streams))
+        assert app.state.service.bodies.held == 0
+        running.leave()
+
+
+def test_less_than_a_body_may_have_cannot_be_held() -> None:
+    with pytest.raises(ConfigError, match="max_held_bytes"):
+        settings(max_body_bytes=1000, max_held_bytes=999)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not happened():
+            await asyncio.sleep(0)
