@@ -17,6 +17,7 @@ from msgspec import Struct
 from ingot.errors import ConfigError
 
 LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MESSAGE_BYTES: Final = 4 << 20  # of one message of a server; one that sends a longer one is ended
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,6 +63,7 @@ class Connection:
         self.label, self.config = label, config
         self.tools: tuple[RemoteTool, ...] = ()
         self._client: Client | None = None
+        self._fault: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._leave = asyncio.Event()
         self._opening = asyncio.Lock()
@@ -72,7 +73,7 @@ class Connection:
             if self._client is not None:
                 return
             await self.close()
-            self._leave = asyncio.Event()
+            self._leave, self._fault = asyncio.Event(), None
             connected: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._held(connected), name=f"mcp-{self.label}")
             self._client = await connected
@@ -99,15 +100,21 @@ class Connection:
         except Exception as error:  # whatever its transport raises, the model hears of it and the next call reconnects
             log.warning("calling %s of the MCP server %s failed: %s", name, self.label, error)
             self._client = None
-            raise ToolFailed(f"The call failed: {str(error)[:500] or type(error).__name__}") from error
+            raise ToolFailed(f"The call failed: {self._fault or said_by(error)}") from error
         text = bounded(text_of(result), self.config.max_result_chars)
         if result.is_error:
             raise ToolFailed(text or "The tool failed and does not say why.")
         return text
 
+    def _note_fault(self, why: str) -> None:
+        self._fault = why
+
     async def _held(self, connected: asyncio.Future[Client]) -> None:
         try:
-            async with asyncio.timeout(self.config.timeout_s) as patience, connection_to(self.config) as client:
+            async with (
+                asyncio.timeout(self.config.timeout_s) as patience,
+                connection_to(self.config, self._note_fault) as client,
+            ):
                 self.tools = await self._listed(client)
                 patience.reschedule(None)
                 connected.set_result(client)
@@ -120,7 +127,7 @@ class Connection:
                 connected.set_exception(error)
             else:
                 connected.set_exception(
-                    ConfigError(f"the MCP server '{self.label}' cannot be reached: {said_by(error)}")
+                    ConfigError(f"the MCP server '{self.label}' cannot be reached: {self._fault or said_by(error)}")
                 )
 
     async def _listed(self, client: Client) -> tuple[RemoteTool, ...]:
@@ -139,17 +146,21 @@ class Connection:
 
 
 @asynccontextmanager
-async def connection_to(config: ServerConfig) -> AsyncIterator[Client]:
+async def connection_to(config: ServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[Client]:
+    """`on_fault` hears, before anybody's call fails, why a server that says too much is no longer listened to."""
     import httpx2
-    from mcp import Client, StdioServerParameters
+    from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
+    from ingot.mcp.remote import BoundedTransport
+    from ingot.mcp.stdio import process_streams
+
     if config.command is not None:
-        place = StdioServerParameters(command=config.command, args=list(config.args), env=config.env, cwd=config.cwd)
-        async with Client(place) as client:
+        async with Client(process_streams(config, on_fault)) as client:
             yield client
         return
-    async with httpx2.AsyncClient(headers=config.headers, timeout=config.timeout_s) as http:
+    bounded = BoundedTransport(on_fault)
+    async with httpx2.AsyncClient(transport=bounded, headers=config.headers, timeout=config.timeout_s) as http:
         transport = streamable_http_client(config.url or "", http_client=http)
         async with Client(transport) as client:
             yield client

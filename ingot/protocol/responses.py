@@ -13,7 +13,7 @@ from msgspec import UNSET
 from ingot.engine.request import Request, Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.answers import Head, Job, Note
-from ingot.protocol.asking import Ask, Asked, FieldNames, asked
+from ingot.protocol.asking import Ask, Asked, FieldNames, Tool, ToolChoice, asked
 from ingot.protocol.fields import Reading
 from ingot.protocol.receipts import Source
 from ingot.protocol.responses_answers import ReasoningEcho, ResponseBody, ResponseTokens, TextEcho
@@ -92,7 +92,10 @@ class Plan:
         if limit is not None and spent >= limit:
             return None
         output = msgspec.to_builtins(self.composer.snapshot().output)
-        wanted = wanted_of(self.body, self.served, self.composer.toolbox, [*self.items, *output])
+        shown, choice = self.composer.toolbox.chosen(self.body.tool_choice)
+        # A call that was forced has been made: forcing it again would never come to an answer.
+        further: tuple[tuple[Tool, ...], ToolChoice] = shown, "none" if choice == "none" else "auto"
+        wanted = wanted_of(self.body, self.served, further, [*self.items, *output])
         request = replace(
             self.first.request,
             prompts=(wanted.prompt,),
@@ -113,7 +116,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
     toolbox = Toolbox(body.tools, around.remote)
     note_left_out(toolbox, reading)
     items = items_of(value, around, request_id)
-    wanted = wanted_of(body, served, toolbox, items)
+    wanted = wanted_of(body, served, toolbox.chosen(body.tool_choice), items)
     reading.ignored.extend(wanted.ignored)
     request = Request(
         id=request_id,
@@ -209,7 +212,9 @@ def complete(item: dict[str, Any], request_id: str, at: int) -> dict[str, Any]:
     return made
 
 
-def wanted_of(body: ResponsesBody, served: Served, toolbox: Toolbox, items: list[dict[str, Any]]) -> Asked:
+def wanted_of(
+    body: ResponsesBody, served: Served, tools: tuple[tuple[Tool, ...], ToolChoice], items: list[dict[str, Any]]
+) -> Asked:
     conversation = Conversation(served.seal)
     # The client's own items were read already; these are read quietly, for what they say.
     for at, item in enumerate(ITEMS.parse(items, "input", Reading(replace(served.terms, strict=False)))):
@@ -219,7 +224,7 @@ def wanted_of(body: ResponsesBody, served: Served, toolbox: Toolbox, items: list
         said = [{"role": "system", "content": body.instructions}, *said]
     if not said:
         raise BadRequest("input is empty: there is nothing to answer.", param="input")
-    shown, choice = toolbox.chosen(body.tool_choice)
+    shown, choice = tools
     ask = Ask(
         messages=said,
         tools=shown,

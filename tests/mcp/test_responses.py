@@ -137,3 +137,11 @@ def test_a_response_is_cancelled_while_a_tool_works(client: openai.OpenAI) -> No
             working.set()
     cancelled = client.responses.cancel(made.id)
     assert cancelled.status == "cancelled"
+
+
+def test_a_forced_call_is_forced_once_and_then_answered(client: openai.OpenAI) -> None:
+    weather: Any = {"type": "mcp", "server_label": "tools", "name": "weather"}
+    for choice in ("required", weather):
+        made = create(client, "the weather?", tools=[MCP], tool_choice=choice, max_output_tokens=400)
+        assert kinds(made).count("mcp_call") == 1
+        assert made.output_text == "It is 18 degrees."

@@ -1,0 +1,144 @@
+"""A server that runs as a process of ours: one message a line over its standard streams, and no line without end.
+
+The SDK's own transport gathers a line for as long as it comes, so this one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import mcp_types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+
+from ingot.mcp.config import MESSAGE_BYTES, ServerConfig
+from ingot.observe.notices import Notice
+
+log = logging.getLogger("ingot.mcp")
+
+UNASKED_BYTES: Final = 4 * MESSAGE_BYTES  # that a server may say without answering anything
+LEAVE_S: Final = 2.0  # what a process gets to end by itself, and again once it was told to
+LOOK_S: Final = 0.01
+
+Heard = MemoryObjectSendStream[SessionMessage | Exception]
+Asked = MemoryObjectReceiveStream[SessionMessage]
+
+
+class SaysTooMuch(Exception):
+    """In words for the log and the model."""
+
+
+@asynccontextmanager
+async def process_streams(config: ServerConfig, on_fault: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
+    """A transport for the SDK's client. A server that says too much is ended, and `on_fault` told why."""
+    process = await started(config)
+    heard, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write_stream, asked = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def listen() -> None:
+        async with heard:
+            try:
+                await hear(process, heard)
+            except SaysTooMuch as fault:
+                log.warning("an MCP server was ended: %s", fault)
+                on_fault(str(fault))
+                send_signal(process, signal.SIGKILL)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        tasks.start_soon(speak, process, asked)
+        try:
+            yield read_stream, write_stream
+        finally:
+            with anyio.CancelScope(shield=True):
+                await end(process)
+                for stream in (read_stream, write_stream):
+                    await stream.aclose()
+            tasks.cancel_scope.cancel()
+
+
+async def started(config: ServerConfig) -> Process:
+    assert config.command is not None
+    return await asyncio.create_subprocess_exec(
+        config.command,
+        *config.args,
+        stdin=PIPE,
+        stdout=PIPE,
+        env=get_default_environment() | config.env,
+        cwd=config.cwd,
+        start_new_session=True,  # so that what it starts can be ended with it
+        limit=MESSAGE_BYTES,
+    )
+
+
+async def hear(process: Process, heard: Heard) -> None:
+    """Hand on what the server says until it ends. Raises SaysTooMuch."""
+    assert process.stdout is not None
+    junk = Notice(log)
+    unasked = 0
+    while True:
+        try:
+            line = await process.stdout.readuntil(b"\n")
+        except asyncio.IncompleteReadError:
+            return
+        except asyncio.LimitOverrunError:
+            raise SaysTooMuch(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB") from None
+        unasked += len(line)
+        if unasked > UNASKED_BYTES:
+            raise SaysTooMuch(f"it sent {UNASKED_BYTES >> 20} MiB without answering anything")
+        try:
+            message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            junk.warn("an MCP server wrote a line that is no message")
+            continue
+        if isinstance(message, mcp_types.JSONRPCResponse | mcp_types.JSONRPCError):
+            unasked = 0
+        try:
+            await heard.send(SessionMessage(message))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+
+
+async def speak(process: Process, asked: Asked) -> None:
+    assert process.stdin is not None
+    async with asked:
+        with contextlib.suppress(ConnectionError):  # that it is gone is seen where it is heard
+            async for each in asked:
+                text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+
+
+async def end(process: Process) -> None:
+    """First by closing its input, as the protocol has it, then by signals to it and to what it started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if await has_left(process):
+            return
+        send_signal(process, number)
+    if not await has_left(process):
+        log.warning("the process %d of an MCP server does not end", process.pid)
+
+
+async def has_left(process: Process) -> bool:
+    """Within the time it gets. It is looked at rather than waited for, which would also wait for unread output."""
+    until = asyncio.get_running_loop().time() + LEAVE_S
+    while process.returncode is None and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(LOOK_S)
+    return process.returncode is not None
+
+
+def send_signal(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
