@@ -6,6 +6,7 @@ file also holds the secret that reasoning is sealed with. Its calls block for a 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import msgspec
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, Unavailable
+from ingot.observe.notices import Notice
 from ingot.protocol.responses import Kept
 from ingot.protocol.responses_answers import ResponseBody
 
@@ -32,6 +34,7 @@ log = logging.getLogger("ingot.responses")
 VERSION: Final = 1
 SECRET_BYTES: Final = 32
 DAY_S: Final = 86400.0
+ROOM_BYTES: Final = 16 << 10  # that there has to be room for before a response is begun
 PATIENCE_S: Final = 10.0  # for another process that writes to the same file
 SCHEMA: Final = """
 CREATE TABLE responses (
@@ -51,6 +54,14 @@ class Caps:
     age_s: float
 
 
+@dataclass(slots=True)
+class Held:
+    """What one tenant has stored."""
+
+    rows: int
+    size: int
+
+
 class ResponseStore:
     """Opened at its first use, so that a server that is never asked for a response leaves no file."""
 
@@ -59,6 +70,7 @@ class ResponseStore:
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._secret: bytes | None = None
+        self._unusable = Notice(log)
 
     def secret(self) -> bytes:
         """What thinking is signed with. One that lasts as long as the server, where the file cannot be used."""
@@ -81,7 +93,8 @@ class ResponseStore:
         return Kept(content["response"], content["input"])
 
     def keep(self, tenant: str, response: ResponseBody, items: list[dict[str, Any]]) -> None:
-        """Store a response, or what became of one that is stored. What is too much makes room, the oldest first."""
+        """Store a response, or what became of one that is stored. What is too much makes room: of the tenant with
+        most, the oldest first."""
         content = zlib.compress(msgspec.json.encode({"response": response, "input": items}), level=1)
         row = (response.id, tenant, time.time(), len(content), content)
         with self._using() as connection:
@@ -93,9 +106,9 @@ class ResponseStore:
             self._make_room(connection)
 
     def check(self) -> None:
-        """Raises Unavailable where nothing can be stored."""
-        with self._using():
-            pass
+        """Raises Unavailable where nothing can be stored, so that nothing is computed that would be lost then."""
+        with self._using() as connection:
+            connection.execute("INSERT OR REPLACE INTO secrets VALUES ('room', randomblob(?))", (ROOM_BYTES,))
 
     def delete(self, tenant: str, response_id: str) -> bool:
         with self._using() as connection:
@@ -110,11 +123,25 @@ class ResponseStore:
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
         connection.execute("DELETE FROM responses WHERE created <= ?", (time.time() - self._caps.age_s,))
-        rows, size = connection.execute("SELECT count(*), coalesce(sum(size), 0) FROM responses").fetchone()
-        while rows > self._caps.rows or size > self._caps.size:
-            oldest, freed = connection.execute("SELECT id, size FROM responses ORDER BY created, id LIMIT 1").fetchone()
+        held = {
+            tenant: Held(rows, size)
+            for tenant, rows, size in connection.execute("SELECT tenant, count(*), sum(size) FROM responses GROUP BY 1")
+        }
+        while (giver := self._giver(held)) is not None:
+            query = "SELECT id, size FROM responses WHERE tenant = ? ORDER BY created, id LIMIT 1"
+            oldest, freed = connection.execute(query, (giver,)).fetchone()
             connection.execute("DELETE FROM responses WHERE id = ?", (oldest,))
-            rows, size = rows - 1, size - freed
+            held[giver].rows -= 1
+            held[giver].size -= freed
+
+    def _giver(self, held: Mapping[str, Held]) -> str | None:
+        """Whose oldest response has to go: that of the tenant with most of what there is too much of. So nobody loses
+        anything of an equal share, and what others leave of theirs is anyone's."""
+        if sum(own.rows for own in held.values()) > self._caps.rows:
+            return max(held, key=lambda tenant: held[tenant].rows)
+        if sum(own.size for own in held.values()) > self._caps.size:
+            return max(held, key=lambda tenant: held[tenant].size)
+        return None
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
@@ -126,10 +153,15 @@ class ResponseStore:
                 with self._connection:
                     yield self._connection
             except (sqlite3.Error, OSError, ConfigError) as error:
-                log.error("the store of responses at %s cannot be used: %s", self._path, error)
-                raise Unavailable(
-                    "The store of responses cannot be used; the server's log says why. Send `store: false`."
-                ) from error
+                self._unusable.warn("the store of responses at %s cannot be used: %s", self._path, error)
+                why = "its disk is full" if is_full(error) else "the server's log says why"
+                raise Unavailable(f"The store of responses cannot be used: {why}. Send `store: false`.") from error
+
+
+def is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def store_of(settings: Settings) -> ResponseStore | None:

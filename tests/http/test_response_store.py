@@ -192,3 +192,43 @@ def test_a_process_that_is_killed_loses_nothing_that_was_acknowledged(path: Path
     for number in range(max([20, *done]) + 1):
         assert store.find("t", f"resp_{number % 50}") is not None
     store.close()
+
+
+def test_a_busy_tenant_takes_what_others_leave_and_nothing_of_their_shares(path: Path) -> None:
+    store = ResponseStore(path, Caps(rows=6, size=1 << 20, age_s=3600.0))
+    for number in range(6):
+        store.keep("busy", response(f"resp_b{number}"), ITEMS)
+    assert store.find("busy", "resp_b0") is not None, "what nobody else needs is lent"
+    for number in range(3):
+        store.keep("calm", response(f"resp_c{number}"), ITEMS)
+    for number in range(6, 20):
+        store.keep("busy", response(f"resp_b{number}"), ITEMS)
+    assert all(store.find("calm", f"resp_c{number}") is not None for number in range(3))
+    assert [n for n in range(20) if store.find("busy", f"resp_b{n}") is not None] == [17, 18, 19]
+    store.close()
+
+
+def test_large_responses_of_one_tenant_evict_its_own(path: Path) -> None:
+    store = ResponseStore(path, Caps(rows=100, size=20_000, age_s=3600.0))
+    store.keep("calm", response("resp_c"), ITEMS)
+    for number in range(10):
+        noise = [{"type": "message", "text": os.urandom(4000).hex()}]
+        store.keep("busy", response(f"resp_b{number}"), noise)
+    assert store.find("calm", "resp_c") is not None
+    assert store.find("busy", "resp_b0") is None
+    store.close()
+
+
+def test_a_full_disk_is_said_before_anything_is_computed(path: Path) -> None:
+    store = ResponseStore(path, CAPS)
+    store.check()
+    assert store._connection is not None
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    store._connection.execute("DELETE FROM secrets WHERE name = 'room'")
+    store._connection.execute("INSERT INTO secrets VALUES ('filler', zeroblob(12000))")
+    store._connection.commit()
+    with pytest.raises(Unavailable, match="disk is full. Send `store: false`"):
+        store.check()
+    assert len(store.secret()) == 32
+    store.close()
