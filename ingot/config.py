@@ -305,7 +305,9 @@ class Settings:
         "the file in which /v1/responses are stored, or off to store none",
         section="stored responses",
     )
-    responses_rows: int = setting(10_000, "most stored responses; of the key with most, the oldest go first", low=1, high=10_000_000)
+    responses_rows: int = setting(
+        10_000, "most stored responses; of the key with most, the oldest go first", low=1, high=10_000_000
+    )
     responses_bytes: int = setting(GIB, "most bytes of stored responses", low=MIB, high=1 << 50)
     responses_days: float = setting(30.0, "days after which a stored response is forgotten", low=0.001, high=36_500.0)
 

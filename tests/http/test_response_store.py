@@ -228,7 +228,7 @@ def test_a_full_disk_is_said_before_anything_is_computed(path: Path) -> None:
     store._connection.execute("DELETE FROM secrets WHERE name = 'room'")
     store._connection.execute("INSERT INTO secrets VALUES ('filler', zeroblob(12000))")
     store._connection.commit()
-    with pytest.raises(Unavailable, match="disk is full. Send `store: false`"):
+    with pytest.raises(Unavailable, match=r"disk is full\. Send `store: false`"):
         store.check()
     assert len(store.secret()) == 32
     store.close()

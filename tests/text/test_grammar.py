@@ -152,8 +152,10 @@ def test_guides_of_one_plan_know_nothing_of_each_other(grammars: Grammars) -> No
         ({"type": "shoe"}, "shoe"),
         ({"$ref": "https://example.com/schema"}, "https://example.com/schema"),
         ({"$ref": "#/nowhere"}, "nowhere"),
-        (False, "Unsatisfiable"),
-        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
+        (False, "no value can satisfy it"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "no value can satisfy it: incompatible types"),
+        ({"enum": []}, "no value can satisfy it"),
+        ({"type": "integer", "minimum": "a"}, "minimum has to be a number"),
         ({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}, "uniqueItems"),
     ],
 )
@@ -165,15 +167,28 @@ def test_what_a_schema_asks_for_and_cannot_be_had_is_refused_by_name(
     assert caught.value.status == 400 and caught.value.param == "response_format.json_schema.schema"
 
 
-@pytest.mark.parametrize("pattern", ["[a-", "(", "(?=a)", r"(a)\1"])
+@pytest.mark.parametrize("pattern", ["[a-", "(", "(?=a)", r"(a)\1", r"\bx"])
 def test_an_invalid_regular_expression_is_refused(grammars: Grammars, pattern: str) -> None:
-    with pytest.raises(BadRequest):
+    with pytest.raises(BadRequest, match=re.escape(f"the regular expression {pattern} ")):
         grammars.regex(pattern)
 
 
-@pytest.mark.parametrize("source", ["", "start: nowhere", "start: <|unknown|>", 'start: "a', "{}", '{"grammars": []}'])
-def test_an_invalid_lark_grammar_is_refused(grammars: Grammars, source: str) -> None:
-    with pytest.raises(BadRequest):
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("", "there is no rule 'start'"),
+        ("start: nowhere", "line 1, column 8: there is no rule or terminal 'nowhere'"),
+        ("start: <|unknown|>", "line 1, column 8: the model has no special token '<|unknown|>'"),
+        ('start: "a', "not closed"),
+        ("{}", "line 1, column 1: a rule"),
+        ('{"grammars": []}', "line 1, column 1: a rule"),
+        ("start ::= x", "'=' has no place here"),
+        ('start: "a"\nstart: "b"', "line 2, column 8: there are two rules 'start'"),
+        ("start: B\nB: A\nA: B", "defined by itself"),
+    ],
+)
+def test_an_invalid_lark_grammar_is_refused_in_plain_words(grammars: Grammars, source: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(words)):
         grammars.lark(source)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from ingot.text.grammar import limits
 from ingot.text.grammar.calls import GuidedTool, Named, ToolChoice, call_grammar
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
 from ingot.text.grammar.lexicon import Lexicon
+from ingot.text.grammar.problems import in_our_words
 from ingot.text.grammar.rules import Rules, json_schema, quoted
 from ingot.text.grammar.schemas import check_schema
 from ingot.text.grammar.thinking import CallPlan, composed
@@ -172,7 +172,7 @@ class Grammars:
             matcher = LLMatcher(lexicon.library, grammar, log_level=0, limits=limits.parser_limits())
             matcher.compute_bitmask()
             problem = matcher.get_error()
-        return said(problem) if problem else CompiledGrammar(matcher)
+        return in_our_words(problem) if problem else CompiledGrammar(matcher)
 
     def _kept(self, key: bytes) -> CompiledGrammar | str | None:
         with self._lock:
@@ -198,17 +198,3 @@ def _lark_grammar(source: str) -> str:
 def _check_size(size: int, what: str, param: str | None, most: int = limits.MOST_CHARS) -> None:
     if size > most:
         raise BadRequest(f"{what} is too large: {size} characters, where at most {most} are taken.", param=param)
-
-
-def said(problem: str) -> str:
-    """The library's message without the grammar's source, which may be ours, and what only its authors can use."""
-    for sign in ("<state>", "<backtrace>", "<non-verbose/>", "; following special tokens"):
-        problem = problem.partition(sign)[0]
-    lines = (line.strip() for line in problem.splitlines() if not _SOURCE.match(line))
-    problem = " ".join(line for line in lines if line.strip("^ "))
-    if "coerce_one_of" in problem:
-        return "oneOf is supported only where no value can match two of its branches."
-    return problem if len(problem) <= 400 else problem[:400] + "…"
-
-
-_SOURCE = re.compile(r"\s*\d+ \| ")
