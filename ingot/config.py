@@ -25,6 +25,7 @@ from ingot.text.generation_config import setting_problem as generation_config_pr
 from ingot.text.prompt_files import prompt_file_problem
 
 DEFAULT_MODEL = "smollm2-135m"
+LEAST_KEY_CHARS = 8  # fewer are soon guessed
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PREFIX = "INGOT_"
 # Variables with our prefix that are no settings: the file's place, and the choice of kernels for one process.
@@ -65,7 +66,9 @@ def _memory_problem(text: str) -> str | None:
 
 
 def _key_problem(key: str) -> str | None:
-    return None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
+    if not re.fullmatch(r"[!-~]+", key):
+        return "a key is made of visible ASCII characters, without spaces"
+    return f"a key has at least {LEAST_KEY_CHARS} characters" if len(key) < LEAST_KEY_CHARS else None
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

@@ -100,11 +100,13 @@ def endpoints_of(service: Service) -> dict[str, Any]:
 
     async def live(request: Request) -> Response:
         health = engine.health()
-        return Json(HealthBody.of(health, ok=health.alive), 200 if health.alive else 503)
+        known = answer_of(request.scope).known
+        return Json(HealthBody.of(health, ok=health.alive, known=known), 200 if health.alive else 503)
 
     async def ready(request: Request) -> Response:
         health = engine.health()
-        return Json(HealthBody.of(health, ok=health.ready), 200 if health.ready else 503)
+        known = answer_of(request.scope).known
+        return Json(HealthBody.of(health, ok=health.ready, known=known), 200 if health.ready else 503)
 
     return {
         "createChatCompletion": Generation(service, read_chat),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ SLOWEST: Final = 32 << 10  # bytes a second, on average, once a silence's worth 
 CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
+HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+HALF_PAIR: Final = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, rb"\\u[dD][89abAB]..", LOW))
 clock: Final = time.monotonic
 
 
@@ -115,7 +118,18 @@ def decode(raw: bytes, max_depth: int) -> Any:
     except UnicodeDecodeError:
         raise BadRequest("The body is not UTF-8.") from None
     except msgspec.DecodeError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+        raise BadRequest(f"The body is not valid JSON: {json_problem(raw, str(error))}.") from None
+
+
+def json_problem(raw: bytes, said: str) -> str:
+    """What is wrong with `raw`, of which the decoder says what it noticed first."""
+    if HALF_PAIR.search(raw.replace(b"\\\\", b"")):
+        return "a text holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+    if "truncated" in said:
+        return "it ends too early"
+    if "out of range" in said:
+        return "a number is larger than any that is taken"
+    return said.removeprefix("JSON is malformed: ")
 
 
 def too_deep(max_depth: int) -> BadRequest:

@@ -6,6 +6,7 @@ Everything here is judged before a route is chosen, so that no route can forget 
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from ingot.protocol.receipts import RECEIPT_HEADERS
 
 PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
 PROBES: Final = PUBLIC - {"/"}
+HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -56,6 +58,8 @@ class Guard:
                 return
         if self.tenants and not is_public(scope):
             self._check_key(headers, answer)
+        else:
+            answer.known = not self.tenants or self.tenants.of(keys_in(headers)) is not None
         answer.admin = self.tenants.is_admin(answer.tenant)
         most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
         check_length(headers, most)
@@ -65,7 +69,10 @@ class Guard:
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             raise BadRequest("A request has exactly one Host header.")
-        name = host_name(hosts[0])
+        found = HOST.fullmatch(hosts[0].strip())
+        if found is None:
+            raise BadRequest("The Host header is not a name or an address, and a port if need be.")
+        name = host_name(found[1])
         if name in self.names:
             return
         address = as_address(name)
@@ -91,13 +98,24 @@ class Guard:
         )
 
     def _check_key(self, headers: Headers, answer: Answer) -> None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
+        given = keys_in(headers)
         tenant = self.tenants.of(given)
+        if len(set(given)) > 1:
+            answer.headers.append(("www-authenticate", "Bearer"))
+            raise Unauthorized("The request holds different API keys. Send one of them.")
         if tenant is None:
             answer.headers.append(("www-authenticate", "Bearer"))
             raise Unauthorized("This server needs its API key, as 'Authorization: Bearer …' or 'x-api-key: …'.")
         answer.tenant = tenant
+
+
+def keys_in(headers: Headers) -> list[str]:
+    """Every key that a request gives, in either header."""
+    given = headers.getlist("x-api-key")
+    for value in headers.getlist("authorization"):
+        scheme, _, token = value.partition(" ")
+        given += [token] if scheme.lower() == "bearer" else []
+    return [key for each in given if (key := each.strip())]
 
 
 def check_room(scope: Scope) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hmac
+import logging
+import stat
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 from ingot.config import Settings, read_keys
+
+log = logging.getLogger("ingot.http")
 
 
 class Tenants:
@@ -14,7 +19,9 @@ class Tenants:
 
     def __init__(self, settings: Settings) -> None:
         keys = [settings.api_key] if settings.api_key is not None else []
-        keys += read_keys(settings.api_key_file) if settings.api_key_file is not None else ()
+        if settings.api_key_file is not None:
+            keys += read_keys(settings.api_key_file)
+            warn_of_readers(settings.api_key_file)
         keys += [settings.admin_api_key] if settings.admin_api_key is not None else []
         self._names = {key.encode(): tenant_name(key) for key in keys}
         self._admin = None if settings.admin_api_key is None else tenant_name(settings.admin_api_key)
@@ -40,6 +47,11 @@ class Tenants:
                 if hmac.compare_digest(raw, key):
                     found = name
         return found
+
+
+def warn_of_readers(path: Path) -> None:
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s holds keys, and others on this machine may read it; `chmod 600` it", path)
 
 
 def tenant_name(key: str) -> str:

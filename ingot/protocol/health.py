@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Health
 
@@ -10,10 +10,13 @@ from ingot.engine.request import Health
 class HealthBody(Struct):
     ok: bool
     detail: str
-    stepped_ago_s: float
-    running: int
-    queued: int
+    stepped_ago_s: float | UnsetType = UNSET
+    running: int | UnsetType = UNSET
+    queued: int | UnsetType = UNSET
 
     @classmethod
-    def of(cls, health: Health, *, ok: bool) -> HealthBody:
+    def of(cls, health: Health, *, ok: bool, known: bool) -> HealthBody:
+        """How much is going on is told only to who is `known`: whoever has a key, where one is needed."""
+        if not known:
+            return cls(ok, health.detail)
         return cls(ok, health.detail, round(health.stepped_ago_s, 3), health.running, health.queued)

@@ -103,7 +103,7 @@ def test_a_failure_shows_its_traceback_only_when_debugging(tmp_path: Path) -> No
 def test_print_config_says_where_every_value_came_from_and_hides_the_key(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("max_queue = 7\n")
     done = ingot(
-        tmp_path, "serve", "some/model", "--config", "x.toml", "--strict", "--print-config", INGOT_API_KEY="hunter2"
+        tmp_path, "serve", "some/model", "--config", "x.toml", "--strict", "--print-config", INGOT_API_KEY="hunter22"
     )
     assert done.returncode == 0
     assert '# from: argument MODEL\nmodel = "some/model"' in done.stdout
@@ -111,7 +111,7 @@ def test_print_config_says_where_every_value_came_from_and_hides_the_key(tmp_pat
     assert "# from: file x.toml\nmax_queue = 7" in done.stdout
     assert "# from: env INGOT_API_KEY\n# api_key is set and not shown" in done.stdout
     assert "# from: default\nport = 8000" in done.stdout
-    assert "hunter2" not in done.stdout + done.stderr
+    assert "hunter22" not in done.stdout + done.stderr
 
 
 def test_a_mistake_in_the_file_stops_every_command(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ingot.cli.show_config import show
 from ingot.config import SETTINGS, load
 
-FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter2", "keepalive_s": "2.5"}
+FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter22", "keepalive_s": "2.5"}
 FLAGS |= {"override_generation_config": '{"top_k": 20}', "default_chat_template_kwargs": '{"mood": "glad", "on": true}'}
 
 
@@ -27,7 +27,7 @@ def test_every_setting_is_shown_with_its_meaning_and_origin(tmp_path: Path) -> N
 
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
-    assert "hunter2" not in show(load(FLAGS, {"XDG_CONFIG_HOME": str(tmp_path)}))
+    assert "hunter22" not in show(load(FLAGS, {"XDG_CONFIG_HOME": str(tmp_path)}))
 
 
 def test_what_a_model_s_makers_recommend_is_shown_with_what_overrides_it(tmp_path: Path) -> None:

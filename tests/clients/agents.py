@@ -20,7 +20,7 @@ from tests.http.scripted import settings
 HERE = Path(__file__).parent
 NODE_BIN = HERE / "node_modules" / ".bin"
 PYTHON = HERE / ".venv" / "bin" / "python"
-KEY = "sk-test"
+KEY = "sk-testing"
 NOT_INSTALLED = "the client is not installed: run `make test-clients`"
 
 needs_python_clients = pytest.mark.skipif(not PYTHON.exists(), reason=NOT_INSTALLED)

@@ -14,7 +14,7 @@ from tests.http.scripted import ScriptedEngine, failing, settings
 
 anthropic = pytest.importorskip("anthropic")
 
-KEY = "sk-test"
+KEY = "sk-testing"
 MODEL = "claude-opus-5"
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
 TOOL = {

@@ -17,7 +17,7 @@ from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
 
 HERE = Path(__file__).parent
-KEY = "sk-test"
+KEY = "sk-testing"
 
 pytestmark = [
     pytest.mark.clients,

@@ -12,7 +12,7 @@ from ingot.errors import Overloaded
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
 
-KEY = "sk-test"
+KEY = "sk-testing"
 USER = {"role": "user", "content": "Hi"}
 
 

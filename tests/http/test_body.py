@@ -210,3 +210,22 @@ async def until(happened: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not happened():
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"a": "\\udc00 x"}', "half of a surrogate pair"),
+        (b'{"a": "\\ud83d\\ud83d\\ude00"}', "half of a surrogate pair"),
+        (b'{"a": "x', "it ends too early"),
+        (b'{"a": "\\ud83d\\ude00', "it ends too early"),
+        (b'{"a": "\\\\ud800', "it ends too early"),
+        (b'{"a": 1e999}', "a number is larger"),
+        (b'{"a" 1}', "expected ':' (byte 5)"),
+    ],
+)
+def test_what_is_wrong_with_json_is_said_in_plain_words(raw: bytes, words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode(raw, 8)
+    assert caught.value.message.startswith("The body is not valid JSON: ") and words in caught.value.message

@@ -14,16 +14,16 @@ from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
 
 PROMPT = list(range(1, 60))
-ANN, BOB, ROOT = ({"x-api-key": f"{name}-key"} for name in ("ann", "bob", "root"))
+ANN, BOB, ROOT = ({"x-api-key": f"{name}-the-key"} for name in ("ann", "bob", "root"))
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text("ann-key\nbob-key\n")
+    keys.write_text("ann-the-key\nbob-the-key\n")
     engine = engines.start("llama", cache_bytes=1 << 22)
     with (
-        running(engine, settings(api_key_file=keys, admin_api_key="root-key")) as url,
+        running(engine, settings(api_key_file=keys, admin_api_key="root-the-key")) as url,
         httpx.Client(base_url=url, timeout=60) as made,
     ):
         yield made

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingot.errors import ConfigError
 from ingot.http.app import build_app
+from ingot.http.tenants import Tenants
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -38,13 +41,29 @@ async def test_loopback_names_are_answered(host: str) -> None:
         "localhost.evil.example",
         "127.0.0.1.evil.example",
         "192.168.1.5",
-        "",
         "[::2]",
     ],
 )
 async def test_a_name_that_was_rebound_to_this_machine_is_refused(host: str) -> None:
     made = await get("/v1/models", headers={"host": host})
     assert (made.status, made.json()["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "localhost:80@evil.example",
+        "evil.example@localhost",
+        "localhost:80:80",
+        "localhost:x",
+        "localhost/",
+        "[::1",
+        "::1",
+    ],
+)
+async def test_a_host_that_is_more_or_less_than_a_name_and_a_port_is_refused(host: str) -> None:
+    assert (await get("/v1/models", headers={"host": host})).status == 400
 
 
 async def test_the_listening_name_and_the_allowed_ones_are_answered() -> None:
@@ -151,6 +170,41 @@ async def test_without_the_key_nothing_is_answered(headers: dict[str, str]) -> N
 )
 async def test_either_header_may_carry_the_key(headers: dict[str, str]) -> None:
     assert (await get("/v1/models", api_key=KEY, headers=headers)).status == 200
+
+
+async def test_a_request_holds_one_key() -> None:
+    both = {"authorization": f"Bearer {KEY}", "x-api-key": KEY}
+    assert (await get("/v1/models", api_key=KEY, headers=both)).status == 200
+    refused = await get("/v1/models", api_key=KEY, headers=both | {"x-api-key": "another-key"})
+    assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert "different" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+async def test_how_much_is_going_on_is_told_only_to_who_has_a_key(path: str) -> None:
+    assert set((await get(path, api_key=KEY)).json()) == {"ok", "detail"}
+    assert set((await get(path, api_key=KEY, headers={"x-api-key": "wrong-key"})).json()) == {"ok", "detail"}
+    assert (await get(path, api_key=KEY, headers={"x-api-key": KEY})).json()["running"] == 0
+    assert (await get(path)).json()["running"] == 0
+
+
+def test_a_key_is_not_so_short_that_it_is_soon_guessed(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("long-enough\nx\n")
+    for given in ({"api_key": "x"}, {"api_key_file": keys}):
+        with pytest.raises(ConfigError, match="at least 8 characters"):
+            settings(**given)
+
+
+def test_a_key_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("long-enough\n")
+    keys.chmod(0o600)
+    Tenants(settings(api_key_file=keys))
+    assert caplog.records == []
+    keys.chmod(0o640)
+    Tenants(settings(api_key_file=keys))
+    assert "chmod 600" in caplog.text and "long-enough" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/", "/static/app.js", "/health/live", "/health/ready"])

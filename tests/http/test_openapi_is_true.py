@@ -14,7 +14,7 @@ from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
 
 ROOT = Path(__file__).parents[2]
-KEY = "a-key"
+KEY = "a-long-key"
 TALKATIVE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}\n"

@@ -81,10 +81,10 @@ async def test_an_id_that_nobody_knows_is_a_404() -> None:
 
 async def test_each_key_is_a_tenant_that_sees_its_own_requests_alone(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("# two of them\n\nann-key\nbob-key\n")
+    keys.write_text("# two of them\n\nann-the-key\nbob-the-key\n")
     engine = ScriptedEngine(None)
     served = app(engine, api_key_file=keys)
-    ann, bob = {"x-api-key": "ann-key"}, {"authorization": "Bearer bob-key"}
+    ann, bob = {"x-api-key": "ann-the-key"}, {"authorization": "Bearer bob-the-key"}
     async with Call(served, body=MESSAGES | {"stream": True}, headers=ann) as made:
         await made.until(lambda: made.status == 200)
         path = f"/v1/requests/{engine.requests[0].id}"
@@ -102,10 +102,10 @@ async def test_each_key_is_a_tenant_that_sees_its_own_requests_alone(tmp_path: P
 
 async def test_tenants_are_named_by_their_keys_and_never_by_the_request(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("bob-key\n")
+    keys.write_text("bob-the-key\n")
     engine = ScriptedEngine()
-    served = app(engine, api_key="ann-key", api_key_file=keys)
-    for key in ("ann-key", "bob-key", "ann-key"):
+    served = app(engine, api_key="ann-the-key", api_key_file=keys)
+    for key in ("ann-the-key", "bob-the-key", "ann-the-key"):
         await call(served, body={**MESSAGES, "tenant": "other"}, headers={"x-api-key": key})
     names = [request.tenant for request in engine.requests]
     assert names[0] == names[2] != names[1] and all(names)

@@ -45,7 +45,7 @@ def test_a_port_in_use_is_a_clear_error() -> None:
 def test_off_loopback_a_key_is_needed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
         listen(settings(host=host))
-    listen(settings(host=host, api_key="k")).close()
+    listen(settings(host=host, api_key="k" * 8)).close()
     # A name that is of this machine alone by custom, but not by its addresses.
     monkeypatch.setattr(servers, "resolve", lambda name, port: [(socket.AF_INET, "192.0.2.1")])
     with pytest.raises(ConfigError, match="--api-key"):
@@ -54,9 +54,9 @@ def test_off_loopback_a_key_is_needed(host: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_host_that_is_not_here_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="no address of this machine"):
-        listen(settings(host="203.0.113.7", api_key="k"))
+        listen(settings(host="203.0.113.7", api_key="k" * 8))
     with pytest.raises(ConfigError, match="no address of this machine"):
-        listen(settings(host="no such host", api_key="k"))
+        listen(settings(host="no such host", api_key="k" * 8))
 
 
 def test_a_name_is_listened_to_on_all_its_addresses_and_one_port() -> None:

@@ -64,14 +64,18 @@ export class Api {
 
   // The readiness probe answers with an error status when the engine is not ready: here that is an answer too.
   async health(signal) {
-    const response = await reach('health/ready', { signal });
+    const response = await reach('health/ready', { headers: this.#credentials, signal });
     const body = await response.json().catch(() => ({}));
     return { ...body, ready: response.ok };
   }
 
+  get #credentials() {
+    return this.key ? { Authorization: `Bearer ${this.key}` } : {};
+  }
+
   async #request(path, init = {}, { ask = true } = {}) {
     for (let wasRefused = false; ; wasRefused = true) {
-      const headers = { ...init.headers, ...(this.key && { Authorization: `Bearer ${this.key}` }) };
+      const headers = { ...init.headers, ...this.#credentials };
       const response = await reach(path, { ...init, headers });
       if (response.ok) return response;
       const error = await refusal(response);
