@@ -32,7 +32,7 @@ from ingot.engine.encodings import FAILED, Encodings
 from ingot.engine.jobs import Job
 from ingot.engine.keeping import Keeping
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
-from ingot.engine.runner import Result, Runner, Step
+from ingot.engine.runner import Result, Runner, Step, leave_device
 from ingot.engine.scheduler import Plan, Scheduler
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import BlockingStream, Reader, Stream
@@ -85,6 +85,7 @@ class Engine:
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
+            self._thread.join()
             raise self._failure
 
     # For any thread
@@ -211,6 +212,7 @@ class Engine:
             )
         except BaseException as error:  # handed to the constructor, which raises it
             self._failure = error
+            leave_device()
             return
         finally:
             self._ready.set()

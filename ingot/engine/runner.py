@@ -75,6 +75,12 @@ class Step:
     launched: list[Launched]
 
 
+def leave_device() -> None:
+    """Wait for what the device still does. The engine's thread calls it last: mlx's threads must not outlive it."""
+    mx.synchronize()
+    mx.clear_streams()
+
+
 class Runner:
     """Owns the slots. Only the engine thread may call it."""
 
@@ -134,9 +140,7 @@ class Runner:
             mx.clear_cache()
 
     def close(self) -> None:
-        """Wait for what the device still does; mlx's threads must not outlive this one."""
-        mx.synchronize()
-        mx.clear_streams()
+        leave_device()
 
     def check(self) -> None:
         self.seats.check()

@@ -1,0 +1,28 @@
+"""A model that cannot be loaded ends in words, not in an abort when the process exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from tests import tiny
+from tests.engines import write_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_server_whose_model_cannot_be_loaded_says_so_and_exits_in_peace(tmp_path: Path) -> None:
+    weights = dict(tree_flatten(tiny.build("llama").parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {k: v for k, v in weights.items() if ".mlp." not in k})
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIGS["llama"]))
+    write_tokenizer(tmp_path, tiny.VOCAB)
+    command = [sys.executable, "-m", "ingot.cli.main", "serve", str(tmp_path), "--port", "0"]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        assert "cannot be loaded" in done.stderr and "terminate called" not in done.stderr
