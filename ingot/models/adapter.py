@@ -213,8 +213,11 @@ def _remarks(selection: Selection | None, found: Findings, *, mixing: bool) -> l
 def stated_context(config: dict[str, Any]) -> int:
     for part in (config, config.get("text_config") or {}):
         for key in CONTEXT_KEYS:
-            if isinstance(part.get(key), int):
-                return part[key]
+            stated = part.get(key)
+            if isinstance(stated, int):
+                if stated < 1:
+                    raise ModelError(f"config.json states a context of {stated} tokens in {key}")
+                return stated
     return UNSTATED_CONTEXT
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ingot.config import Settings
 from ingot.errors import ModelError, nearest
 from ingot.models import hub, packaged
+from ingot.models.claims import check_folder
 from ingot.models.progress import Progress
 from ingot.models.shelf import inventory, keep
 
@@ -54,7 +55,7 @@ def _local(path: Path, settings: Settings, progress: Progress) -> ModelFolder:
     if path.is_dir():
         folder = _checked(path, path.name)
         return ModelFolder(folder, path.resolve().name, f"folder:{path.resolve().name}")
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() == ".gguf" and path.is_file():
         return ModelFolder(_converted(path, settings, progress), path.stem, f"gguf:{path.name}")
     raise ModelError(f"{path.name} is neither a model folder nor a .gguf file")
 
@@ -73,6 +74,7 @@ def _checked(folder: Path, name: str) -> Path:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         reason = " (pickled weights can run code and are not loaded)" if pickled else ""
         raise ModelError(f"{name} has no weights in model*.safetensors{reason}{hint}")
+    check_folder(folder, name)
     return folder
 
 

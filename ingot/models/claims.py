@@ -1,0 +1,72 @@
+"""What a model folder claims of itself, held against its files before anything is built of it.
+
+Building a model takes memory for every layer that the config names, and reading a pipe takes for ever, so both are
+looked at beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from ingot.errors import ModelError
+
+READ: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
+CONFIG_BYTES: Final = 16 << 20
+TOKENIZER_BYTES: Final = 512 << 20
+HEADER_BYTES: Final = 100 << 20  # of a safetensors file, as its own library has it
+LAYER_KEYS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_decoder_layers")
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Raises ModelError."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in READ and not file.is_dir() and not file.is_file():
+            raise ModelError(f"{name}: {file.name} is no regular file")
+    for file, most in (("config.json", CONFIG_BYTES), ("tokenizer.json", TOKENIZER_BYTES)):
+        if (folder / file).is_file() and (folder / file).stat().st_size > most:
+            raise ModelError(f"{name}: {file} is larger than any of a model is ({most >> 20} MiB)")
+    _check_layers(folder, name)
+
+
+def _check_layers(folder: Path, name: str) -> None:
+    """Each layer has at least one tensor."""
+    claimed = max(_layers(_config(folder, name)), default=0)
+    if claimed <= 1:
+        return
+    tensors = sum(_tensors(file, name) for file in sorted(folder.glob("model*.safetensors")))
+    if claimed > tensors:
+        raise ModelError(f"{name}: config.json claims {claimed} layers, and there are weights of {tensors} tensors")
+
+
+def _config(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (ValueError, RecursionError):
+        raise ModelError(f"{name}: config.json is not valid JSON") from None
+    except OSError as error:
+        raise ModelError(f"{name}: config.json cannot be read: {error.strerror}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{name}: config.json is not a JSON object")
+    return config
+
+
+def _layers(config: dict[str, Any]) -> list[int]:
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    stated = [part.get(key) for part in parts for key in LAYER_KEYS]
+    return [value for value in stated if isinstance(value, int)]
+
+
+def _tensors(file: Path, name: str) -> int:
+    """How many tensors the header of a safetensors file names."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > HEADER_BYTES:
+                raise ModelError(f"{name}: {file.name} is no safetensors file")
+            return len(json.loads(stream.read(size)))
+    except (ValueError, RecursionError, TypeError):
+        raise ModelError(f"{name}: {file.name} is no safetensors file, or cut short") from None
+    except OSError as error:
+        raise ModelError(f"{name}: {file.name} cannot be read: {error.strerror}") from error
