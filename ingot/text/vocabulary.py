@@ -19,6 +19,7 @@ from ingot.errors import BadRequest, ModelError
 from ingot.text.characters import whole_characters
 from ingot.text.floor import Floor
 from ingot.text.framed import Framed, FramedLibrary, FramedSlow
+from ingot.text.growth import check_growth
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer
@@ -168,6 +169,7 @@ def load(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> V
     """The vocabulary in `folder`; `named` are the special tokens by their role, such as bos_token."""
     if not (folder / "tokenizer.json").is_file():
         return _load_through_transformers(folder)
+    check_growth(folder / "tokenizer.json")
     try:
         library = Library.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises no narrower class
