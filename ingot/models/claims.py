@@ -24,9 +24,9 @@ def check_folder(folder: Path, name: str) -> None:
     for file in sorted(folder.iterdir()):
         if file.suffix in READ and not file.is_dir() and not file.is_file():
             raise ModelError(f"{name}: {file.name} is no regular file")
-    for file, most in (("config.json", CONFIG_BYTES), ("tokenizer.json", TOKENIZER_BYTES)):
-        if (folder / file).is_file() and (folder / file).stat().st_size > most:
-            raise ModelError(f"{name}: {file} is larger than any of a model is ({most >> 20} MiB)")
+    for told, most in (("config.json", CONFIG_BYTES), ("tokenizer.json", TOKENIZER_BYTES)):
+        if (folder / told).is_file() and (folder / told).stat().st_size > most:
+            raise ModelError(f"{name}: {told} is larger than any of a model is ({most >> 20} MiB)")
     _check_layers(folder, name)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.errors import ModelError
+from ingot.models.disk import is_full
 from ingot.models.progress import Progress
 
 # Configuration, tokenizer and weights; never code, never pickled weights.
@@ -58,17 +59,24 @@ def fetch(repo: str, settings: Settings, progress: Progress) -> Path:
             "log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise ModelError(_not_here(repo, settings)) from error
+        raise ModelError(_no_room(repo) if is_full(error) else _not_here(repo, settings)) from error
     except HFValidationError as error:
         raise ModelError(f"{repo!r} is no valid hub id") from error
     except HfHubHTTPError as error:
         raise ModelError(f"the hub answered {error.response.status_code} for {repo}; try again later") from error
     except OSError as error:
-        raise ModelError(f"{repo} could not be stored: {error.strerror or error}") from error
+        raise ModelError(
+            _no_room(repo) if is_full(error) else f"{repo} could not be stored: {error.strerror or error}"
+        ) from error
     except Exception as error:
         # What a lost connection raises is the business of the hub's HTTP library, which changes between versions.
-        raise ModelError(f"fetching {repo} failed ({type(error).__name__}); run it again to resume") from error
+        failed = f"fetching {repo} failed ({type(error).__name__}); run it again to resume"
+        raise ModelError(_no_room(repo) if is_full(error) else failed) from error
     return Path(folder)
+
+
+def _no_room(repo: str) -> str:
+    return f"{repo} could not be stored: the disk is full. Free some space, or set HF_HOME to a folder on another disk"
 
 
 def _not_here(repo: str, settings: Settings) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ingot.config import Settings
 from ingot.errors import ModelError
+from ingot.models.disk import says_full
 from ingot.models.progress import Progress, format_bytes
 from ingot.models.shelf import is_kept, keep
 
@@ -232,6 +233,11 @@ def _run(command: list[str], message: str, progress: Progress) -> None:
         except BaseException:
             process.kill()  # an interrupted start must not leave pip running
             raise
+    if process.returncode and says_full(" ".join(said)):
+        raise ModelError(
+            f"{command[-1]} could not be stored: the disk is full. Free some space, or choose a folder on another with "
+            "--models-dir (and one for pip with TMPDIR)."
+        )
     if process.returncode:
         reasons = [line for line in said if line.startswith("ERROR")] or said[-3:]
         raise ModelError(
