@@ -78,7 +78,7 @@ async def test_a_stream_that_breaks_ends_in_an_error_event() -> None:
     [
         ({"body": ASK | {"max_tokens": "x"}}, 400, "invalid_request_error"),
         ({"body": b"{"}, 400, "invalid_request_error"),
-        ({"body": ASK, "settings": {"api_key": "secret"}}, 401, "authentication_error"),
+        ({"body": ASK, "settings": {"api_key": "secrets!"}}, 401, "authentication_error"),
         ({"body": ASK, "headers": {"host": "evil.example"}}, 403, "permission_error"),
         ({"body": ASK | {"model": "x"}}, 404, "not_found_error"),
         ({"body": ASK, "path": "/v1/messages/batches"}, 404, "not_found_error"),
@@ -116,10 +116,10 @@ async def test_tokens_are_counted_as_the_same_request_would_take() -> None:
 
 
 async def test_agents_that_look_whether_anyone_is_there_find_someone() -> None:
-    made = await ask(None, method="HEAD", path="/", settings={"api_key": "secret"})
+    made = await ask(None, method="HEAD", path="/", settings={"api_key": "secrets!"})
     assert made.status == 200
 
 
 async def test_a_key_in_either_header_is_enough() -> None:
-    for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
-        assert (await ask(settings={"api_key": "secret"}, headers=headers)).status == 200
+    for headers in ({"x-api-key": "secrets!"}, {"authorization": "Bearer secrets!"}):
+        assert (await ask(settings={"api_key": "secrets!"}, headers=headers)).status == 200

@@ -87,7 +87,7 @@ async def test_what_would_change_the_models_is_refused_by_name(path: str, method
     [
         ({"path": "/api/chat", "body": ASK | {"model": "x"}}, 404),
         ({"path": "/api/chat", "body": ASK | {"format": "xml"}}, 400),
-        ({"path": "/api/chat", "body": ASK, "settings": {"api_key": "secret"}}, 401),
+        ({"path": "/api/chat", "body": ASK, "settings": {"api_key": "secrets!"}}, 401),
         ({"path": "/api/nothing", "body": ASK}, 404),
         ({"path": "/api/chat", "method": "GET"}, 405),
     ],

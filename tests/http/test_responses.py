@@ -296,13 +296,13 @@ async def test_a_background_response_of_a_server_that_was_killed_is_failed(app: 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[Starlette]:
     keys = tmp_path / "keys"
-    keys.write_text("alpha\nbeta\n")
+    keys.write_text("alpha-key\nbeta-key\n")
     path = str(tmp_path / "responses.db")
     yield build_app(ScriptedEngine(), settings(api_key_file=keys, responses_store=path))  # type: ignore[arg-type]
 
 
 async def test_each_key_has_its_own_responses(keyed: Starlette) -> None:
-    alpha, beta = {"x-api-key": "alpha"}, {"x-api-key": "beta"}
+    alpha, beta = {"x-api-key": "alpha-key"}, {"x-api-key": "beta-key"}
     made = (await call(keyed, path=PATH, body=ASK, headers=alpha)).json()
     assert (await get(keyed, made["id"], headers=alpha)).status == 200
     for path, method in [("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")]:

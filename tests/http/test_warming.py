@@ -64,10 +64,10 @@ def test_the_first_who_asks_finds_system_prompt_and_tools_computed(
 def test_each_tenant_gets_its_own(engine: Engine, tmp_path: Path) -> None:
     path, keys = tmp_path / "system.txt", tmp_path / "keys"
     path.write_text(SYSTEM)
-    keys.write_text("ann\nbob\n")
+    keys.write_text("ann-the-key\nbob-the-key\n")
     with running(engine, settings(warm_prompts=path, api_key_file=keys)) as url:
         until(lambda: not engine.status() and engine.kept.status("").totals.used_bytes > 0)
-        for key in ("ann", "bob"):
+        for key in ("ann-the-key", "bob-the-key"):
             answer = ask(url, [system(SYSTEM), user("Hello!")], headers={"x-api-key": key})
             assert answer["ingot"]["cache"]["matched_tokens"] > len(SYSTEM)
 
