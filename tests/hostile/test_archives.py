@@ -19,7 +19,7 @@ from tests.http.running import connect, running
 from tests.http.scripted import ScriptedEngine, settings
 
 FILE = {"content-type": "application/octet-stream"}
-ANN, ROOT = {"x-api-key": "ann-key"}, {"x-api-key": "root-key"}
+ANN, ROOT = {"x-api-key": "ann-the-key"}, {"x-api-key": "root-key"}
 
 
 def hollow(piece: Piece, layer: int) -> Piece:
@@ -81,7 +81,7 @@ def test_a_file_that_leaves_states_out_is_refused_however_well_it_is_sealed(
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[tuple[httpx.Client, Engine]]:
     engine = start("llama", tmp_path / "model")
-    limits = settings(api_key="ann-key", admin_api_key="root-key", archive_key_file=tmp_path / "archive.key")
+    limits = settings(api_key="ann-the-key", admin_api_key="root-key", archive_key_file=tmp_path / "archive.key")
     with running(engine, limits) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client, engine
     engine.close()
@@ -111,7 +111,7 @@ def test_only_the_administrator_imports_and_only_what_this_server_wrote(
 
 
 def test_without_an_administrator_nobody_imports(tmp_path: Path) -> None:
-    with running(ScriptedEngine(), settings(api_key="ann-key")) as url, httpx.Client(base_url=url) as client:
+    with running(ScriptedEngine(), settings(api_key="ann-the-key")) as url, httpx.Client(base_url=url) as client:
         assert client.post("/v1/cache/import", content=b"kept", headers=FILE | ANN).status_code == 403
 
 
