@@ -66,9 +66,13 @@ def _memory_problem(text: str) -> str | None:
 
 
 def _key_problem(key: str) -> str | None:
-    if not re.fullmatch(r"[!-~]+", key):
-        return "a key is made of visible ASCII characters, without spaces"
-    return f"a key has at least {LEAST_KEY_CHARS} characters" if len(key) < LEAST_KEY_CHARS else None
+    return None if re.fullmatch(r"[!-~]+", key) else "a key is made of visible ASCII characters, without spaces"
+
+
+def own_key_problem(key: str) -> str | None:
+    """What is wrong with a key that this server is to ask for. Other servers' may be as short as those like."""
+    short = f"a key has at least {LEAST_KEY_CHARS} characters" if len(key) < LEAST_KEY_CHARS else None
+    return _key_problem(key) or short
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -82,7 +86,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     found = {number: line.strip() for number, line in enumerate(lines, start=1)}
     keys = {number: line for number, line in found.items() if line and not line.startswith("#")}
     for number, key in keys.items():
-        if (problem := _key_problem(key)) is not None:
+        if (problem := own_key_problem(key)) is not None:
             raise ConfigError(f"{path}, line {number}: {problem}")
     if not keys:
         raise ConfigError(f"{path} holds no key")
@@ -233,7 +237,7 @@ class Settings:
         None,
         "the administrator's key: a tenant like any other, who may also import kept prompts and see totals",
         secret=True,
-        check=_key_problem,
+        check=own_key_problem,
     )
     allowed_hosts: tuple[str, ...] = setting(
         (), "extra Host names to answer to, besides the listening address", check=_host_problem

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from ingot.config import Settings
+from ingot.config import Settings, own_key_problem
 from ingot.engine.request import Request
 from ingot.errors import ConfigError, Unavailable
 from ingot.http.app import build_app
@@ -60,7 +60,10 @@ class Listener:
 
 
 def listen(settings: Settings) -> Listener:
-    """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key."""
+    """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key, or with
+    one that is soon guessed."""
+    if settings.api_key is not None and (problem := own_key_problem(settings.api_key)) is not None:
+        raise ConfigError(f"api_key: {problem}", param="api_key")
     addresses = resolve(settings.host, settings.port)
     if not settings.keyed and not all(is_loopback(address) for _, address in addresses):
         raise ConfigError(

@@ -143,9 +143,9 @@ def test_the_same_prompt_again_is_taken_over_whole(engine: Engine, talk: Talk) -
 
 def test_two_tenants_share_nothing_and_one_does_with_itself(engine: Engine, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("ann\nbob\n")
+    keys.write_text("ann-has-a-key\nbob-has-a-key\n")
     talk = talking.talking(engine, api_key_file=keys)
-    ann, bob = talk.by("ann"), talk.by("bob")
+    ann, bob = talk.by("ann-has-a-key"), talk.by("bob-has-a-key")
     messages, first = begun(ann)
     _, theirs = begun(bob)
     assert (theirs.cached_tokens, theirs.reason, theirs.diverged) == (0, "unseen", None)

@@ -9,6 +9,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.http.app import build_app
+from ingot.http.server import listen
 from ingot.http.tenants import Tenants
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
@@ -191,9 +192,10 @@ async def test_how_much_is_going_on_is_told_only_to_who_has_a_key(path: str) -> 
 def test_a_key_is_not_so_short_that_it_is_soon_guessed(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("long-enough\nx\n")
-    for given in ({"api_key": "x"}, {"api_key_file": keys}):
+    for given in ({"api_key": "x"}, {"api_key_file": keys}, {"admin_api_key": "x"}):
         with pytest.raises(ConfigError, match="at least 8 characters"):
-            settings(**given)
+            listen(settings(**given))
+    settings(api_key="x")  # which a client of another server may need
 
 
 def test_a_key_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
