@@ -2,8 +2,8 @@
 
 A checkpoint costs as much wherever it stands, and a long conversation would gather several at every message. Of those
 that stand close together the first is enough. Kept are then the ones that somebody shares or goes back to, the newest
-few, and of the others one for each doubling of the distance from the path's end: whoever goes back that far computes
-at most about as much again as was changed. So their number grows with the logarithm of its length.
+few, and of the others so many that whoever goes back computes at most three times as much again as was changed. So
+their number grows with the logarithm of the path's length.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ CLOSE = 32
 NEWEST = 4
 NEAR = 256
 """Tokens from the end within which distances are not told apart."""
+SPREAD = 3
+"""Two checkpoints may lie this many times as far apart as the nearer one is from the path's end."""
 SHARED = 2
 """Sequences that went on from a checkpoint before it counts as shared: a conversation's own next turn is one."""
 
@@ -29,13 +31,14 @@ def superfluous(end: Node) -> Iterable[Node]:
             yield node
         else:
             apart.append(node)
-    spaced: set[int] = set()
-    for node in apart[:-NEWEST]:
-        # The furthest of each stretch stays: by the time it leaves, the next one has come to be the furthest.
-        stretch = max(NEAR - 1, end.end - node.end).bit_length()
-        if stretch in spaced and not is_shared(node):
+    kept: Node | None = None
+    for node, nearer in zip(apart[:-NEWEST], apart[1:], strict=False):
+        # As the path grows, distances do and gaps do not: what may lie apart now may do so for good.
+        gap = SPREAD * max(NEAR, end.end - nearer.end)
+        if kept is not None and nearer.end - kept.end <= gap and not is_shared(node):
             yield node
-        spaced.add(stretch)
+        else:
+            kept = node
 
 
 def is_shared(node: Node) -> bool:

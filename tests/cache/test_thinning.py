@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,17 @@ def test_going_back_costs_little_more_than_what_was_changed(steps: list[int], sh
     kept = max((end for end in ends(held) if end <= at), default=0)
     back = len(tokens) - at
     assert at - kept <= 3 * back + NEAR + max(steps)
+
+
+def test_no_place_to_go_back_to_is_missing_for_a_while_as_a_conversation_grows() -> None:
+    held, tokens = index(HYBRID), list[int]()
+    dice = random.Random(8)
+    for number in range(200):
+        tokens += [number % 50] * dice.choice([40, 40, 40, 300])
+        store(held, tokens, HYBRID, landmark=number == 0)
+        places = [0, *ends(held), len(tokens)]
+        for kept, following in zip(places, places[1:], strict=False):
+            assert following - kept <= 3 * max(NEAR, len(tokens) - following) + 300
 
 
 def test_the_end_of_the_system_prompt_stays() -> None:
