@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping
 
 from ingot.text.arguments import Transcriber
+from ingot.text.elements import ElementReader
 from ingot.text.formats.format import (
     Arguments,
     CallForm,
     CallId,
+    Elements,
     Gap,
     JsonCall,
     Maybe,
@@ -49,6 +51,7 @@ class CallReader:
         self._tools = tools
         self._teller = teller
         self._tagged = TaggedArgumentReader(reader, tools, teller)
+        self._elements = ElementReader(reader, tools, teller)
 
     def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
         """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
@@ -134,6 +137,8 @@ class CallReader:
                 yield from self._json_call(part, draft)
             case TextParameters():
                 yield from self._tagged.read(part, draft, closing)
+            case Elements():
+                yield from self._elements.read(part, draft, closing)
             case _:
                 yield from self._plain(part)
 

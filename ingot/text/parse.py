@@ -26,7 +26,7 @@ from typing import Literal
 from ingot.text.call_ids import IdMaker
 from ingot.text.calls import CallReader
 from ingot.text.channels import ChannelReader
-from ingot.text.formats.format import CallForm, Format, TextParameters, Thinking
+from ingot.text.formats.format import CallForm, Elements, Format, TextParameters, Thinking
 from ingot.text.parsed import (
     ContentDelta,
     ParsedEvent,
@@ -286,6 +286,6 @@ def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
             by_marker.setdefault((leading, unopened, "call"), []).append(form)
         if not form.bare:
             closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}
-            closings |= {part.end for part in form.call if isinstance(part, TextParameters)}
+            closings |= {part.end for part in form.call if isinstance(part, TextParameters | Elements)}
     found = [_Trigger(marker, place, action, tuple(forms)) for (marker, place, action), forms in by_marker.items()]
     return found + [_Trigger(closing, "after a call", "strip") for closing in sorted(closings)]

@@ -12,6 +12,7 @@ from ingot.text.formats.format import (
     CallForm,
     CallId,
     Channels,
+    Elements,
     Format,
     Gap,
     JsonCall,
@@ -65,6 +66,8 @@ def _part(part: Part, call: Call, index: int) -> str:
             return _json({part.name_key: call.name, part.arguments_key: call.arguments})
         case TextParameters():
             return _parameters(part, call.arguments)
+        case Elements():
+            return _elements(part, call.arguments) + part.end
     return _plain(part)
 
 
@@ -109,6 +112,20 @@ def _key_close(part: TextParameters, value: Any) -> KeyClose:
     unfit = "json" if isinstance(value, str) else "text"
     fit = [close for close in part.key_closes if close.value != unfit]
     return next((close for close in fit if kind_of(value) in close.kinds), fit[0])
+
+
+def _elements(part: Elements, value: Any) -> str:
+    """What stands between a value's tags."""
+    match value:
+        case str():
+            return value
+        case Mapping() if all(map(part.can_name, value)):
+            members = list(value.items())
+        case list() | tuple():
+            members = [(part.item, item) for item in value]
+        case _:
+            return _json(value)
+    return "".join(f"{part.opening(name)}{_elements(part, each)}{part.closing(name)}" for name, each in members)
 
 
 def _value(notation: Notation, value: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 Kind = Literal["string", "integer", "number", "boolean", "null", "array", "object"]
@@ -10,6 +11,7 @@ Kinds = frozenset[Kind]
 
 ANY: Kinds = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 STRING: Kinds = frozenset({"string"})
+CONTAINERS: Kinds = frozenset({"array", "object"})
 
 _DEEPEST = 16  # references may go in circles
 _TELLING: tuple[tuple[str, Kind], ...] = (
@@ -20,30 +22,72 @@ _TELLING: tuple[tuple[str, Kind], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a tool's schema says of one value: all of `schemas`, any of which may be about it; nothing without one."""
+
+    root: Mapping[str, Any]  # the document that references point into
+    schemas: tuple[Any, ...]
+
+    @classmethod
+    def arguments(cls, parameters: Mapping[str, Any]) -> Described:
+        return cls(parameters, (parameters,))
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds that the value may have; all of them where the schema does not say."""
+        found = [_kinds(schema, self.root, 0) for schema in self.schemas]
+        return frozenset[Kind]().union(*found) if found else ANY
+
+    def member(self, name: str) -> Described:
+        """Of the value under this name, where this is an object."""
+        return self._within(lambda schema: _property(schema, name))
+
+    def item(self, index: int) -> Described:
+        """Of the value at this place, where this is an array."""
+        return self._within(lambda schema: _item(schema, index))
+
+    def _within(self, parts: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Described:
+        branches = [branch for schema in self.schemas for branch in _branches(schema, self.root)]
+        found = {id(part): part for branch in branches for part in parts(branch)}
+        return Described(self.root, tuple(found.values()))
+
+
 def parameter_kinds(parameters: Mapping[str, Any], name: str) -> Kinds:
-    """The kinds that the parameter `name` may have; all of them where the schema does not say."""
-    found = [kinds for schema in _branches(parameters, parameters, 0) for kinds in _property(schema, name, parameters)]
-    return frozenset[Kind]().union(*found) if found else ANY
+    """The kinds that the parameter `name` may have."""
+    return Described.arguments(parameters).member(name).kinds
 
 
-def _property(schema: Mapping[str, Any], name: str, root: Mapping[str, Any]) -> Iterable[Kinds]:
+def _property(schema: Mapping[str, Any], name: str) -> Iterable[Any]:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        yield _kinds(properties[name], root, 0)
+        yield properties[name]
     elif isinstance(schema.get("additionalProperties"), Mapping):
-        yield _kinds(schema["additionalProperties"], root, 0)
+        yield schema["additionalProperties"]
 
 
-def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> Iterable[Mapping[str, Any]]:
-    """The schema and those it is made of, references followed."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return
-    yield schema
-    if "$ref" in schema:
-        yield from _branches(_resolved(schema["$ref"], root), root, depth + 1)
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        for branch in _list(schema.get(keyword)):
-            yield from _branches(branch, root, depth + 1)
+def _item(schema: Mapping[str, Any], index: int) -> Iterable[Any]:
+    first = _list(schema.get("prefixItems"))
+    if index < len(first):
+        yield first[index]
+    elif isinstance(schema.get("items"), Mapping):
+        yield schema["items"]
+
+
+def _branches(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """The schema and those it is made of, references followed; each once, as references may go in circles."""
+    waiting = [schema]
+    seen: set[int] = set()
+    while waiting:
+        branch = waiting.pop(0)
+        if not isinstance(branch, Mapping) or id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        yield branch
+        if "$ref" in branch:
+            waiting.append(_resolved(branch["$ref"], root))
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            waiting += _list(branch.get(keyword))
 
 
 def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Kinds:

@@ -13,7 +13,7 @@ import pytest
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.call_ids import id_maker
-from ingot.text.formats.format import Arguments, Format, TextParameters
+from ingot.text.formats.format import Arguments, Elements, Format, TextParameters
 from ingot.text.formats.registry import FORMATS, format_named
 from ingot.text.grammar.grammars import Grammars, GuidedTool, Named, ToolChoice
 from ingot.text.guide import GuidePlan
@@ -71,7 +71,7 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 PLAIN = byte_tokenizer()
 MARKERS = {marker for name in CALLING for marker in format_named(name).markers()}
 MARKED = byte_tokenizer(
-    *sorted({part for marker in MARKERS for part in re.findall(r"<[^<>\s=]+>|\[[A-Z_]+\]", marker)})
+    *sorted({part for marker in MARKERS for part in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[[A-Z_]+\]", marker)})
 )
 
 
@@ -98,6 +98,8 @@ def closers(format: Format) -> list[str]:
         match part:
             case TextParameters():
                 found += [part.frame + part.value_close, part.end]
+            case Elements():
+                found += [part.mark, part.end]
             case Arguments() if part.notation.escapes == "none":
                 found.append(part.notation.quotes[0])
     return found + ([format.channels.ends[0], f"final{format.channels.message}"] if format.channels else [])
@@ -256,7 +258,7 @@ def test_a_format_without_calls_cannot_be_forced_to_one(made: Make) -> None:
         made(False).tools(format_named("plain"), TOOLS, "required", parallel=False)
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma4", "lfm2", "harmony"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma4", "lfm2", "harmony", "minimax-m3"])
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
@@ -274,7 +276,7 @@ def test_a_strict_schema_that_cannot_be_held_to_is_refused_and_another_held_to_w
     assert grammars.tools(format_named(name), [GuidedTool("f", schema)], "required", parallel=False) is not None
 
 
-@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax-m2", "deepseek-v3.2", "seed-oss"])
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax-m2", "deepseek-v3.2", "seed-oss", "minimax-m3"])
 def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: str) -> None:
     """The random answers hold angle brackets, quotes, newlines and half tags, and come back as they were written."""
     format, tokenizer = format_named(name), vocabulary(False)

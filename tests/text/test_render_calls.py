@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ingot.text.formats.format import Arguments, Format, TextParameters
+from ingot.text.formats.format import Arguments, Elements, Format, TextParameters
 from ingot.text.formats.registry import FORMATS, format_named
 from ingot.text.parse import ToolCallBegan, ToolSchema
 from ingot.text.parsed import Call
@@ -36,13 +36,22 @@ def kind(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
+def schema_of(value: Any) -> dict[str, Any]:
+    match value:
+        case dict():
+            return {"type": "object", "properties": {key: schema_of(each) for key, each in value.items()}}
+        case list():
+            return {"type": "array", "prefixItems": [schema_of(each) for each in value]}
+    return {"type": kind(value)}
+
+
 def tools_for(calls: list[Call]) -> list[ToolSchema]:
     """Tools whose schemas ask for just the types that the calls have."""
     properties: dict[str, dict[str, Any]] = {}
     for call in calls:
         known = properties.setdefault(call.name, {})
         for key, value in call.arguments.items():
-            assume(known.setdefault(key, {"type": kind(value)})["type"] == kind(value))
+            assume(known.setdefault(key, schema_of(value)) == schema_of(value))
     return [ToolSchema(name, {"type": "object", "properties": known}) for name, known in properties.items()]
 
 
@@ -58,6 +67,8 @@ def holds(format: Format, calls: list[Call]) -> bool:
             # Strings are written as they are, at any depth.
             written = json.dumps([call.arguments for call in calls], ensure_ascii=False)
             return json.dumps(part.notation.quotes[0], ensure_ascii=False)[1:-1] not in written
+        if isinstance(part, Elements):
+            return part.mark not in json.dumps([call.arguments for call in calls], ensure_ascii=False)
     return True
 
 
@@ -86,6 +97,8 @@ def test_a_hundred_kilobytes_of_hostile_text_are_read_back(format: Format) -> No
             text = text.replace(part.notation.quotes[0], "")
         if isinstance(part, TextParameters):
             text = text.replace(part.value_close, part.value_close + "x")
+        if isinstance(part, Elements):
+            text = text.replace(part.closing("content"), "")
     calls = [Call("write_file", {"content": text, "path": "a"})]
     written = render_call(format, calls)
     pieces = cut(written, range(0, len(written), 7))
@@ -134,6 +147,11 @@ def test_kimi_writes_an_id_of_its_own_style_again_and_replaces_a_foreign_one() -
             "minimax-m2",
             '<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">v</parameter>\n</invoke>\n'
             "</minimax:tool_call>",
+        ),
+        (
+            "minimax-m3",
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<k>v]<]minimax[>[</k>'
+            "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
         ),
         ("gemma4", '<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>'),
         ("function-gemma", "<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>"),

@@ -106,7 +106,32 @@ class TextParameters:
     close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
 
 
-Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Arguments as elements in elements, up to `end`, with `mark` before each tag.
+
+    An element has its member's name; an object is its members' elements, an array an element `item` for each of its
+    items, and any other value its text. A closing tag counts only where another tag follows, so a text may hold the
+    tag itself. An object or array may also be written as JSON, the arguments too: some names make no tag.
+    """
+
+    mark: str
+    end: str
+    item: str = "item"
+    open_optional: bool = False  # some models forget an opening tag: its `mark` and its value are there
+
+    def opening(self, name: str) -> str:
+        return f"{self.mark}<{name}>"
+
+    def closing(self, name: str) -> str:
+        return f"{self.mark}</{name}>"
+
+    def can_name(self, name: str) -> bool:
+        """Whether the name makes a tag."""
+        return name != "" and not name.startswith("/") and ">" not in name
+
+
+Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +196,8 @@ def _literals(part: Part) -> Iterator[str]:
         case TextParameters():
             yield from (part.key_open, part.value_open, part.value_close, part.end, *(part.object_tags or ()))
             yield from (close.text for close in part.key_closes)
+        case Elements():
+            yield from (part.mark, part.opening(part.item), part.closing(part.item), part.end)
 
 
 @dataclass(frozen=True, slots=True)

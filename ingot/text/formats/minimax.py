@@ -1,8 +1,10 @@
-"""MiniMax M2: a section of invocations with named parameters, and thinking between them."""
+"""MiniMax M2 and M3: a section of invocations with named parameters, and thinking between them."""
 
 from __future__ import annotations
 
-from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from dataclasses import replace
+
+from ingot.text.formats.format import CallForm, Elements, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.thinking import INTERLEAVED_THINK, MINIMAX_M3_THINK
 
 MINIMAX_M2 = Format(
@@ -31,10 +33,24 @@ MINIMAX_M2 = Format(
     signs=(("<minimax:tool_call>",),),
     model_types=("minimax", "minimax_m2"),
 )
-# M3 writes nested values as elements of their own, which no table here can say: its calls stay text.
+_M3_MARK = "]<]minimax[>["
+_M3_FORM = CallForm(
+    opening=(f"{_M3_MARK}<tool_call>", Gap("\n")),
+    call=(
+        f'{_M3_MARK}<invoke name="',
+        Name(),
+        TagEnd('">', alone=('"/>', '" />')),
+        Elements(mark=_M3_MARK, end=f"{_M3_MARK}</invoke>", open_optional=True),
+    ),
+    joint="\n",
+    closing=(Gap("\n"), f"{_M3_MARK}</tool_call>"),
+    unopened="anywhere",
+)
 MINIMAX_M3 = Format(
     name="minimax-m3",
+    # The second is what some answers begin with, whose other tags all have the mark.
+    forms=(_M3_FORM, replace(_M3_FORM, opening=("<tool_call>", Gap("\n")), unopened="never")),
     thinking=MINIMAX_M3_THINK,
-    signs=(("]<]minimax[>[",),),
+    signs=((_M3_MARK,),),
     model_types=("minimax_m3",),
 )

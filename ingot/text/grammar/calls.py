@@ -17,6 +17,7 @@ from ingot.text.formats.format import (
     CallForm,
     CallId,
     Channels,
+    Elements,
     Format,
     Gap,
     JsonCall,
@@ -28,6 +29,7 @@ from ingot.text.formats.format import (
     TextParameters,
 )
 from ingot.text.formats.notation import JSON
+from ingot.text.grammar.elements import ElementWriter
 from ingot.text.grammar.members import Scope
 from ingot.text.grammar.notated import NotatedWriter
 from ingot.text.grammar.rules import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
@@ -138,6 +140,9 @@ class _Tagged:
                 case TextParameters():
                     parameters = ParameterWriter(self._rules, part, _scope(tool), self._form.closing).parameters()
                     pieces += [self._rules.literal(before), parameters]
+                case Elements():
+                    elements = ElementWriter(self._rules, part, _scope(tool)).arguments()
+                    pieces += [self._rules.literal(before), elements]
                 case _:
                     before += tool.name if isinstance(part, Name) else _plain(part)
                     continue

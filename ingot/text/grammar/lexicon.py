@@ -22,7 +22,7 @@ MARKERS = frozenset(
     marker
     for known in FORMATS
     for literal in known.markers()
-    for marker in re.findall(r"<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
+    for marker in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
 )
 """What families may have tokens for, special or not."""
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import BadRequest
 from ingot.text.formats.format import KeyClose, Part, TextParameters
-from ingot.text.grammar.alternatives import Alternative, Texts, alternatives
 from ingot.text.grammar.members import Member, Scope, members
 from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, optional, sequence
-from ingot.text.parameters import TextValue
+from ingot.text.grammar.text_values import TextValueWriter
 from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
 
 _KEY = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
-_WORDS = {"null": ("null",), "boolean": ("true", "false")}
 
 
 class ParameterWriter:
@@ -23,14 +20,15 @@ class ParameterWriter:
 
     def __init__(self, rules: Rules, part: TextParameters, scope: Scope, closing: Sequence[Part] = ()) -> None:
         self._rules, self._part, self._scope = rules, part, scope
-        self._without = [anywhere(exactly(part.value_close))]
+        without = [anywhere(exactly(part.value_close))]
         if part.close_optional:
             # What the parser takes for the end of a value whose closing tag was forgotten.
             behind = [exactly(literal) for literal in closing if isinstance(literal, str)]
             keys = [exactly(close.text) for close in part.key_closes]
             names = [exactly(one.name) for one in members(scope.root, scope).listed]
-            self._without += [anywhere(f"{exactly(part.end)}[ \\t\\r\\n]*{literal}") for literal in behind]
-            self._without += [anywhere(f"{exactly(part.key_open)}({'|'.join(names)}){key}") for key in keys if names]
+            without += [anywhere(f"{exactly(part.end)}[ \\t\\r\\n]*{literal}") for literal in behind]
+            without += [anywhere(f"{exactly(part.key_open)}({'|'.join(names)}){key}") for key in keys if names]
+        self._texts = TextValueWriter(rules, scope, without, part.frame)
 
     def parameters(self) -> str:
         found = members(self._scope.root, self._scope)
@@ -62,13 +60,13 @@ class ParameterWriter:
     def _value(self, member: Member, kinds: Kinds, close: KeyClose) -> str | None:
         """The value and its closing tag; None where this kind of key cannot hold one."""
         if close.value == "text":
-            return self._text(member) if "string" in kinds else None
+            return self._texts.value(member.schema, STRING, self._part.value_close) if "string" in kinds else None
         if close.value == "json":
             fit = kinds & close.kinds - STRING
             return self._json(member, fit) if fit else None
         if "string" not in kinds:
             return self._json(member, kinds)
-        return self._text(member) if kinds == STRING else self._mixed(member, kinds)
+        return self._texts.value(member.schema, kinds, self._part.value_close)
 
     def _json(self, member: Member, kinds: Kinds) -> str:
         schema = self._scope.enclosed(member.schema)
@@ -76,61 +74,10 @@ class ParameterWriter:
             schema = self._scope.enclosed({"allOf": [member.schema, {"type": sorted(kinds)}]})
         return sequence([self._rules.json(schema, lenient=not self._scope.strict), self._closing()])
 
-    def _text(self, member: Member) -> str:
-        """A string, as it stands."""
-        strings = _strings(alternatives(member.schema, self._scope))
-        if all(one.kind == "values" for one in strings):
-            return self._one_of_values([value for one in strings for value in one.values], STRING)
-        return self._until_closing(strings)
-
-    def _mixed(self, member: Member, kinds: Kinds) -> str:
-        """A string or something else: text that looks like the other is read as that."""
-        allowed = alternatives(member.schema, self._scope)
-        if all(one.kind == "values" for one in allowed):
-            return self._one_of_values([value for one in allowed for value in one.values], kinds)
-        strings, others = _strings(allowed), [one for one in allowed if one.kind not in ("string", "values")]
-        if {one.kind for one in others} <= {"null", "boolean"}:
-            # These have few values, which no text is that the strings allow and that would be read otherwise.
-            words = [word for one in others for word in _WORDS[one.kind]]
-            return self._until_closing([*strings, Alternative("values", {}, tuple(words))])
-        narrowed = next((key for one in allowed for key in (*one.says, *(["enum"] if one.values else []))), None)
-        if narrowed is not None:
-            self._scope.refuse({narrowed: None}, frozenset())
-        return self._until_closing([Alternative("string", {})])
-
-    def _one_of_values(self, values: list[Any], kinds: Kinds) -> str:
-        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        for value, text in zip(values, texts, strict=True):
-            if self._part.value_close in text or _read(text, kinds, self._part.frame) != value:
-                raise Unsupported(f"The value {text!r} of an enum cannot be written in this model's tool format.")
-        return sequence([one_of([self._rules.literal(text) for text in texts]), self._closing()])
-
-    def _until_closing(self, strings: list[Alternative]) -> str:
-        """One of the texts up to the closing tag, which they cannot hold."""
-        part = self._part
-        texts = Texts(self._rules, self._scope, self._without)
-        return texts.until(part.frame + part.value_close, strings)
-
     def _closing(self) -> str:
         return self._rules.literal(self._part.frame + self._part.value_close)
-
-
-def _strings(allowed: list[Alternative]) -> list[Alternative]:
-    """Those that are strings, and of an enum those values that are."""
-    found = [one for one in allowed if one.kind == "string"]
-    values = tuple(value for one in allowed for value in one.values if isinstance(value, str))
-    return [*found, Alternative("values", {}, values)] if values else found
 
 
 def _states_type(schema: Any, kinds: Kinds) -> bool:
     stated = schema.get("type") if isinstance(schema, Mapping) else None
     return frozenset({stated} if isinstance(stated, str) else stated or ()) == kinds
-
-
-def _read(text: str, kinds: Kinds, frame: str) -> Any:
-    """What the parser makes of a text."""
-    written: list[str] = []
-    value = TextValue(kinds, frame, written.append)
-    value.write(frame + text + frame)
-    value.close()
-    return json.loads("".join(written))

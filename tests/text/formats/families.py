@@ -23,6 +23,19 @@ _LONGCAT = (
 )
 _SOLAR = f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>"
 _MINICPM = '<function name="get_weather"><param name="city">Paris</param></function>'
+_M = "]<]minimax[>["
+
+
+def _element(name: str, *inside: str) -> str:
+    return f"{_M}<{name}>{''.join(inside)}{_M}</{name}>"
+
+
+def _m3(name: str, *elements: str) -> str:
+    return f'{_M}<invoke name="{name}">{"".join(elements)}{_M}</invoke>'
+
+
+def _m3_section(*invokes: str) -> str:
+    return f"{_M}<tool_call>\n" + "\n".join(invokes) + f"\n{_M}</tool_call>"
 
 
 def _hunyuan(suffix: str) -> str:
@@ -110,6 +123,92 @@ FAMILIES = [
         [thinks("Hm."), says("Yes.\n")],
     ),
     Case("apriel", "Hm.[BEGIN FINAL RESPONSE]\nYes.", [thinks("Hm."), says("Yes.")], OPENED),
+    Case("minimax-m3", "<mm:think>x</mm:think>y", [thinks("x"), says("y")]),
+    Case(
+        "minimax-m3",
+        "<mm:think>Hm.</mm:think>Ok."
+        + _m3_section(_m3("get_weather", _element("city", "Paris")), _m3("ping"))
+        + "\nSo.",
+        [thinks("Hm."), says("Ok."), PARIS, PING, says("\nSo.")],
+    ),
+    Case(
+        "minimax-m3",
+        _m3_section(
+            _m3(
+                "get_weather",
+                *(
+                    _element("city", " <b>\n"),
+                    _element("days", "3"),
+                    _element("scale", "-1.5e3"),
+                    _element("metric", "true"),
+                ),
+                *(_element("note", "null"), _element("tags", _element("item", "1"), _element("item", "true"))),
+                _element(
+                    "where",
+                    _element("item", "1"),
+                    _element("a", _element("item", _element("b", "x")), _element("item", "2")),
+                ),
+            )
+        ),
+        [
+            calls(
+                "get_weather",
+                city=" <b>\n",
+                days=3,
+                scale=-1.5e3,
+                metric=True,
+                note=None,
+                tags=["1", "true"],
+                where={"item": 1, "a": [{"b": "x"}, 2]},
+            )
+        ],
+    ),
+    Case(
+        "minimax-m3",
+        f'{_M}<tool_call>\n{_M}<invoke name="get_weather">\n{_M}<where>\n{_M}<a>1{_M}</a>\n{_M}</where>\n'
+        f"{_M}<tags>\n{_M}</tags>\n{_M}<city>{_M}</city>\n{_M}</invoke>\n{_M}</tool_call>",
+        [calls("get_weather", where={"a": 1}, tags=[], city="")],
+    ),
+    Case(
+        "minimax-m3",
+        _m3_section(
+            _m3("get_weather", _element("where", '{"a": [1, null]}'), _element("tags", f'["{_M}</tags>{_M}<x>"]')),
+            f'{_M}<invoke name="get_weather">{ARGUMENTS}{_M}</invoke>',
+        ),
+        [calls("get_weather", where={"a": [1, None]}, tags=[f"{_M}</tags>{_M}<x>"]), PARIS],
+    ),
+    Case(
+        "minimax-m3",
+        _m3_section(_m3("write_file", _element("content", f"{_M}<item>a{_M}</item> {_M}</content>\nb"))),
+        [calls("write_file", content=f"{_M}<item>a{_M}</item> {_M}</content>\nb")],
+    ),
+    Case(
+        "minimax-m3",
+        _m3_section(_m3("get_weather", _element("-A", _element("item", _element("k", "1")), _element("item", "2")))),
+        [calls("get_weather", **{"-A": [{"k": 1}, 2]})],
+    ),
+    Case("minimax-m3", _m3_section(_m3("get_weather", f"{_M}Oslo{_M}</city>", _element("days", "3"))), [OSLO]),
+    Case("minimax-m3", f"<tool_call> {_m3('get_weather', _element('city', 'Paris'))} {_M}</tool_call>", [PARIS]),
+    Case("minimax-m3", f"Ok. {_m3('get_weather', _element('city', 'Paris'))}", [says("Ok."), PARIS]),
+    Case("minimax-m3", _m3("fly"), [says(_m3("fly"))]),
+    Case("minimax-m3", f"The mark is {_M}.", [says(f"The mark is {_M}.")]),
+    Case("minimax-m3", f"{_M}<tool_call>\n{_M}<x>", [says(f"{_M}<tool_call>\n{_M}<x>")]),
+    Case(
+        "minimax-m3",
+        f'{_M}<tool_call>\n{_M}<invoke name="get_weather">{_M}<where>{_M}<a>{_M}<item>1{_M}</item>{_M}</',
+        [("breaks", "get_weather", '{"where": {"a": [1')],
+    ),
+    Case(
+        "minimax-m3",
+        f'{_M}<tool_call>{_M}<invoke name="get_weather">{_element("tags", _element("item", "a"))} and{_M}</invoke>',
+        [("breaks", "get_weather", '{"tags": ["a"]'), says(f"and{_M}</invoke>")],
+    ),
+    Case(
+        "minimax-m3",
+        f"Hm.\n{_m3_section(_m3('get_weather', _element('city', 'Paris')))}",
+        [thinks("Hm."), PARIS],
+        OPENED,
+    ),
     Case("minimax-m1", f"Ok.\n<tool_calls>\n{_JSON}\n{_PING}\n</tool_calls>", [says("Ok."), PARIS, PING]),
     Case("minimax-m1", f"<tool_calls>\n{_JSON}", [PARIS]),
     Case("nemotron-nano-v2", f"<think>\n</think>\n<TOOLCALL>{GRANITE_ARRAY}</TOOLCALL>", [PARIS, PING]),

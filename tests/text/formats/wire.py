@@ -530,7 +530,6 @@ PYTHONIC = [
 
 PLAIN = [
     Case("plain", f"<think>x</think>{CODER_CALL}", [says(f"<think>x</think>{CODER_CALL}")]),
-    Case("minimax-m3", "<mm:think>x</mm:think>y", [thinks("x"), says("y")]),
 ]
 
 WIRE = [
