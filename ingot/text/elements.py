@@ -128,14 +128,16 @@ class _Values:
             if "string" not in kinds and (yield from self._reader.literal(closing)):
                 self._tell(next((empty for kind, empty in _EMPTY if kind in kinds), '""'))
                 return
-            if (yield from self._nests()):
+            if (yield from self._nests(kinds)):
                 yield from self._nested(described, closing, depth + 1)
                 return
         yield from self._text(kinds, closing, space)
 
-    def _nests(self) -> Steps[bool]:
-        opens = f"{self._part.mark}<"
-        return (yield from self._reader.sees(opens)) and not (yield from self._reader.sees(f"{opens}/"))
+    def _nests(self, kinds: Kinds) -> Steps[bool]:
+        """Whether an element comes next. A string may begin with a mark too."""
+        mark = self._part.mark
+        opens = f"{mark}<" if "string" in kinds else mark
+        return (yield from self._reader.sees(opens)) and not (yield from self._reader.sees(f"{mark}</"))
 
     def _nested(self, described: Described, closing: str, depth: int) -> Steps[None]:
         if depth > DEEPEST:
@@ -147,7 +149,7 @@ class _Values:
 
     def _text(self, kinds: Kinds, closing: str, space: str) -> Steps[None]:
         """A value that has no elements, and its closing tag: one that another tag follows."""
-        reader, following = self._reader, f"{self._part.mark}<"
+        reader, mark = self._reader, self._part.mark
         value = TextValue(kinds, "", self._tell)
         value.write(space)
         last: list[str] = []  # the text's end, which may be half a closing tag
@@ -166,7 +168,7 @@ class _Values:
                 value.write(closing)
                 continue
             space = yield from reader.gap()
-            if (yield from reader.sees(following)) or reader.cut_short((following,)):
+            if (yield from reader.sees(mark)) or reader.cut_short((mark,)):
                 value.close()
                 return
             value.write(closing + space)

@@ -71,7 +71,12 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("name", "formats"), [("qwen-3.5", ("qwen3-coder", "qwen")), ("deepseek-v3.1", ("deepseek-v3.1",))]
+    ("name", "formats"),
+    [
+        ("qwen-3.5", ("qwen3-coder", "qwen")),
+        ("deepseek-v3.1", ("deepseek-v3.1",)),
+        ("minimax-m3", ("minimax-m3",)),
+    ],
 )
 def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, formats: tuple[str, ...]) -> None:
     """As their chat templates would: with the markers that their vocabularies have tokens for."""
@@ -85,4 +90,5 @@ def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, fo
             assert follow(free, tokenizer, call)
             assert follow(free, tokenizer, "No call: <b>{1}</b>.")
             thinking = grammars.answer(grammars.json_schema(SCHEMA), known, ThinkingStart.OPENED)
-            assert follow(thinking, tokenizer, 'Hm.\n</think>\n\n{"city": "Oslo", "days": 1}')
+            assert known.thinking is not None
+            assert follow(thinking, tokenizer, f'Hm.\n{known.thinking.close}\n\n{{"city": "Oslo", "days": 1}}')

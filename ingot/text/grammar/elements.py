@@ -47,7 +47,7 @@ class ElementWriter:
         return self._rules.rule(sequence([opening, self._value(schema, described, self._part.closing(name))]))
 
     def _value(self, schema: Any, described: Described, closing: str) -> str:
-        """What stands between an element's tags, and the closing one: a rule of its own, as references may lead back."""
+        """What stands between an element's tags, and the closing one: a rule, as references may lead back to it."""
         key = (id(schema), closing, *map(id, described.schemas))
         if key not in self._values:
             name = self._rules.reserve()

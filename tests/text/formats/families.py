@@ -188,6 +188,13 @@ FAMILIES = [
         [calls("get_weather", **{"-A": [{"k": 1}, 2]})],
     ),
     Case("minimax-m3", _m3_section(_m3("get_weather", f"{_M}Oslo{_M}</city>", _element("days", "3"))), [OSLO]),
+    Case(
+        "minimax-m3",
+        _m3_section(
+            _m3("get_weather", _element("city", "Oslo"), f"{_M}3{_M}</days>", _element("tags", f"{_M}a{_M}</item>"))
+        ),
+        [calls("get_weather", city="Oslo", days=3, tags=["a"])],
+    ),
     Case("minimax-m3", f"<tool_call> {_m3('get_weather', _element('city', 'Paris'))} {_M}</tool_call>", [PARIS]),
     Case("minimax-m3", f"Ok. {_m3('get_weather', _element('city', 'Paris'))}", [says("Ok."), PARIS]),
     Case("minimax-m3", _m3("fly"), [says(_m3("fly"))]),
