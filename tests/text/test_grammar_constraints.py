@@ -22,8 +22,9 @@ from tests.text.test_grammar_calls import closers, vocabulary, written
 from tests.text.walks import Walker
 
 Make = Callable[[bool], Grammars]
-# One of each way of writing: with a line around values, with tags around keys, with types said, and no tags at all.
-OWN_NOTATION = ["qwen3-coder", "glm", "deepseek-v3.2", "gemma4"]
+# One of each way of writing: with a line around values, with tags around keys, with types said, no tags at all, and
+# tags at any depth.
+OWN_NOTATION = ["qwen3-coder", "glm", "deepseek-v3.2", "gemma4", "minimax-m3"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,24 @@ def tool(value: Any, *, strict: bool) -> GuidedTool:
     return GuidedTool("f", schema, strict=strict)
 
 
-DEFS = {"$defs": {"word": {"type": "string", "pattern": "^[a-z]{2,5}$"}, "count": {"type": "integer", "minimum": 3}}}
+_TREE = {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}
+DEFS = {
+    "$defs": {
+        "word": {"type": "string", "pattern": "^[a-z]{2,5}$"},
+        "count": {"type": "integer", "minimum": 3},
+        "tree": {
+            "type": "object",
+            "properties": {"left": _TREE, "right": _TREE},
+            "required": ["left", "right"],
+            "additionalProperties": False,
+        },
+        "circle": {"anyOf": [{"$ref": "#/$defs/circle"}, {"type": "null"}]},
+        "growing": {
+            "type": "object",
+            "properties": {"a": {"allOf": [{"$ref": "#/$defs/growing"}, {"properties": {"a": {"type": "object"}}}]}},
+        },
+    }
+}
 VALUES: list[Any] = [
     {"type": "string", "pattern": "^[a-z]{2,4}$"},
     {"type": "string", "pattern": "[0-9]"},
@@ -128,11 +146,22 @@ def test_so_do_the_arguments_as_a_whole(made: Make, name: str, strict: bool, sch
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
         ({"type": ["array", "null"], "items": {"type": "string"}}, ["a", "b"]),
         ({"type": ["array", "null"], "items": {"type": "string"}}, None),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1, "b": 2}),
+        ({"$ref": "#/$defs/tree"}, {"left": {"left": None, "right": None}, "right": None}),
     ],
     ids=json.dumps,
 )
 def test_a_value_that_the_schema_allows_can_be_written(made: Make, name: str, value: Any, good: Any) -> None:
+    follow(made, name, value, good)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OWN_NOTATION if name != "minimax-m3"]
+)  # whose tags would repeat them
+def test_so_can_members_that_the_schema_does_not_name(made: Make, name: str) -> None:
+    follow(made, name, {"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1, "b": 2})
+
+
+def follow(made: Make, name: str, value: Any, good: Any) -> None:
     format, tokenizer, one = format_named(name), vocabulary(False), tool(value, strict=True)
     text = render_call(format, [Call("f", {"v": good})])
     guide = made(False).tools(format, [one], "required", parallel=False).begin()  # type: ignore[union-attr]
@@ -178,6 +207,8 @@ def test_statements_that_exclude_each_other_are_refused_in_a_strict_schema(made:
         {"type": "object", "properties": [1], "required": 5},
         {"type": "string", "pattern": 5},
         {"$ref": "#/nowhere"},
+        {"$ref": "#/$defs/circle"},
+        {"$ref": "#/$defs/growing"},
         {"$defs": {"a": {"allOf": [{"$ref": "#/properties/v"}]}}, "allOf": [{"$ref": "#/properties/v"}]},
         False,
     ],

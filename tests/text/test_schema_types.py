@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingot.text.schema_types import ANY, parameter_kinds
+from ingot.text.schema_types import ANY, Described, parameter_kinds
 
 DEFINITIONS = {
     "Count": {"type": "integer"},
@@ -68,3 +68,22 @@ def test_parameters_are_found_behind_references_and_in_branches() -> None:
         "$defs": {"A": {"properties": {"p": {"type": "integer"}}}},
     }
     assert parameter_kinds(schema, "p") == {"integer", "null"}
+
+
+def test_what_stands_in_arrays_and_objects_has_its_own_types() -> None:
+    rows = {"type": "array", "prefixItems": [{"type": "null"}], "items": {"anyOf": [{"$ref": "#/$defs/row"}, {}]}}
+    row = {"properties": {"id": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    rows_described = Described.arguments({"properties": {"rows": rows}, "$defs": {"row": row}}).member("rows")
+    assert rows_described.item(0).kinds == {"null"}
+    assert rows_described.item(1).member("id").kinds == {"integer"}
+    assert rows_described.item(7).member("x").kinds == {"string"}
+    assert rows_described.member("x").kinds == rows_described.item(1).item(0).kinds == ANY
+
+
+def test_schemas_that_lead_back_to_themselves_in_many_ways_are_each_looked_at_once() -> None:
+    back = {"$ref": "#/$defs/node"}
+    node = {"anyOf": [back] * 30, "oneOf": [{"allOf": [back]}] * 30, "properties": {"next": back}}
+    described = Described.arguments({"$ref": "#/$defs/node", "$defs": {"node": node}})
+    for _ in range(50):
+        described = described.member("next")
+    assert len(described.schemas) == 1

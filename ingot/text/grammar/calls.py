@@ -70,7 +70,10 @@ def call_grammar(
         return _Messages(rules, format.channels, tools).source(free=choice == "auto")
     if not format.forms:
         raise Unsupported(f"Tool calls cannot be forced: the format {format.name} has none.")
-    writer = _Tagged(rules, format, tools, parallel)
+    try:
+        writer = _Tagged(rules, format, tools, parallel)
+    except RecursionError:
+        raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
     return writer.free() if choice == "auto" else writer.forced(opened)
 
 

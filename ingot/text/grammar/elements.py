@@ -15,6 +15,7 @@ from ingot.text.formats.format import Elements
 from ingot.text.grammar.alternatives import Alternative, alternatives
 from ingot.text.grammar.members import Members, Scope, members
 from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, optional, sequence
+from ingot.text.grammar.schema_rules import SchemaRules
 from ingot.text.grammar.text_values import TextValueWriter
 from ingot.text.schema_types import CONTAINERS, Described
 
@@ -25,7 +26,7 @@ class ElementWriter:
     def __init__(self, rules: Rules, part: Elements, scope: Scope) -> None:
         self._rules, self._part, self._scope = rules, part, scope
         self._texts = TextValueWriter(rules, scope, [anywhere(exactly(part.mark))])
-        self._values: dict[tuple[object, ...], tuple[str, Any]] = {}  # rules, with the schemas that they are for
+        self._values = SchemaRules(rules)
 
     def arguments(self) -> str:
         """All of them, and what ends them."""
@@ -47,13 +48,9 @@ class ElementWriter:
         return self._rules.rule(sequence([opening, self._value(schema, described, self._part.closing(name))]))
 
     def _value(self, schema: Any, described: Described, closing: str) -> str:
-        """What stands between an element's tags, and the closing one: a rule, as references may lead back to it."""
-        key = (id(schema), closing, *map(id, described.schemas))
-        if key not in self._values:
-            name = self._rules.reserve()
-            self._values[key] = name, schema
-            self._rules.define(name, one_of(list(self._ways(schema, described, closing))))
-        return self._values[key][0]
+        """What stands between an element's tags, and the closing one."""
+        place = (closing, *map(id, described.schemas))
+        return self._values.rule(schema, place, lambda: one_of(list(self._ways(schema, described, closing))))
 
     def _ways(self, schema: Any, described: Described, closing: str) -> Iterator[str]:
         kinds, end = described.kinds, self._rules.literal(closing)

@@ -50,10 +50,6 @@ class Scope:
         stated = [each for each in (one, other) if isinstance(each, Mapping)]
         return {"allOf": stated} if stated else one
 
-    def refers(self, schema: Any) -> bool:
-        """Whether a schema says nothing but what it refers to."""
-        return isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - _SILENT - {"$ref"}
-
     def refuse(self, schema: Mapping[str, Any], understood: frozenset[str]) -> None:
         """Raises Unsupported, naming the keyword, for a strict schema that says more than is `understood`."""
         unknown = sorted(keyword for keyword in schema if keyword not in understood | _SILENT)

@@ -12,6 +12,7 @@ from ingot.text.formats.notation import Notation
 from ingot.text.grammar.alternatives import KINDS, Alternative, Texts, alternatives
 from ingot.text.grammar.members import Members, Scope, joined, members
 from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, sequence
+from ingot.text.grammar.schema_rules import SchemaRules
 
 _BARE_KEY = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
 
@@ -21,7 +22,7 @@ class NotatedWriter:
 
     def __init__(self, rules: Rules, notation: Notation, scope: Scope) -> None:
         self._rules, self._notation, self._scope = rules, notation, scope
-        self._referred: dict[str, str] = {}  # rules of what references lead to, which may lead back
+        self._values = SchemaRules(rules)
         self._anything = ""
 
     def arguments(self, before: str) -> str:
@@ -36,20 +37,14 @@ class NotatedWriter:
             return self._rules.rule(self._rules.json(self._scope.enclosed(schema), lenient=not self._scope.strict))
         if not isinstance(schema, Mapping):
             return self._any_value()
-        if self._scope.refers(schema):
-            return self._reference(schema)
+        return self._values.rule(schema, (), lambda: self._allowed(schema))
+
+    def _allowed(self, schema: Mapping[str, Any]) -> str:
         allowed = alternatives(schema, self._scope)
         strings = [one for one in allowed if one.kind == "string"]
         written = [self._string(strings)] if strings else []
         written += [self._of_kind(one) for one in allowed if one.kind != "string"]
-        return self._rules.rule(one_of(written))
-
-    def _reference(self, schema: Mapping[str, Any]) -> str:
-        reference = str(schema["$ref"])
-        if reference not in self._referred:
-            name = self._referred[reference] = self._rules.reserve()
-            self._rules.define(name, self._value(self._scope.flat(schema)))
-        return self._referred[reference]
+        return one_of(written)
 
     def _of_kind(self, one: Alternative) -> str:
         match one.kind:
