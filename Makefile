@@ -4,6 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# tests that run at once
+JOBS ?= 2
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=
 export BACKEND
@@ -28,7 +30,7 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -m "not clients and not oracle" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle" $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

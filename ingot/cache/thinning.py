@@ -9,6 +9,7 @@ their number grows with the logarithm of the path's length.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ingot.cache.tree import Node
 
@@ -32,7 +33,7 @@ def superfluous(end: Node) -> Iterable[Node]:
         else:
             apart.append(node)
     kept: Node | None = None
-    for node, nearer in zip(apart[:-NEWEST], apart[1:], strict=False):
+    for node, nearer in pairwise(apart[: 1 - NEWEST]):
         # As the path grows, distances do and gaps do not: what may lie apart now may do so for good.
         gap = SPREAD * max(NEAR, end.end - nearer.end)
         if kept is not None and nearer.end - kept.end <= gap and not is_shared(node):

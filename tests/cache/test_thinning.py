@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ def test_no_place_to_go_back_to_is_missing_for_a_while_as_a_conversation_grows()
         tokens += [number % 50] * dice.choice([40, 40, 40, 300])
         store(held, tokens, HYBRID, landmark=number == 0)
         places = [0, *ends(held), len(tokens)]
-        for kept, following in zip(places, places[1:], strict=False):
+        for kept, following in pairwise(places):
             assert following - kept <= 3 * max(NEAR, len(tokens) - following) + 300
 
 
