@@ -159,9 +159,16 @@ def test_a_request_ends_at_its_deadline(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engine) -> None:
-    with client.stream("POST", "/v1/completions", json=LONG | {"n": 8, "stream": True}) as running:
-        next(running.iter_lines())
-        made = client.post("/v1/completions", json=LONG | {"n": 5})
+    go_on = threading.Event()
+    engine._mail.put(
+        lambda: None if go_on.wait(30) else None
+    )  # else the first might be through before the second comes
+    try:
+        with client.stream("POST", "/v1/completions", json=LONG | {"n": 8, "stream": True}) as running:
+            next(running.iter_lines())
+            made = client.post("/v1/completions", json=LONG | {"n": 5})
+    finally:
+        go_on.set()
     assert (made.status_code, made.json()["error"]["code"]) == (429, "overloaded")
     assert int(made.headers["retry-after"]) >= 1
 
