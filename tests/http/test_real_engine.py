@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,17 +158,13 @@ def test_a_request_ends_at_its_deadline(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engine) -> None:
-    go_on = threading.Event()
-    engine._mail.put(
-        lambda: None if go_on.wait(30) else None
-    )  # else the first might be through before the second comes
-    try:
-        with client.stream("POST", "/v1/completions", json=LONG | {"n": 8, "stream": True}) as running:
-            next(running.iter_lines())
-            made = client.post("/v1/completions", json=LONG | {"n": 5})
-    finally:
-        go_on.set()
-    assert (made.status_code, made.json()["error"]["code"]) == (429, "overloaded")
+    # Not all that there is room for, as whoever left a moment ago may still be on the way out.
+    with client.stream("POST", "/v1/completions", json=LONG | {"n": 6, "stream": True}) as running:
+        assert running.status_code == 200
+        next(running.iter_lines())
+        made = client.post("/v1/completions", json=LONG | {"n": 5})
+    assert made.status_code == 429, made.text[:600]
+    assert made.json()["error"]["code"] == "overloaded"
     assert int(made.headers["retry-after"]) >= 1
 
 
