@@ -15,6 +15,7 @@ from tests import tiny
 
 KINDS = ["llama", "window", "hybrid", "moe"]
 WIDEST = 32
+ROUNDED = 1 << 16  # what GPUs round small arrays up to, all together
 TOLERANCE = 2e-4
 
 
@@ -160,7 +161,7 @@ def test_moving_rows_takes_no_more_memory_than_the_largest_layer(kind: str) -> N
     slots.clear(0)
     slots.move(1, 0)
     mx.eval(slots.arrays())
-    assert mx.get_peak_memory() - before <= largest
+    assert mx.get_peak_memory() - before <= largest + ROUNDED
     assert slots.lengths == [60, 0, 0, 0]
     assert close(feed(slots, kind, 0, [7]), exact(kind, [*[1, 2, 3] * 20, 7]))
 
