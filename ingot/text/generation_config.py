@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.errors import ModelError
+from ingot.text.json_file import read_object
 
 FILE: Final = "generation_config.json"
 NONE: Final = ("none", "vllm")
@@ -17,16 +16,7 @@ def generation_config(setting: str, model: Path) -> dict[str, Any]:
     """What the file says that the setting names: the model's own for `auto`, none, or that of another folder."""
     if setting in NONE:
         return {}
-    path = (model if setting == "auto" else Path(setting).expanduser()) / FILE
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} does not hold a JSON object.")
-    return value
+    return read_object((model if setting == "auto" else Path(setting).expanduser()) / FILE)
 
 
 def setting_problem(setting: str) -> str | None:

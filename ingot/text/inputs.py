@@ -5,7 +5,6 @@ Like a tokenizer, an `Inputs` never changes once it is made, and any thread may 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ingot.errors import BadRequest, InputTooLong, ModelError
 from ingot.text import vocabulary
 from ingot.text.controls import Controls, finder
 from ingot.text.floor import Gauge
+from ingot.text.json_file import read_object
 from ingot.text.spelling import spelled
 from ingot.text.stopping import checkpoint
 from ingot.text.vocabulary import Vocabulary
@@ -45,7 +45,7 @@ def load_vocabulary(folder: Path) -> Vocabulary:
     Decoders that make embeddings rely on the end token that their tokenizer.json adds, while their
     tokenizer_config.json still holds what their ancestor, which generates, was told: that nothing is added.
     """
-    config = _config(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     if not (config.get("add_bos_token") or config.get("add_eos_token")):
         config = {key: value for key, value in config.items() if key not in ("add_bos_token", "add_eos_token")}
     return vocabulary.load(folder, config, _ends(config))
@@ -295,15 +295,3 @@ def _ends(config: Mapping[str, Any]) -> dict[str, str]:
     stated = {name: config.get(name) for name in ("bos_token", "eos_token")}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in stated.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} does not hold a JSON object.")
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from ingot.text import vocabulary
 from ingot.text.controls import Controls
 from ingot.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer
 from ingot.text.floor import Gauge
+from ingot.text.json_file import read_object
 from ingot.text.spelling import spelled
 from ingot.text.template import ChatTemplate
 from ingot.text.vocabulary import Vocabulary
@@ -54,8 +54,8 @@ class Tokenizer:
 
         Raises ModelError where a file is missing, broken or asks for what cannot be honoured.
         """
-        config = _read_json(folder / "tokenizer_config.json")
-        named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        config = read_object(folder / "tokenizer_config.json")
+        named = _named_tokens(config, read_object(folder / "special_tokens_map.json"))
         sources = {"default": template} if template is not None else _template_sources(folder, config)
         return cls(
             vocabulary.load(folder, config, named),
@@ -143,18 +143,6 @@ def _find_anchor(vocabulary: Vocabulary) -> int:
     raise ModelError("The tokenizer has no token of plain ASCII text, which streaming its text relies on.")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} does not hold a JSON object.")
-    return value
-
-
 def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role; the first file that states one wins. A token is a string, or an object with its text."""
     found: dict[str, str] = {}
@@ -168,9 +156,9 @@ def _named_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(folder: Path) -> set[int]:
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     inner = config.get("text_config")
-    sources = [_read_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
+    sources = [read_object(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {}]
     ids: set[int] = set()
     for source in sources:
         stated = source.get("eos_token_id")
@@ -180,7 +168,7 @@ def _eos_ids(folder: Path) -> set[int]:
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The model's chat templates by name. A file of its own wins over the configuration's copy."""
-    stated = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template") or {}
+    stated = config.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template") or {}
     if isinstance(stated, str):
         stated = {"default": stated}
     elif isinstance(stated, list):
