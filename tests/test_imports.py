@@ -53,3 +53,14 @@ def test_the_edge_knows_only_the_engines_nouns(room: str) -> None:
         for name in imports(path, everywhere=False):
             if under(name, "ingot.engine"):
                 assert any(under(name, noun) for noun in ENGINE_NOUNS), f"{path.name} imports {name}"
+
+
+def test_there_are_no_circles_not_even_for_type_checkers() -> None:
+    modules = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): path for path in ROOT.glob("**/*.py")}
+    arrows = {name: imports(path, everywhere=True) & modules.keys() - {name} for name, path in modules.items()}
+    while free := [name for name, needed in arrows.items() if not needed]:
+        for name in free:
+            del arrows[name]
+        for needed in arrows.values():
+            needed.difference_update(free)
+    assert not arrows, f"in circles, or behind one: {sorted(arrows)}"

@@ -16,10 +16,9 @@ from ingot.cache.layers import WindowState
 from ingot.cache.packing import Form, check_fits, described, packed, unpacked
 from ingot.cache.records import Record, take
 from ingot.cache.tree import Node, Owner
-from ingot.engine.reuse import Reuse
+from ingot.engine.reuse import OnThread, Reuse
 
 if TYPE_CHECKING:
-    from ingot.engine.keeping import OnThread
     from ingot.models.adapter import Adapter
 
 SAMPLE_TOKENS = 32

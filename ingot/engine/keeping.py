@@ -7,30 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from ingot.cache.archive import Seal
 from ingot.cache.tree import Node, Owner
 from ingot.engine.archiving import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, Request, SaltStatus
-from ingot.engine.reuse import Reuse
+from ingot.engine.reuse import OnThread, Reuse
 from ingot.errors import Unsupported
 from ingot.models.adapter import Adapter
 from ingot.models.digest import model_digest, tokenizer_digest
 
-T = TypeVar("T")
 Going = Callable[[], bool]
 """Whether somebody still waits for the work."""
 
 
 def always() -> bool:
     return True
-
-
-class OnThread(Protocol):
-    def __call__(self, work: Callable[[Reuse], T]) -> T:
-        """Run `work` on the engine thread and wait for what it gives or raises."""
-        ...
 
 
 class Keeping:

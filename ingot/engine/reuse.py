@@ -8,9 +8,10 @@ once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ from ingot.engine.costs import StepCosts
 from ingot.engine.request import CacheReason, CacheReport, Request
 from ingot.engine.sequence import Sequence
 
+T = TypeVar("T")
 STRIDE = 512
 """Tokens of a prompt after which what was computed is kept, so that a cancelled or a shared prompt is not lost."""
 CHECKPOINT_STRIDE = 2048
@@ -240,3 +242,9 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
 
 def _owner(request: Request) -> Owner:
     return Owner(request.tenant, request.salt)
+
+
+class OnThread(Protocol):
+    def __call__(self, work: Callable[[Reuse], T]) -> T:
+        """Run `work` on the engine thread, between two steps, and wait for what it gives or raises."""
+        ...

@@ -18,15 +18,8 @@ from msgspec import Struct
 from ingot.engine.encoding_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import BadRequest
 from ingot.protocol import bounds
-from ingot.protocol.encoders import (
-    Dimensions,
-    EncoderName,
-    EncoderTokenIds,
-    EncodingJob,
-    EncodingReceipt,
-    PromptName,
-    encoder_for,
-)
+from ingot.protocol.encoder_fields import Dimensions, EncoderName, EncoderTokenIds, PromptName
+from ingot.protocol.encoders import EncodingJob, EncodingReceipt, encoder_for
 from ingot.protocol.fields import Bool, Either, ListOf, OneOf, Reading, Text, Timeout
 from ingot.protocol.records import Record, accepts, refuses, requires
 from ingot.protocol.served import DEFAULT_NAME, Served

@@ -1,4 +1,4 @@
-"""Encoders on the wire: which one a request means, and the fields whose bounds it sets."""
+"""Encoders on the wire: which one a request means, and what its answer tells of the work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoding_request import Encoded, EncodingRequest, Role
 from ingot.errors import ModelNotFound
-from ingot.protocol.fields import EncoderTerms, Int, Kind, OneOf, Reading, Schema, Terms, unknown_name
-from ingot.protocol.names import is_name, names_schema
-from ingot.protocol.vocabulary import TokenIds
-from ingot.text.inputs import TextInputs
+from ingot.protocol.fields import Reading
 
 if TYPE_CHECKING:
     from ingot.engine.encoding import OfferedEncoder
@@ -68,109 +65,3 @@ class EncodingReceipt(Struct, kw_only=True):
             cut_from=cut_from or UNSET,
             ignored=reading.ignored or UNSET,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderName(Kind):
-    """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
-
-    role: Role
-
-    def parse(self, value: object, path: str, reading: Reading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        known = self._terms(reading.terms)
-        if not is_name(value, known.models):
-            raise unknown_name(value, known.models)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        names = self._terms(terms).models
-        return names_schema(names) if names else {"type": "string"}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
-    def wanted(self, terms: Terms) -> str:
-        return "the name of a model, as a string"
-
-    def _terms(self, terms: Terms) -> EncoderTerms:
-        return terms.encoders.get(self.role, EncoderTerms())
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderTokenIds(Kind):
-    """A list of token ids of the embedding model."""
-
-    most: int
-
-    def parse(self, value: object, path: str, reading: Reading) -> tuple[int, ...]:
-        return self._ids.parse(value, path, Reading(self._terms(reading.terms)))
-
-    def schema(self, terms: Terms) -> Schema:
-        return self._ids.schema(self._terms(terms))
-
-    def admits(self, value: object) -> bool:
-        return self._ids.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self._ids.wanted(terms)
-
-    @property
-    def _ids(self) -> TokenIds:
-        return TokenIds(self.most)
-
-    def _terms(self, terms: Terms) -> Terms:
-        known = terms.encoders.get("embedding", EncoderTerms())
-        return Terms(known.models, known.vocab, terms.timeout_s, terms.strict)
-
-
-@dataclass(frozen=True, slots=True)
-class Dimensions(Kind):
-    """How many numbers of each vector are wanted: at most as many as the model gives."""
-
-    def parse(self, value: object, path: str, reading: Reading) -> int:
-        return self._within(reading.terms).parse(value, path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return self._within(terms).schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return Int((0, 0)).admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self._within(terms).wanted(terms)
-
-    def _within(self, terms: Terms) -> Int:
-        return Int((1, terms.encoders.get("embedding", EncoderTerms()).dimension))
-
-
-@dataclass(frozen=True, slots=True)
-class PromptName(Kind):
-    """One of the prompts that the embedding model's files name."""
-
-    def parse(self, value: object, path: str, reading: Reading) -> str:
-        names = self._names(reading.terms)
-        if not names:
-            raise self.refuse(value, path, reading)
-        return OneOf(names).parse(value, path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return OneOf(self._names(terms)).schema(terms) if self._names(terms) else {"enum": [None]}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
-    def wanted(self, terms: Terms) -> str:
-        names = self._names(terms)
-        return OneOf(names).wanted(terms) if names else "nothing, as the model's files name no prompts"
-
-    def _names(self, terms: Terms) -> tuple[str, ...]:
-        return terms.encoders.get("embedding", EncoderTerms()).prompts
-
-
-def terms_of(offered: OfferedEncoder, names: tuple[str, ...]) -> EncoderTerms:
-    """The bounds that an encoder served under `names` sets."""
-    card, inputs = offered.card, offered.inputs
-    prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
-    return EncoderTerms(names, card.vocab, card.dimension, prompts)

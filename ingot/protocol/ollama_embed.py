@@ -14,7 +14,8 @@ from ingot.engine.encoding_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import BadRequest
 from ingot.protocol import bounds
 from ingot.protocol.embeddings import shortened
-from ingot.protocol.encoders import Dimensions, EncoderName, EncodingJob, EncodingReceipt, encoder_for
+from ingot.protocol.encoder_fields import Dimensions, EncoderName
+from ingot.protocol.encoders import EncodingJob, EncodingReceipt, encoder_for
 from ingot.protocol.fields import Bool, Either, ListOf, Reading, Text
 from ingot.protocol.ollama import Duration, OllamaName
 from ingot.protocol.ollama_answers import nanoseconds

@@ -13,7 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.encoding_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import Unsupported
 from ingot.protocol import bounds
-from ingot.protocol.encoders import EncoderName, EncodingJob, EncodingReceipt, encoder_for
+from ingot.protocol.encoder_fields import EncoderName
+from ingot.protocol.encoders import EncodingJob, EncodingReceipt, encoder_for
 from ingot.protocol.fields import Bool, Either, Int, ListOf, Reading, Text, Timeout
 from ingot.protocol.records import Record, accepts, refuses, requires
 from ingot.protocol.served import DEFAULT_NAME, Served

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ingot.config import Settings
 from ingot.engine.request import ModelCard, Sampling
 from ingot.errors import ConfigError
-from ingot.protocol.encoders import terms_of
+from ingot.protocol.encoder_fields import terms_of
 from ingot.protocol.fields import Reading, Terms
 from ingot.protocol.names import check_aliases, with_aliases
 from ingot.protocol.sampling_defaults import sampling_defaults, told

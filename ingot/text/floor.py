@@ -12,15 +12,12 @@ import string
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
-from ingot.text.spelling import ALPHABET
-
-if TYPE_CHECKING:
-    from ingot.text.vocabulary import Vocabulary
+from ingot.text.byte_alphabet import ALPHABET
 
 _CLASSES: Final = tuple(
     chars.encode() for chars in (string.ascii_letters, string.digits, string.whitespace, string.punctuation)
@@ -35,8 +32,8 @@ _KEEPING: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguo
 class Gauge:
     """The floor of one vocabulary, found out when it is first asked for. For any thread."""
 
-    def __init__(self, vocabulary: Vocabulary, spell: Callable[[int], bytes]) -> None:
-        self._vocabulary, self._spell = vocabulary, spell
+    def __init__(self, find: Callable[[], Floor | None]) -> None:
+        self._find = find
         self._lock = threading.Lock()
         self._floor: Floor | None = None
         self._known = False
@@ -45,7 +42,7 @@ class Gauge:
         """No encoding of `text` has fewer tokens than this; 0 where nothing is known."""
         with self._lock:
             if not self._known:
-                self._floor, self._known = self._vocabulary.floor(self._spell), True
+                self._floor, self._known = self._find(), True
         return 0 if self._floor is None else self._floor.least(text)
 
 

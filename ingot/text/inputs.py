@@ -204,7 +204,7 @@ class _Lengths:
     """Which texts are too long for certain, before anything of them is encoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._gauge = Gauge(vocabulary, lambda token: spelled(vocabulary, token))
+        self._gauge = Gauge(lambda: vocabulary.floor(lambda token: spelled(vocabulary, token)))
 
     def check(self, text: str, most: int, *, param: str | None = None) -> None:
         if len(text) > most // 4 and (least := self._gauge.least(text)) > most:

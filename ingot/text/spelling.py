@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from ingot.text.byte_alphabet import ALPHABET
 
 if TYPE_CHECKING:
     from ingot.text.vocabulary import Vocabulary
@@ -19,16 +21,6 @@ def spelled(vocabulary: Vocabulary, token: int) -> bytes:
         return _from_byte_alphabet(piece)
     byte = byte_of(piece)
     return piece.replace("▁", " ").encode() if byte is None else bytes([byte])
-
-
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, the others for U+0100 and on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-ALPHABET: Final = byte_alphabet()
 
 
 def _from_byte_alphabet(piece: str) -> bytes:

@@ -45,7 +45,7 @@ class Tokenizer:
         self.vocab_size = vocabulary.size
         self.controls = Controls.of(vocabulary.added, template.source if template is not None else "")
         self._framed = vocabulary.framed(self.controls.all)
-        self._gauge = Gauge(vocabulary, self.token_bytes)
+        self._gauge = Gauge(lambda: vocabulary.floor(self.token_bytes))
         self._anchor = None if vocabulary.spelling == "bytes" else _find_anchor(vocabulary)
 
     @classmethod
