@@ -56,7 +56,8 @@ def test_the_edge_knows_only_the_engines_nouns(room: str) -> None:
 
 
 def test_there_are_no_circles_not_even_for_type_checkers() -> None:
-    modules = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): path for path in ROOT.glob("**/*.py")}
+    paths = ROOT.glob("**/*.py")
+    modules = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): path for path in paths}
     arrows = {name: imports(path, everywhere=True) & modules.keys() - {name} for name, path in modules.items()}
     while free := [name for name, needed in arrows.items() if not needed]:
         for name in free:
