@@ -29,7 +29,7 @@ LEAST_KEY_CHARS = 8  # fewer are soon guessed
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PREFIX = "INGOT_"
 # Variables with our prefix that are no settings: the file's place, and the choice of kernels for one process.
-OTHER_VARIABLES = frozenset({"INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"})
+OTHER_VARIABLES = frozenset({"INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"})
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}

@@ -6,9 +6,12 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
+
+from ingot.errors import ConfigError
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
+GPUS: Final[tuple[DeviceKind, ...]] = ("metal", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,31 @@ class Device:
 
 
 def current() -> Device:
-    """The device that this process's mlx runs on. Imports mlx."""
+    """The device that this process's mlx runs on, or on whose rules it is to act (`INGOT_AS`). Imports mlx.
+
+    Raises ConfigError where `INGOT_AS` asks for what cannot be.
+    """
+    here, rules = _actual(), acting_as()
+    if rules is None:
+        return here
+    if here.kind != "cpu":
+        raise ConfigError("INGOT_AS is for machines without a GPU: unset it", param="INGOT_AS")
+    return Device(rules, f"{here.name}, acting as {rules}", here.memory)
+
+
+def acting_as() -> DeviceKind | None:
+    """The kind of GPU whose rules hold in this process, though it runs on a CPU: launches, states, pipelining, number
+    formats and plain mlx operations are chosen as they would be there."""
+    asked = os.environ.get("INGOT_AS") or None
+    if asked is None:
+        return None
+    for kind in GPUS:
+        if asked == kind:
+            return kind
+    raise ConfigError(f"INGOT_AS is {asked!r}: it may be {' or '.join(GPUS)}", param="INGOT_AS")
+
+
+def _actual() -> Device:
     import mlx.core as mx
 
     info = mx.device_info()

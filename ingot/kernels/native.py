@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.kernels import fastblas
+from ingot.kernels.device import acting_as
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -31,7 +32,7 @@ class Gating(NamedTuple):
 @cache
 def _loaded() -> Any:
     """The extension, with the fast BLAS made known to it, or None."""
-    if _unwanted() or importlib.util.find_spec("ingot_native") is None:
+    if importlib.util.find_spec("ingot_native") is None:
         return None
     try:
         import ingot_native
@@ -44,12 +45,12 @@ def _loaded() -> Any:
 
 
 def _unwanted() -> bool:
-    """`mlx` leaves everything to mlx, `blas` all but its matrix product."""
-    return os.environ.get("INGOT_KERNELS") in ("mlx", "blas")
+    """`mlx` leaves everything to mlx, `blas` all but its matrix product. GPUs have no use for kernels of CPUs."""
+    return os.environ.get("INGOT_KERNELS") in ("mlx", "blas") or acting_as() is not None
 
 
 def available() -> bool:
-    return _loaded() is not None
+    return not _unwanted() and _loaded() is not None
 
 
 def advice() -> str | None:
@@ -63,9 +64,9 @@ def advice() -> str | None:
 
 def describe() -> str | None:
     """The instruction sets and the threads in use, such as "avx512vnni and amx, 2 threads"; None without them."""
-    native = _loaded()
-    if native is None:
+    if not available():
         return None
+    native = _loaded()
     sets = [name for name in (native.instruction_set(), native.wide()) if name]
     return f"{' and '.join(sets)}, {native.threads()} threads"
 

@@ -8,7 +8,9 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.kernels.device import Device, bound_memory
+from ingot.errors import ConfigError
+from ingot.kernels import native
+from ingot.kernels.device import Device, bound_memory, current
 
 GB = 1 << 30
 
@@ -34,3 +36,32 @@ def test_what_metal_wires_is_within_what_the_device_recommends(monkeypatch: pyte
     bound_memory(Device("metal", "a device", 8 * GB), 10 * GB, GB)
     bound_memory(Device("cuda", "a device", 8 * GB), 10 * GB, GB)
     assert wired == [8 * GB]
+
+
+here = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="a GPU has its own rules")
+
+
+@here
+@pytest.mark.parametrize("kind", ["metal", "cuda"])
+def test_a_cpu_acts_as_the_gpu_that_it_is_told_to_be(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = current()
+    monkeypatch.setenv("INGOT_AS", kind)
+    assert current().kind == kind and current().memory > 0 and kind in current().name
+    assert not native.available(), "a GPU has no use for kernels of CPUs"
+    monkeypatch.delenv("INGOT_AS")
+    assert current().kind == plain.kind == "cpu"
+
+
+@here
+def test_a_kind_of_device_that_nobody_knows_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_AS", "vulkan")
+    with pytest.raises(ConfigError, match="'vulkan': it may be metal or cuda"):
+        current()
+
+
+def test_a_gpu_acts_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.kernels.device._actual", lambda: Device("metal", "a GPU", GB))
+    assert current().kind == "metal"
+    monkeypatch.setenv("INGOT_AS", "cuda")
+    with pytest.raises(ConfigError, match="machines without a GPU"):
+        current()
