@@ -12,7 +12,7 @@ from ingot.errors import Unsupported
 from ingot.protocol import bounds
 from ingot.protocol.anthropic_content import CacheControl, marks
 from ingot.protocol.asking import Named, Tool, ToolChoice
-from ingot.protocol.fields import Anything, Bool, Kind, ListOf, OneOf, Reading, Schema, Terms, Text
+from ingot.protocol.fields import Anything, Bool, Delegate, Kind, ListOf, OneOf, Reading, Terms, Text
 from ingot.protocol.records import Record, Tagged, accepts, requires
 
 CUSTOM = "custom"
@@ -49,7 +49,7 @@ class CustomTool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolKind(Kind):
+class ToolKind(Delegate):
     """A tool of the client's own. Those that Anthropic defines have dated names, of which there are always more."""
 
     custom: Record = Record(CustomTool)
@@ -65,14 +65,8 @@ class ToolKind(Kind):
         tool: CustomTool = self.custom.parse(value, path, reading)
         return tool
 
-    def schema(self, terms: Terms) -> Schema:
-        return self.custom.schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return self.custom.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self.custom.wanted(terms)
+    def kind(self, terms: Terms) -> Kind:
+        return self.custom
 
 
 TOOLS = ListOf(ToolKind(), most=bounds.TOOLS)

@@ -105,17 +105,13 @@ class ExplainedBody(Struct):
 class Question(Kind):
     """A body of chat completions, or one of completions: whichever has the right name for its prompt."""
 
+    types, words = (dict,), "an object with 'messages' or 'prompt'"
+
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         return (CHAT_BODY if is_chat(value) else COMPLETION_BODY).parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
         return {"anyOf": [CHAT_BODY.schema(terms), COMPLETION_BODY.schema(terms)]}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def wanted(self, terms: Terms) -> str:
-        return "an object with 'messages' or 'prompt'"
 
 
 EXPLAIN_BODY = Question()

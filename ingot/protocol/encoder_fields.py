@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingot.engine.encoding_request import Role
-from ingot.protocol.fields import EncoderTerms, Int, Kind, OneOf, Reading, Schema, Terms, unknown_name
+from ingot.protocol.fields import (
+    Delegate,
+    EncoderTerms,
+    Int,
+    Kind,
+    ModelName,
+    OneOf,
+    Reading,
+    Schema,
+    Terms,
+    unknown_name,
+)
 from ingot.protocol.names import is_name, names_schema
 from ingot.protocol.vocabulary import TokenIds
 from ingot.text.inputs import TextInputs
@@ -19,6 +30,7 @@ if TYPE_CHECKING:
 class EncoderName(Kind):
     """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
 
+    types, words = (str,), ModelName.words
     role: Role
 
     def parse(self, value: object, path: str, reading: Reading) -> str:
@@ -33,36 +45,23 @@ class EncoderName(Kind):
         names = self._terms(terms).models
         return names_schema(names) if names else {"type": "string"}
 
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
-    def wanted(self, terms: Terms) -> str:
-        return "the name of a model, as a string"
-
     def _terms(self, terms: Terms) -> EncoderTerms:
         return terms.encoders.get(self.role, EncoderTerms())
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderTokenIds(Kind):
+class EncoderTokenIds(Delegate):
     """A list of token ids of the embedding model."""
 
     most: int
 
     def parse(self, value: object, path: str, reading: Reading) -> tuple[int, ...]:
-        return self._ids.parse(value, path, Reading(self._terms(reading.terms)))
+        return self.kind(reading.terms).parse(value, path, Reading(self._terms(reading.terms)))
 
     def schema(self, terms: Terms) -> Schema:
-        return self._ids.schema(self._terms(terms))
+        return self.kind(terms).schema(self._terms(terms))
 
-    def admits(self, value: object) -> bool:
-        return self._ids.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self._ids.wanted(terms)
-
-    @property
-    def _ids(self) -> TokenIds:
+    def kind(self, terms: Terms) -> TokenIds:
         return TokenIds(self.most)
 
     def _terms(self, terms: Terms) -> Terms:
@@ -71,28 +70,18 @@ class EncoderTokenIds(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Dimensions(Kind):
+class Dimensions(Delegate):
     """How many numbers of each vector are wanted: at most as many as the model gives."""
 
-    def parse(self, value: object, path: str, reading: Reading) -> int:
-        return self._within(reading.terms).parse(value, path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return self._within(terms).schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return Int((0, 0)).admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self._within(terms).wanted(terms)
-
-    def _within(self, terms: Terms) -> Int:
+    def kind(self, terms: Terms) -> Int:
         return Int((1, terms.encoders.get("embedding", EncoderTerms()).dimension))
 
 
 @dataclass(frozen=True, slots=True)
 class PromptName(Kind):
     """One of the prompts that the embedding model's files name."""
+
+    types = (str,)
 
     def parse(self, value: object, path: str, reading: Reading) -> str:
         names = self._names(reading.terms)
@@ -102,9 +91,6 @@ class PromptName(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return OneOf(self._names(terms)).schema(terms) if self._names(terms) else {"enum": [None]}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
 
     def wanted(self, terms: Terms) -> str:
         names = self._names(terms)

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
 from ingot.protocol.bounds import UNKNOWN_FIELDS, IntRange, Range
@@ -49,6 +49,9 @@ class Terms:
         return tuple(dict.fromkeys((*self.models, *further)))
 
 
+NO_TERMS: Final = Terms((), 1, 1.0)
+
+
 @dataclass(slots=True)
 class Reading:
     """One body being read: the terms it is read under, and the fields in it that nobody knows."""
@@ -68,7 +71,10 @@ class Reading:
 
 
 class Kind(ABC):
-    """A set of JSON values."""
+    """A set of JSON values: of these `types`, and in `words` where those do not depend on anything."""
+
+    types: ClassVar[tuple[type, ...]] = (object,)
+    words: ClassVar[str] = "any value"
 
     @abstractmethod
     def parse(self, value: object, path: str, reading: Reading) -> Any: ...
@@ -76,19 +82,38 @@ class Kind(ABC):
     @abstractmethod
     def schema(self, terms: Terms) -> Schema: ...
 
-    @abstractmethod
     def admits(self, value: object) -> bool:
         """Whether `value` has the JSON type of this kind, so that `parse` is the one to judge it."""
+        return isinstance(value, self.types)
 
-    @abstractmethod
     def wanted(self, terms: Terms) -> str:
         """The kind in words, to end the sentence "expected …"."""
+        return self.words
 
     def refuse(self, value: object, path: str, reading: Reading) -> BadRequest:
         return BadRequest(
             f"{path or 'The body'}: expected {self.wanted(reading.terms)}, got {described(value)}.",
             param=path or None,
         )
+
+
+class Delegate(Kind):
+    """Another kind, which may depend on the terms, judges the value."""
+
+    @abstractmethod
+    def kind(self, terms: Terms) -> Kind: ...
+
+    def parse(self, value: object, path: str, reading: Reading) -> Any:
+        return self.kind(reading.terms).parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return self.kind(terms).schema(terms)
+
+    def admits(self, value: object) -> bool:
+        return self.kind(NO_TERMS).admits(value)
+
+    def wanted(self, terms: Terms) -> str:
+        return self.kind(terms).wanted(terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +156,19 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeout(Kind):
+class Timeout(Delegate):
     """Seconds, up to what the settings allow a request to take."""
 
     least: float
 
-    def parse(self, value: object, path: str, reading: Reading) -> float:
-        return self._within(reading.terms).parse(value, path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return self._within(terms).schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return Number((0, 0)).admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self._within(terms).wanted(terms)
-
-    def _within(self, terms: Terms) -> Number:
+    def kind(self, terms: Terms) -> Number:
         return Number((self.least, terms.timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
 class Bool(Kind):
+    types, words = (bool,), "true or false"
+
     def parse(self, value: object, path: str, reading: Reading) -> bool:
         if not isinstance(value, bool):
             raise self.refuse(value, path, reading)
@@ -162,17 +177,12 @@ class Bool(Kind):
     def schema(self, terms: Terms) -> Schema:
         return {"type": "boolean"}
 
-    def admits(self, value: object) -> bool:
-        return isinstance(value, bool)
-
-    def wanted(self, terms: Terms) -> str:
-        return "true or false"
-
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
     """A string; `chars` bounds its length in code points (None: the body's own limit is enough)."""
 
+    types = (str,)
     chars: int | None = None
     least: int = 0
 
@@ -191,9 +201,6 @@ class Text(Kind):
             schema["maxLength"] = self.chars
         return schema
 
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
     def wanted(self, terms: Terms) -> str:
         if self.chars is None:
             return "a string" if not self.least else "a string that is not empty"
@@ -204,6 +211,7 @@ class Text(Kind):
 class OneOf(Kind):
     """One of a few strings. `refused` names values that are known and cannot be honoured, with the reason."""
 
+    types = (str,)
     values: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -217,9 +225,6 @@ class OneOf(Kind):
     def schema(self, terms: Terms) -> Schema:
         return {"type": "string", "enum": list(self.values)}
 
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
     def wanted(self, terms: Terms) -> str:
         return " or ".join(f'"{value}"' for value in self.values)
 
@@ -228,6 +233,7 @@ class OneOf(Kind):
 class Refused(Kind):
     """A known field that cannot be honoured, unless it holds one of the values that ask for nothing."""
 
+    words = "nothing"
     reason: str
     harmless: tuple[Any, ...] = ()
 
@@ -237,12 +243,6 @@ class Refused(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return {"enum": list(self.harmless) or [None]}
-
-    def admits(self, value: object) -> bool:
-        return True
-
-    def wanted(self, terms: Terms) -> str:
-        return "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,7 @@ class ListOf(Kind):
 class MapOf(Kind):
     """An object whose keys are data."""
 
+    types = (dict,)
     item: Kind
     most: int
     key_chars: int
@@ -294,9 +295,6 @@ class MapOf(Kind):
             "maxProperties": self.most,
             "propertyNames": {"maxLength": self.key_chars},
         }
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
 
     def wanted(self, terms: Terms) -> str:
         return f"an object of at most {self.most} entries"
@@ -349,6 +347,8 @@ class Either(Kind):
 class ModelName(Kind):
     """A name under which the model is served. Any other is a 404 that lists what is."""
 
+    types, words = (str,), "the name of a model, as a string"
+
     def parse(self, value: object, path: str, reading: Reading) -> str:
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
@@ -358,12 +358,6 @@ class ModelName(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return names_schema(terms.models)
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
-
-    def wanted(self, terms: Terms) -> str:
-        return "the name of a model, as a string"
 
 
 def general(path: str) -> str:

@@ -19,6 +19,7 @@ from ingot.protocol.asking import Ask, Asked, FieldNames, JsonObject, JsonSchema
 from ingot.protocol.fields import (
     Anything,
     Bool,
+    Delegate,
     Either,
     Int,
     Kind,
@@ -47,7 +48,7 @@ DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+|-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaName(Kind):
+class OllamaName(Delegate):
     """A name of the served model, with or without the tag that Ollama adds to names."""
 
     names: Kind = ModelName()
@@ -55,19 +56,15 @@ class OllamaName(Kind):
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         return self.names.parse(value.removesuffix(LATEST) if isinstance(value, str) else value, path, reading)
 
-    def schema(self, terms: Terms) -> Schema:
-        return self.names.schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return self.names.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self.names.wanted(terms)
+    def kind(self, terms: Terms) -> Kind:
+        return self.names
 
 
 @dataclass(frozen=True, slots=True)
 class Duration(Kind):
     """Seconds, or a text such as `5m`. Read as whether the model may be unloaded at once, which it never is."""
+
+    types, words = (str, int, float), "seconds, or a duration such as 5m"
 
     def parse(self, value: object, path: str, reading: Reading) -> None:
         if isinstance(value, str) and not DURATION.fullmatch(value):
@@ -80,12 +77,6 @@ class Duration(Kind):
     def schema(self, terms: Terms) -> Schema:
         text = {"type": "string", "pattern": f"^(?:{DURATION.pattern})$"}
         return {"anyOf": [Number((-1e12, 1e12)).schema(terms), text]}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str | int | float)
-
-    def wanted(self, terms: Terms) -> str:
-        return "seconds, or a duration such as 5m"
 
 
 @dataclass(frozen=True, slots=True)

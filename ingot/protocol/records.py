@@ -42,6 +42,7 @@ class Record(Kind):
 
     `foreign` are other servers' fields that are known too."""
 
+    types, words = (dict,), "an object"
     cls: type
     rules: tuple[Never, ...] = ()
     foreign: Foreign = field(default_factory=dict)
@@ -108,12 +109,6 @@ class Record(Kind):
             about = f"Refused: {meant.reason}"
         return nullable(self._kind(meant).schema(terms)) | {"description": about}
 
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def wanted(self, terms: Terms) -> str:
-        return "an object"
-
 
 @dataclass(frozen=True, slots=True)
 class Tagged(Kind):
@@ -121,6 +116,7 @@ class Tagged(Kind):
 
     Of those, `unseen` are told to the model in a few words where they are past; it says what they are."""
 
+    types = (dict,)
     tag: str
     records: Mapping[str, Record]
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -142,9 +138,6 @@ class Tagged(Kind):
     def schema(self, terms: Terms) -> Schema:
         unseen = [unseen_schema(self.tag, name) for name in self.unseen]
         return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen]}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
 
     def wanted(self, terms: Terms) -> str:
         return f"an object with '{self.tag}'"

@@ -262,6 +262,8 @@ TYPED = Tagged(
 class InputItem(Kind):
     """What the field `type` says; without one, a message where there is a role, else a reference."""
 
+    types, words = (dict,), "an item"
+
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         if isinstance(value, dict) and value.get("type") is None:
             return (MESSAGE if "role" in value else REFERENCE).parse(value, path, reading)
@@ -269,12 +271,6 @@ class InputItem(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return TYPED.schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def wanted(self, terms: Terms) -> str:
-        return "an item"
 
 
 ITEMS = Exchange(ListOf(InputItem(), most=bounds.MESSAGES))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS
-from ingot.protocol.fields import Bool, Either, Kind, Number, Reading, Schema, Terms, Text
+from ingot.protocol.fields import NO_TERMS, Bool, Either, Kind, Number, Reading, Schema, Terms, Text
 
 VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
 
@@ -16,7 +16,7 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
     """What is wrong with the values that a setting gives, whatever the template reads."""
     for name, value in variables.items():
         try:
-            VALUE.parse(value, name, Reading(Terms((), 1, 1.0)))
+            VALUE.parse(value, name, Reading(NO_TERMS))
         except BadRequest as error:
             return error.message.rstrip(".")
     return None
@@ -25,6 +25,8 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
 @dataclass(frozen=True, slots=True)
 class TemplateVariables(Kind):
     """A name that the template does not read would be ignored, so it is refused."""
+
+    types, words = (dict,), "an object"
 
     def parse(self, value: object, path: str, reading: Reading) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -39,9 +41,3 @@ class TemplateVariables(Kind):
     def schema(self, terms: Terms) -> Schema:
         properties = {name: VALUE.schema(terms) for name in terms.template_variables}
         return {"type": "object", "properties": properties, "additionalProperties": False}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def wanted(self, terms: Terms) -> str:
-        return "an object"

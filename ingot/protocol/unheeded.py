@@ -21,6 +21,8 @@ def note(path: str, reading: Reading) -> None:
 class Unheeded(Kind):
     """Any object."""
 
+    types, words = (dict,), "an object"
+
     def parse(self, value: object, path: str, reading: Reading) -> None:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
@@ -28,12 +30,6 @@ class Unheeded(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return {"enum": [None]} if terms.strict else {"type": "object"}
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def wanted(self, terms: Terms) -> str:
-        return "an object"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -52,17 +48,12 @@ class Passed(Kind):
     def schema(self, terms: Terms) -> Schema:
         return {"enum": list(self.harmless) or [None]} if terms.strict else {}
 
-    def admits(self, value: object) -> bool:
-        return True
-
-    def wanted(self, terms: Terms) -> str:
-        return "any value"
-
 
 @dataclass(frozen=True, slots=True)
 class UnheededWord(Kind):
     """One of a few words. Those that are not `harmless` ask for something that has no effect here."""
 
+    types = (str,)
     values: tuple[str, ...]
     harmless: tuple[str, ...] = ()
 
@@ -74,9 +65,6 @@ class UnheededWord(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         return OneOf(self.harmless if terms.strict else self.values).schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, str)
 
     def wanted(self, terms: Terms) -> str:
         return OneOf(self.values).wanted(terms)

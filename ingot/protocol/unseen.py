@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ingot.errors import Unsupported
 from ingot.protocol.bounds import PARTS
-from ingot.protocol.fields import Kind, ListOf, Reading, Schema, Terms, Text
+from ingot.protocol.fields import Delegate, Kind, ListOf, Reading, Schema, Terms, Text
 from ingot.protocol.unheeded import note
 
 TEXT_ONLY: Final = "input is not supported: the served model is run on text alone."
@@ -32,11 +32,14 @@ class Unseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange(Kind):
+class Exchange(Delegate):
     """The messages of a conversation, or its items. Of each it is known whether it is past: before the last answer, or
     what a tool gave back. An answer that is to be continued is not the last one."""
 
     items: ListOf
+
+    def kind(self, terms: Terms) -> Kind:
+        return self.items
 
     def parse(self, value: object, path: str, reading: Reading) -> tuple[Any, ...]:
         if not isinstance(value, list) or not self.items.least <= len(value) <= self.items.most:
@@ -49,59 +52,38 @@ class Exchange(Kind):
             for at, item in enumerate(value)
         )
 
-    def schema(self, terms: Terms) -> Schema:
-        return self.items.schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return self.items.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self.items.wanted(terms)
-
 
 @dataclass(frozen=True, slots=True)
-class InPast(Kind):
+class InPast(Delegate):
     """What nobody is asked to answer to any more."""
 
-    kind: Kind
+    item: Kind
+
+    def kind(self, terms: Terms) -> Kind:
+        return self.item
 
     def parse(self, value: object, path: str, reading: Reading) -> Any:
         before, reading.past = reading.past, True
         try:
-            return self.kind.parse(value, path, reading)
+            return self.item.parse(value, path, reading)
         finally:
             reading.past = before
 
-    def schema(self, terms: Terms) -> Schema:
-        return self.kind.schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return self.kind.admits(value)
-
-    def wanted(self, terms: Terms) -> str:
-        return self.kind.wanted(terms)
-
 
 @dataclass(frozen=True, slots=True)
-class Images(Kind):
+class Images(Delegate):
     """A message's pictures, as a list beside its text."""
 
     def parse(self, value: object, path: str, reading: Reading) -> tuple[Unseen, ...]:
-        given = ListOf(Text(), PARTS).parse(value, path, reading)
+        given = self.kind(reading.terms).parse(value, path, reading)
         if given and not reading.past:
             raise Unsupported(f"{path} (image) {TEXT_ONLY}", param=path)
         if given:
             note(path, reading)
         return tuple(Unseen("image") for _ in given)
 
-    def schema(self, terms: Terms) -> Schema:
-        return ListOf(Text(), PARTS).schema(terms)
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, list)
-
-    def wanted(self, terms: Terms) -> str:
-        return ListOf(Text(), PARTS).wanted(terms)
+    def kind(self, terms: Terms) -> ListOf:
+        return ListOf(Text(), PARTS)
 
 
 def unseen_schema(tag: str, name: str) -> Schema:

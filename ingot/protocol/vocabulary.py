@@ -42,6 +42,7 @@ class TokenIds(Kind):
 class Biases(Kind):
     """An object from token ids, written as strings, to a number; read as pairs."""
 
+    types = (dict,)
     bounds: Range
     most: int
 
@@ -61,9 +62,6 @@ class Biases(Kind):
             "additionalProperties": Number(self.bounds).schema(terms),
             "maxProperties": self.most,
         }
-
-    def admits(self, value: object) -> bool:
-        return isinstance(value, dict)
 
     def wanted(self, terms: Terms) -> str:
         return f"an object of at most {self.most} token ids"
