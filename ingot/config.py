@@ -262,6 +262,12 @@ class Settings:
     keepalive_s: float = setting(
         10.0, "seconds of silence after which a stream gets a keep-alive comment", low=0.01, high=3600.0
     )
+    idle_event_s: float = setting(
+        25.0,
+        "seconds without an event after which a stream gets an empty one, for clients that heed no comments",
+        low=0.01,
+        high=3600.0,
+    )
     request_timeout_s: float = setting(
         3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
     )

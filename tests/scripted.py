@@ -32,6 +32,8 @@ from ingot.models.adapter import Adapter
 from ingot.text.tokenizer import Tokenizer
 
 Script = Callable[[str], str]
+Wait = Callable[[int], None]
+"""What happens before a launch of that many tokens a row: a slow device sleeps, a test that looks on holds it up."""
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 ANSWER = f"{OPEN}assistant\n"
@@ -138,6 +140,7 @@ class ScriptedAdapter(Adapter):
     """Puts all weight on the token that the script wants next."""
 
     def forward(self, tokens: mx.array, layers: list[Any], at: Any = None) -> mx.array:
+        self.config["wait"](tokens.shape[1])
         kept = tokens[:, None, :, None].astype(mx.float32)
         history, _ = layers[0].update_and_fetch(kept, kept)
         starts = layers[0].open_launch.starts
@@ -196,15 +199,16 @@ def start(
     limits: Limits | None = None,
     template: str = TEMPLATE,
     name: str = CARD.name,
+    wait: Wait = lambda width: None,
 ) -> Engine:
-    """A running engine, whose answers are the script's. The caller closes it."""
+    """A running engine, whose answers are the script's. The caller closes it. `wait` is called before each launch."""
     spelling = tokenizer(template)
 
     def load() -> Loaded:
         footprint = Footprint(8, (), 0, 8, 16, 0, 4 * VOCAB)
         known = {
             "model": _OneLayer(),
-            "config": {"model_type": "scripted", "script": _Writer(script, spelling)},
+            "config": {"model_type": "scripted", "script": _Writer(script, spelling), "wait": wait},
             "device": current(),
             "widest": WIDEST,
             "margin": 0,

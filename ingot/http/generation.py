@@ -42,7 +42,7 @@ class Generation:
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
         request_id = noted.id
-        out = StreamedResponse(send, self.framing, self.service.settings.keepalive_s)
+        out = StreamedResponse(send, self.framing, self.service.settings)
         telling: Streamed | None = None
 
         async def answer() -> None:
@@ -100,7 +100,7 @@ async def tell(stream: AsyncIterable[list[Event]], view: Streamed, out: Streamed
     framed = out.framing.framed
     await out.start()
     await out.write(framed(view.opening()))
-    async with beside(out.keep_alive()):
+    async with beside(out.keep_alive(view.empty)):
         async for events in stream:
             last = events[-1]
             told = events[:-1] if isinstance(last, Failed) else events

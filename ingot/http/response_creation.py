@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -48,7 +48,7 @@ class CreateResponse:
 
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
-        out = StreamedResponse(send, EVENTS, self._service.settings.keepalive_s)
+        out = StreamedResponse(send, EVENTS, self._service.settings)
         run: Run | None = None
 
         async def answer() -> None:
@@ -56,9 +56,15 @@ class CreateResponse:
             run = await self._begun(body, noted)
             alone = run.plan.body.background
             batches: Feed | Batches = await self._alone(run) if alone else self._attended(run)
+            composer = run.plan.composer
+
+            def empty() -> list[Struct]:
+                # What waits to be told has its numbers already.
+                return [] if isinstance(batches, Feed) and len(batches) else composer.empty()
+
             async with aclosing(batches):
                 if run.plan.body.stream:
-                    await tell(batches, out)
+                    await tell(batches, empty, out)
                     return
                 if not alone:
                     await consume(batches)
@@ -133,11 +139,15 @@ class CreateResponse:
         self._responses.keep_now(run)
 
 
-async def tell(batches: AsyncIterable[list[Struct]], out: StreamedResponse) -> None:
+async def tell(
+    batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse
+) -> None:
+    told = aiter(batches)
     await out.start()
-    async with beside(out.keep_alive()):
-        async for told in batches:
-            await out.write(EVENTS.framed(told))
+    await out.write(EVENTS.framed(await anext(told, [])))
+    async with beside(out.keep_alive(empty)):
+        async for events in told:
+            await out.write(EVENTS.framed(events))
     await out.end(b"")
 
 

@@ -44,6 +44,11 @@ class Streamed(ABC):
     @abstractmethod
     def chunks(self, event: Event) -> list[Struct]: ...
 
+    @abstractmethod
+    def empty(self) -> list[Struct]:
+        """A chunk that says nothing, for clients that take comments and pings for silence; asked for between the
+        opening and the end. What a client puts together is the same with or without it."""
+
     def failed(self, error: IngotError) -> list[Struct]:
         """The last words of a stream that broke, which clients raise."""
         return [ErrorBody.of(error)]

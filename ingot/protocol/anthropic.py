@@ -282,6 +282,7 @@ def read_messages(value: Any, served: Served, request_id: str) -> Job:
         body.max_tokens,
         marked=body.marked and body.cache == "auto" and served.keeps_prefixes,
         hides_thinking=body.hides_thinking,
+        may_think=wanted.may_think,
         edits=edits,
     )
     view = MessageStreamed(telling) if body.stream else MessageWhole(telling)

@@ -164,6 +164,7 @@ class Telling:
     max_tokens: int
     marked: bool = False  # the request asks for caching
     hides_thinking: bool = False  # only the signature is shown
+    may_think: bool = False  # the answer begins with thinking, or may
     edits: Edits | None = None
 
     def stopped(self, ended: SequenceEnded) -> StopDelta:
@@ -279,6 +280,22 @@ class MessageStreamed(Streamed):
             case Ended():
                 return self._close(event)
         return []
+
+    def empty(self) -> list[Struct]:
+        """An empty piece of the block that is being told. Between blocks one is begun, of the kind that most likely
+        comes: where another does, this one stays before it, without a word."""
+        match self.open:
+            case "thinking":
+                return self._piece(ThinkingPiece(""))
+            case "call":
+                return self._piece(JsonPiece(""))
+            case "text":
+                return self._piece(TextPiece(""))
+        if self.stop is not None:
+            return []
+        if self.telling.may_think and self.index == 0:
+            return [*self._begin("thinking", ThinkingBody("", "")), *self._piece(ThinkingPiece(""))]
+        return [*self._begin("text", TextBody("")), *self._piece(TextPiece(""))]
 
     def failed(self, error: IngotError) -> list[Struct]:
         return [AnthropicError.of(error, self.telling.head.id)]

@@ -67,7 +67,8 @@ def asked(message: UserMessage, called: dict[str, str], path: str) -> Iterator[C
 
 
 def answered(message: AssistantMessage, seal: Seal, path: str, reading: Reading) -> ChatMessage:
-    texts = [block.text for block in message.blocks if isinstance(block, TextBlock | Unseen)]
+    # A text without a word may be what filled a silence of ours.
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock | Unseen) and block.text]
     calls = [call(block) for block in message.blocks if isinstance(block, ToolUseBlock)]
     thoughts = []
     for at, block in enumerate(message.blocks):

@@ -144,6 +144,7 @@ class Asked:
     ignored: tuple[str, ...] = ()
     source: Prompt | None = None  # what the prompt was made of, for receipts
     turn: Turn | None = None  # to be given the answer's events, so that the next turn can hold it as it was generated
+    may_think: bool = False  # the answer begins with thinking, or may
 
     @property
     def marks(self) -> tuple[tuple[int, ...], ...]:
@@ -182,7 +183,8 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
         error.param = names.messages
         raise
     start = ThinkingStart.after(prompt.text, format.thinking)
-    guide = _guide(served, format, tools, ask, thinking, start, prompt.text, names)
+    may_think = _may_think(served, format, thinking, start, prompt.text)
+    guide = _guide(served, format, tools, ask, thinking, start, may_think, names)
     reading = Reading(
         format,
         tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools),
@@ -192,7 +194,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     )
     ignored = _unheeded_thinking(ask.thinking, names, can_think=thinks(served, format))
     turn = Turn(served, prompt, format)
-    return Asked(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn)
+    return Asked(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn, may_think)
 
 
 def thinks(served: Served, format: Format) -> bool:
@@ -320,6 +322,13 @@ def _closed_thinking(served: Served, format: Format, thinking: ThinkingAsked, as
     return "" if switched or closed or not thinks(served, format) else f"{tags.open}\n\n{tags.close}\n\n"
 
 
+def _may_think(served: Served, format: Format, thinking: ThinkingAsked, start: ThinkingStart, prompt: str) -> bool:
+    if start is ThinkingStart.OPENED:
+        return True
+    closed = format.thinking is not None and prompt.rstrip().endswith(format.thinking.close)
+    return thinking.enabled is not False and not closed and thinks(served, format)
+
+
 def _budget(served: Served, thinking: ThinkingAsked) -> int | None:
     if thinking.budget is not None or EFFORT_VARIABLE in served.terms.template_variables:
         return thinking.budget
@@ -336,16 +345,11 @@ def _guide(
     ask: Ask,
     thinking: ThinkingAsked,
     start: ThinkingStart,
-    prompt: str,
+    may_think: bool,
     names: FieldNames,
 ) -> GuidePlan | None:
     output = _output_guide(served, ask.output, names)
     calls = _calls_guide(served, format, tools, ask, names)
-    if start is ThinkingStart.OPENED:
-        may_think = True
-    else:
-        closed = format.thinking is not None and prompt.rstrip().endswith(format.thinking.close)
-        may_think = thinking.enabled is not False and not closed and thinks(served, format)
     budget = _budget(served, thinking) if thinks(served, format) else None
     if calls is None and output is None and budget is None:
         return None

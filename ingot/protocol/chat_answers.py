@@ -227,11 +227,11 @@ class ChatStreamed(Streamed):
         self.logprobs = logprobs
         self.include_usage = include_usage
         self.tiered = tiered
-        self.running = n
+        self.unfinished = set(range(n))
         self.last: ChatChunk | None = None
 
     def opening(self) -> list[Struct]:
-        return [self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))]) for index in range(self.running)]
+        return [self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))]) for index in sorted(self.unfinished)]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
@@ -253,6 +253,9 @@ class ChatStreamed(Streamed):
                 return self._close(event)
         return []
 
+    def empty(self) -> list[Struct]:
+        return self._delta(min(self.unfinished), Delta(content="")) if self.unfinished else []
+
     def _text(self, event: TextDelta) -> list[Struct]:
         tokens = event.tokens if self.logprobs else ()
         if not event.text and not tokens:
@@ -265,8 +268,8 @@ class ChatStreamed(Streamed):
 
     def _finish(self, event: SequenceEnded) -> list[Struct]:
         chunk = self._chunk([ChunkChoice(event.index, Delta(), None, event.reason)])
-        self.running -= 1
-        if self.running or self.include_usage:
+        self.unfinished.discard(event.index)
+        if self.unfinished or self.include_usage:
             return [chunk]
         self.last = chunk
         return []

@@ -144,14 +144,15 @@ class CompletionStreamed(Streamed):
 
     def __init__(self, head: Head, plan: Plan, *, include_usage: bool) -> None:
         self.head, self.plan, self.include_usage = head, plan, include_usage
-        self.running = plan.prompts * plan.candidates
-        self.offsets = [Offsets() for _ in range(self.running)]
+        count = plan.prompts * plan.candidates
+        self.unfinished = set(range(count))
+        self.offsets = [Offsets() for _ in range(count)]
         self.last: Completion | None = None
 
     def opening(self) -> list[Struct]:
         if self.plan.logprobs or not self.plan.echoes:
             return []  # an echo with logprobs waits for the prompt's scores
-        echoes = [self.plan.echoes[index // self.plan.candidates] for index in range(self.running)]
+        echoes = [self.plan.echoes[index // self.plan.candidates] for index in range(len(self.offsets))]
         return [self._chunk([CompletionChoice(echo.text, index)]) for index, echo in enumerate(echoes)]
 
     def chunks(self, event: Event) -> list[Struct]:
@@ -165,6 +166,9 @@ class CompletionStreamed(Streamed):
             case Ended():
                 return self._close(event)
         return []
+
+    def empty(self) -> list[Struct]:
+        return [self._chunk([CompletionChoice("", min(self.unfinished))])] if self.unfinished else []
 
     def _echo(self, event: PromptScored) -> list[Struct]:
         echo = self.plan.echo(event.index)
@@ -183,8 +187,8 @@ class CompletionStreamed(Streamed):
 
     def _finish(self, event: SequenceEnded) -> list[Struct]:
         chunk = self._chunk([CompletionChoice("", event.index, None, event.reason)])
-        self.running -= 1
-        if self.running or self.include_usage:
+        self.unfinished.discard(event.index)
+        if self.unfinished or self.include_usage:
             return [chunk]
         self.last = chunk
         return []

@@ -186,6 +186,9 @@ class OllamaStreamed(Streamed):
         said = self.gathering.take(event)
         return [self.shape.line(said, done=False)] if said else []
 
+    def empty(self) -> list[Struct]:
+        return [self.shape.line(Said(), done=False)]
+
     def failed(self, error: IngotError) -> list[Struct]:
         return [OllamaError.of(error)]
 

@@ -113,6 +113,12 @@ class Composer(Streamed):
     def chunks(self, event: Event) -> list[Struct]:
         return [*self._told(event)]
 
+    def empty(self) -> list[Struct]:
+        """That it is in progress, once more; none before it is, and none after its end."""
+        if self._body.status != "in_progress":
+            return []
+        return [self._output.event("response.in_progress", response=self.snapshot())]
+
     def close(self) -> list[Struct]:
         self._body = structs.replace(
             self._body,
