@@ -282,8 +282,8 @@ class MessageStreamed(Streamed):
         return []
 
     def empty(self) -> list[Struct]:
-        """An empty piece of the block that is being told. Between blocks one is begun, of the kind that most likely
-        comes: where another does, this one stays before it, without a word."""
+        """An empty piece of the block that is being told. Before the first, that one is begun, of the kind that most
+        likely comes: where another does, it stays before it, without a word. Later there is none between blocks."""
         match self.open:
             case "thinking":
                 return self._piece(ThinkingPiece(""))
@@ -291,9 +291,9 @@ class MessageStreamed(Streamed):
                 return self._piece(JsonPiece(""))
             case "text":
                 return self._piece(TextPiece(""))
-        if self.stop is not None:
+        if self.index or self.stop is not None:
             return []
-        if self.telling.may_think and self.index == 0:
+        if self.telling.may_think:
             return [*self._begin("thinking", ThinkingBody("", "")), *self._piece(ThinkingPiece(""))]
         return [*self._begin("text", TextBody("")), *self._piece(TextPiece(""))]
 

@@ -61,7 +61,9 @@ def served(script: Script) -> Iterator[str]:
         engine.close()
 
 
-def claude(url: str, folder: Path, *arguments: str, code: int | None = 0, **variables: str) -> list[Any]:
+def claude(
+    url: str, folder: Path, *arguments: str, code: int | None = 0, wait_s: float = WAIT_S, **variables: str
+) -> list[Any]:
     """What it prints, message by message. Nothing of the user's own is seen or touched."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -82,7 +84,7 @@ def claude(url: str, folder: Path, *arguments: str, code: int | None = 0, **vari
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=wait_s,
         check=False,
     )
     assert code in (None, made.returncode), made.stdout[-3000:] + made.stderr[-3000:]

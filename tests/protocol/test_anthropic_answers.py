@@ -50,9 +50,13 @@ def whole(events: Iterable[Event], **changes: Any) -> Any:
     return plain(view.body())
 
 
-def streamed(events: Iterable[Event], **changes: Any) -> list[Any]:
+def streamed(events: Iterable[Event], silences: frozenset[int] = frozenset(), **changes: Any) -> list[Any]:
+    """`silences` are the places of events that were long in coming."""
     view = MessageStreamed(telling(**changes))
-    return [plain(chunk) for chunk in [*view.opening(), *(c for event in events for c in view.chunks(event))]]
+    chunks = view.opening()
+    for at, event in enumerate(events):
+        chunks += [*(view.empty() if at in silences else []), *view.chunks(event)]
+    return [plain(chunk) for chunk in chunks]
 
 
 def added_up(chunks: list[Any]) -> Any:
@@ -83,7 +87,7 @@ def added_up(chunks: list[Any]) -> Any:
             case kind:
                 assert kind == "message_stop" and at == len(rest) - 1
     for index, text in inputs.items():
-        message["content"][index]["input"] = json.loads(text)
+        message["content"][index]["input"] = json.loads(text) if text else {}
     return message
 
 
@@ -146,6 +150,41 @@ def test_however_the_events_are_cut_the_message_is_the_same(data: st.DataObject)
     assert whole(second, hides_thinking=hidden) == message
     assert added_up(streamed(first, hides_thinking=hidden)) == message
     assert added_up(streamed(second, hides_thinking=hidden)) == message
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_silence_changes_nothing_but_that_a_first_block_of_another_kind_is_empty(data: st.DataObject) -> None:
+    parts = data.draw(PARTS)
+    events = told(data.draw, parts)
+    silences = frozenset(data.draw(st.sets(st.integers(0, len(events) - 1))))
+    thinks, hidden = data.draw(st.booleans()), data.draw(st.booleans())
+    plain, filled = (
+        added_up(streamed(events, places, may_think=thinks, hides_thinking=hidden))
+        for places in (frozenset[int](), silences)
+    )
+    guessed = "thinking" if thinks else "text"
+    if filled != plain:
+        first = filled["content"].pop(0)
+        assert first["type"] == guessed and not first[guessed]
+        assert not plain["content"] or plain["content"][0]["type"] != guessed
+        assert silences, "only where there was one"
+    assert filled == plain
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (TextDelta(0, "x"), {"type": "text_delta", "text": ""}),
+        (ThinkingDelta(0, "x"), {"type": "thinking_delta", "thinking": ""}),
+        (CallBegan(0, 0, "c", "look"), {"type": "input_json_delta", "partial_json": ""}),
+    ],
+)
+def test_a_silence_within_a_block_is_filled_with_an_empty_piece_of_it(event: Event, delta: Any) -> None:
+    view = MessageStreamed(telling(hides_thinking=True))
+    view.opening()
+    view.chunks(event)
+    assert [plain(chunk) for chunk in view.empty()] == [{"type": "content_block_delta", "index": 0, "delta": delta}]
 
 
 def test_blocks_come_in_the_order_in_which_they_were_written() -> None:

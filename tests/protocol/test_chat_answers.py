@@ -40,9 +40,13 @@ def whole(events: list[Event], n: int = 1, **given: Any) -> Any:
     return plain(view.body())
 
 
-def streamed(events: list[Event], n: int = 1, **given: Any) -> list[Any]:
+def streamed(events: list[Event], n: int = 1, *, filled: bool = False, **given: Any) -> list[Any]:
+    """`filled`: every event was long in coming."""
     view = ChatStreamed(HEAD, n, **{"logprobs": False, "include_usage": False, "tiered": False, **given})
-    return [plain(chunk) for chunk in [*view.opening(), *(c for event in events for c in view.chunks(event))]]
+    chunks = view.opening()
+    for event in events:
+        chunks += [*(view.empty() if filled else []), *view.chunks(event)]
+    return [plain(chunk) for chunk in chunks]
 
 
 @st.composite
@@ -54,11 +58,13 @@ def conversations(draw: st.DrawFn) -> tuple[int, list[Event]]:
     return n, [*deltas, *draw(st.permutations(ends)), END]
 
 
-@given(conversations(), st.booleans(), st.booleans())
-def test_a_stream_adds_up_to_the_whole_answer(made: tuple[int, list[Event]], logprobs: bool, usage: bool) -> None:
+@given(conversations(), st.booleans(), st.booleans(), st.booleans())
+def test_a_stream_adds_up_to_the_whole_answer(
+    made: tuple[int, list[Event]], logprobs: bool, usage: bool, filled: bool
+) -> None:
     n, events = made
     body = whole(events, n, logprobs=logprobs)
-    chunks = streamed(events, n, logprobs=logprobs, include_usage=usage)
+    chunks = streamed(events, n, logprobs=logprobs, include_usage=usage, filled=filled)
     assert {chunk["id"] for chunk in chunks} == {body["id"]}
     for choice in body["choices"]:
         own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
