@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from bench.random_models import write_tokenizer
 from ingot.config import Settings
@@ -14,12 +16,31 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
+from ingot.models.adapter import Adapter
 from ingot.models.locate import ModelFolder
 from ingot.text.tokenizer import Tokenizer
 from tests import tiny
+from tests.scripted import Wait
 
 GPU = Device("cuda", "a CPU that follows a GPU's rules", 1 << 34)
 """Launches, pipelining and plain MLX operations as on a GPU, which is what the engine decides by the device's kind."""
+
+
+class Held(Adapter):
+    """Waits before it runs."""
+
+    @classmethod
+    def of(cls, adapter: Adapter, wait: Wait) -> Held:
+        known = {each.name: getattr(adapter, each.name) for each in fields(Adapter)}
+        return cls(**known | {"config": {**adapter.config, "wait": wait}})
+
+    def forward(self, tokens: Any, layers: list[Any], at: Any = None) -> Any:
+        self.config["wait"](tokens.shape[1])
+        return super().forward(tokens, layers, at)
+
+    def forward_mixed(self, tokens: Any, layers: list[Any], at: Any = None) -> Any:
+        self.config["wait"](tokens.shape[-1])
+        return super().forward_mixed(tokens, layers, at)
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -38,8 +59,9 @@ def start(
     cache_bytes: int = 0,
     encoders: Mapping[Role, ModelFolder] | None = None,
     device: Device | None = None,
+    wait: Wait | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take."""
+    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -51,6 +73,8 @@ def start(
         model, here = tiny.build(kind), device or current()
         settle(model, here, None)
         adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest)
+        if wait is not None:
+            adapter = Held.of(adapter, wait)
         total = adapter.weight_bytes + (memory or 1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
         card = ModelCard(

@@ -27,7 +27,7 @@ from ingot.cache.footprint import Footprint
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
-from ingot.kernels.device import current
+from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter
 from ingot.text.tokenizer import Tokenizer
 
@@ -199,6 +199,7 @@ def start(
     limits: Limits | None = None,
     template: str = TEMPLATE,
     name: str = CARD.name,
+    device: Device | None = None,
     wait: Wait = lambda width: None,
 ) -> Engine:
     """A running engine, whose answers are the script's. The caller closes it. `wait` is called before each launch."""
@@ -209,7 +210,7 @@ def start(
         known = {
             "model": _OneLayer(),
             "config": {"model_type": "scripted", "script": _Writer(script, spelling), "wait": wait},
-            "device": current(),
+            "device": device or current(),
             "widest": WIDEST,
             "margin": 0,
             "footprint": footprint,

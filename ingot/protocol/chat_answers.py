@@ -231,7 +231,8 @@ class ChatStreamed(Streamed):
         self.last: ChatChunk | None = None
 
     def opening(self) -> list[Struct]:
-        return [self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))]) for index in sorted(self.unfinished)]
+        role = Delta(role="assistant", content="")
+        return [self._chunk([ChunkChoice(index, role)]) for index in sorted(self.unfinished)]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
