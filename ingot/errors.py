@@ -110,6 +110,10 @@ class Cancelled(IngotError):
     status, type, code = 499, "request_cancelled", "cancelled"
 
 
+class ClientLeft(Cancelled):
+    """Whoever asked does not read on."""
+
+
 class Unavailable(IngotError):
     status, type, code = 503, "service_unavailable", "unavailable"
 

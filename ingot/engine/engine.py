@@ -36,8 +36,9 @@ from ingot.engine.runner import Result, Runner, Step, leave_device
 from ingot.engine.scheduler import Plan, Scheduler
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import BlockingStream, Reader, Stream
-from ingot.errors import Cancelled, DeadlineExceeded, IngotError, Unavailable
+from ingot.errors import Cancelled, ClientLeft, DeadlineExceeded, IngotError, Unavailable
 from ingot.models.adapter import Adapter
+from ingot.observe.journal import Journal, outcome_of
 from ingot.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "Limits", "Loaded", "Stream"]
@@ -112,7 +113,7 @@ class Engine:
 
         A long prompt takes a while to look at, which must not hold up the loop.
         """
-        stream = Stream(lambda: self.cancel(request.id))
+        stream = Stream(lambda: self._cancel(request.id, ClientLeft("The client left")))
         left = threading.Event()
 
         def accept() -> None:
@@ -124,7 +125,7 @@ class Engine:
             await asyncio.to_thread(accept)
         except asyncio.CancelledError:  # which does not stop the thread: whichever comes second closes the stream
             left.set()
-            self.cancel(request.id)
+            self._cancel(request.id, ClientLeft("The client left"))
             raise
         return stream
 
@@ -136,9 +137,12 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
+        return self._cancel(request_id, Cancelled("The request was cancelled"))
+
+    def _cancel(self, request_id: str, cause: Cancelled) -> bool:
         if request_id not in self._door.jobs:
             return self._encodings.cancel(request_id)
-        self._mail.put(lambda: self._end_early(request_id, Cancelled("The request was cancelled")))
+        self._mail.put(lambda: self._end_early(request_id, cause))
         return True
 
     def status(self) -> list[RequestStatus]:
@@ -204,6 +208,7 @@ class Engine:
                 self._loaded.encoders, self._mail.put, self._limits.max_queue, self._limits.target_itl_ms
             )
             self._make_rooms()
+            self._journal = Journal(self._loaded.card.name)
             self._door = Door(
                 self._loaded.card,
                 self._loaded.tokenizer,
@@ -234,6 +239,7 @@ class Engine:
         self._take_mail()
         self._guarded(self._expire)
         self._flush()
+        self._journal.look(self._beat, lambda: [job.status(self._beat) for job in list(self._door.jobs.values())])
         began = time.monotonic()
         self._guarded(self._step)
         try:
@@ -322,7 +328,11 @@ class Engine:
     def _step(self) -> None:
         began = time.monotonic()
         plan = self._scheduler.plan(began)
-        self._door.began([sequence for sequence in plan.admitted if sequence.preemptions == 0])
+        newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
+        self._door.began(newcomers)
+        for sequence in newcomers:
+            request = sequence.request
+            self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
         step = self._runner.launch(plan, self._catch_up)
         self._read(step if step.launched else None)
         if self._loaded.adapter.device.kind == "cpu" or self._encodings.busy:
@@ -405,13 +415,16 @@ class Engine:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
             now = time.monotonic()
             self._door.took(now - job.request.arrived)
+            self._journal.ended(job.status(now), job.outcome())
             self._post(job, [job.ended(now)])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
         job = self._door.close(request_id)
         if job is None:
             return
-        self._post(job, [Failed(error, job.usage())])  # first: whatever comes then, its stream ends
+        stood = job.status(time.monotonic())
+        self._post(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
+        self._journal.ended(stood, outcome_of(error))
         for sequence in job.sequences:
             if not sequence.ended:
                 self._leave(sequence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ingot.engine.output import Writer
 from ingot.engine.request import CacheReport, Ended, Phase, Request, RequestStatus, Timing, Usage
 from ingot.engine.sequence import Sequence
@@ -51,7 +53,7 @@ class Job:
             id=self.request.id,
             phase=self.phase,
             prompt_tokens=usage.prompt_tokens,
-            prefilled_tokens=sum(min(s.computed, len(s.prompt)) for s in self.sequences),
+            prefilled_tokens=sum(self._prefilled()),
             completion_tokens=usage.completion_tokens,
             max_tokens=sum(sequence.limit for sequence in self.sequences),
             age_s=now - self.request.arrived,
@@ -59,4 +61,16 @@ class Job:
             preemptions=sum(sequence.preemptions for sequence in self.sequences),
             tenant=self.request.tenant,
             cache=self._reports(),
+            first_token_s=None if first is None else first - self.request.arrived,
         )
+
+    def _prefilled(self) -> Iterator[int]:
+        """How much of each prompt is computed, for the answer that is furthest on."""
+        for first in range(0, len(self.sequences), self.request.n):
+            answers = self.sequences[first : first + self.request.n]
+            yield max(min(answer.computed, len(answer.prompt)) for answer in answers)
+
+    def outcome(self) -> str:
+        """Why its answers ended."""
+        reasons = {writer.ended.reason for writer in self.writers.values() if writer.ended is not None}
+        return ", ".join(sorted(reasons))

@@ -100,6 +100,7 @@ class Request:
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
+    via: str = ""  # the address that it came to, for the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +238,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Terminal: the request was refused, cancelled, timed out or broke."""
+    """Terminal: the request was refused, cancelled, timed out or broke; `stood` says how far it was."""
 
     error: IngotError
     usage: Usage = field(default_factory=Usage)
+    stood: RequestStatus | None = None
 
 
 AnswerEvent = TextDelta | ThinkingDelta | CallBegan | CallArguments | CallEnded
@@ -249,7 +251,7 @@ Event = PromptScored | AnswerEvent | SequenceEnded | Ended | Failed
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """What one running request is doing now, for `GET /v1/requests`."""
+    """What one request is doing now, or was when it ended, for `GET /v1/requests` and the log."""
 
     id: str
     phase: Phase
@@ -262,6 +264,11 @@ class RequestStatus:
     preemptions: int = 0
     tenant: str = ""
     cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run
+    first_token_s: float | None = None  # from its arrival
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(report.matched for report in self.cache)
 
 
 @dataclass(frozen=True, slots=True)

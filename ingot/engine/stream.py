@@ -45,6 +45,7 @@ class Stream:
         self._cancel = cancel
         self._complete = False  # the last event has arrived
         self._ended = False  # and was read
+        self._heard: Callable[[Ended | Failed], None] | None = None
 
     def __len__(self) -> int:
         """How many events wait."""
@@ -65,13 +66,21 @@ class Stream:
             self._ended = is_last(batch)
             yield batch
 
-    def close(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._cancel()
+    def close(self, heard: Callable[[Ended | Failed], None] | None = None) -> None:
+        """`heard` gets the last event, where it was not read, once there is one."""
+        if self._ended:
+            return
+        self._ended, self._heard = True, heard
+        self._cancel()
+        if self._complete:
+            self._hear(self._waiting[-1])
 
     def _take(self, batch: Batch) -> None:
         if self._complete:
+            return
+        if self._ended:
+            self._complete = is_last(batch)
+            self._hear(batch[-1])
             return
         self._waiting += batch
         self._size += sum(map(size_of, batch))
@@ -85,6 +94,10 @@ class Stream:
             self._waiting = joined(self._waiting)
             self._join_at = max(JOINED, 2 * len(self._waiting))
         self._arrived.set()
+
+    def _hear(self, event: Event) -> None:
+        if self._heard is not None and isinstance(event, Ended | Failed):
+            self._heard(event)
 
 
 def size_of(event: Event) -> int:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from ingot.engine.request import Ended, Event, Failed
-from ingot.errors import Cancelled
+from ingot.errors import ClientLeft
 from ingot.http.edge import Answer
 from ingot.http.service import Service
 from ingot.protocol.answers import Job
@@ -36,10 +36,14 @@ class Accounted:
             yield events
 
     def close(self) -> None:
-        self._stream.close()
+        self._stream.close(self._left)
+
+    def _left(self, last: Ended | Failed) -> None:
+        """Nobody waited for the end, which has come."""
         if not self._noted:
             gone = self._answer.scope["state"].get("gone", "The client left before the answer was complete.")
-            self._note(Failed(Cancelled(gone)))
+            stood = last.stood if isinstance(last, Failed) else None
+            self._note(Failed(ClientLeft(gone), last.usage, stood))
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True

@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingot.errors import IngotError
+from ingot.errors import ClientLeft, IngotError
 from ingot.protocol.errors import error_body, retry_after
 
 log = logging.getLogger("ingot.http")
@@ -43,7 +43,7 @@ class Edge:
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
-            answer.status = answer.status or 499
+            answer.status = ClientLeft.status  # whatever was begun: nobody read it to its end
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
             await answer.fail(as_ingot_error(error, answer.id))
         finally:

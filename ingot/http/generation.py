@@ -54,7 +54,7 @@ class Generation:
                 await Json(job)(scope, receive, send)
                 return
             # Whose request it is, is the edge's to say: no protocol can forget it.
-            job = replace(job, request=replace(job.request, tenant=noted.tenant))
+            job = replace(job, request=replace(job.request, tenant=noted.tenant, via=scope["path"]))
             stream = Accounted(await self._open(job), job, noted, self.service)
             try:
                 if isinstance(job.view, Streamed):

@@ -139,9 +139,7 @@ class CreateResponse:
         self._responses.keep_now(run)
 
 
-async def tell(
-    batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse
-) -> None:
+async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
     told = aiter(batches)
     await out.start()
     await out.write(EVENTS.framed(await anext(told, [])))

@@ -141,7 +141,8 @@ class Run:
             raise Cancelled("The response was cancelled.")
         try:
             # Whose request it is, is the edge's to say: no protocol can forget it.
-            job = replace(job, request=replace(job.request, tenant=self.tenant))
+            via = self._answer.scope["path"]
+            job = replace(job, request=replace(job.request, tenant=self.tenant, via=via))
             return Accounted(await self._service.engine.open(job.request), job, self._answer, self._service)
         except ContextOverflow as error:
             error.param = job.prompt_field

@@ -35,7 +35,7 @@ class RunningRequest(Struct):
             age_s=round(status.age_s, 3),
             tokens_per_second=round(status.tokens_per_second, 2),
             preemptions=status.preemptions,
-            cached_tokens=sum(report.matched for report in status.cache),
+            cached_tokens=status.cached_tokens,
         )
 
 
@@ -50,8 +50,8 @@ class CancelledBody(Struct):
 
 
 class RequestBody(Struct, kw_only=True):
-    """A request that runs, with its `progress`; or one that ended a while ago, with its usage and its receipt or the
-    error it ended in."""
+    """A request that runs, with its `progress`; or one that ended a while ago, with its usage and its receipt. Where it
+    was cancelled or failed, the error it ended in and how far it was."""
 
     id: str
     status: Phase | Literal["ended", "failed"]
@@ -68,7 +68,9 @@ class RequestBody(Struct, kw_only=True):
     def ended(cls, id: str, head: Head | None, last: Ended | Failed) -> RequestBody:
         usage = UsageBody.of(last.usage)
         if isinstance(last, Failed):
-            return cls(id=id, status="failed", usage=usage, error=ErrorBody.of(last.error).error)
+            progress = UNSET if last.stood is None else RunningRequest.of(last.stood)
+            error = ErrorBody.of(last.error).error
+            return cls(id=id, status="failed", progress=progress, usage=usage, error=error)
         return cls(id=id, status="ended", usage=usage, ingot=Receipt.of(head or Head(id, 0, "", ""), last))
 
 

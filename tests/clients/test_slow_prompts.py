@@ -5,8 +5,8 @@ and the agent's own limit.
 
 - Codex: `stream_idle_timeout_ms` is a setting of its own, scaled to a fortieth.
 - Claude Code lets nobody shorten its limit (`CLAUDE_STREAM_IDLE_TIMEOUT_MS` only makes it longer). Right where it sets
-  its clock back, it also writes to its log where no event came for 30 s, which is a tenth of the limit, by the same count:
-  so a tenth is what everything else is scaled to.
+  its clock back, it also writes to its log where no event came for 30 s, which is a tenth of the limit, by the same
+  count: so a tenth is what everything else is scaled to.
 
 `REAL_TIME=1` also runs both at their true length, with the settings that are the default.
 """

@@ -19,7 +19,7 @@ from tests.http.scripted import settings
 
 pytestmark = pytest.mark.anyio
 
-LONG = "word " * 4000
+LONG = "word " * 6000  # three launches at least
 SAID = {"model": "default", "messages": [{"role": "user", "content": LONG}], "stream": True}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": SAID,
@@ -62,6 +62,7 @@ async def left_and_retried(engine: Engine, gate: Gate, path: str, body: dict[str
     app = build_app(engine, settings())
     async with Call(app, path=path, body=body) as made:
         await asyncio.to_thread(gate.reached.wait, WAIT_S)
+        await made.until(lambda: bool(made.status))
         made.leave()
         await made.done()
     gate.opened.set()
@@ -81,6 +82,7 @@ async def test_a_retry_goes_on_where_the_prompt_was_left(path: str, device: Devi
     assert left["status"] == "failed" and left["error"]["code"] == "cancelled"
     cached, prompt = again["usage"]["prompt_tokens_details"]["cached_tokens"], again["usage"]["prompt_tokens"]
     assert 8000 <= cached < prompt
+    assert cached == left["progress"]["prefilled_tokens"], "all of it"
 
 
 @pytest.mark.parametrize(("kind", "device"), PLACES)
@@ -90,5 +92,6 @@ async def test_layers_of_every_kind_are_left_where_they_can_be_taken_up(kind: st
 
     body = {"prompt": [5 + at % 90 for at in range(1500)], "stream": True, "max_tokens": 1}
     with held(start, 700) as (engine, gate):
-        _, again = await left_and_retried(engine, gate, "/v1/completions", body)
-    assert 700 <= again["usage"]["prompt_tokens_details"]["cached_tokens"] < 1500
+        left, again = await left_and_retried(engine, gate, "/v1/completions", body)
+    assert left["progress"]["prefilled_tokens"] == again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert 700 <= left["progress"]["prefilled_tokens"] < 1500

@@ -1,0 +1,97 @@
+"""The log's lines on each request: that it began, how far its prompt is, and how it ended.
+
+They hold numbers and ids alone: nothing of what was asked or answered, nor whose key it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ingot.errors import Cancelled, ClientLeft, IngotError
+
+if TYPE_CHECKING:
+    from ingot.engine.request import RequestStatus
+
+PROGRESS_S: Final = 10.0
+"""How often a prompt that takes long is told of."""
+
+log = logging.getLogger("ingot.requests")
+
+
+@dataclass(slots=True)
+class Watched:
+    """What was last told of a request, and when."""
+
+    at: float
+    prefilled: int
+
+
+class Journal:
+    """For one thread, which says what time it is."""
+
+    def __init__(self, model: str, every_s: float = PROGRESS_S) -> None:
+        self._model, self._every_s = model, every_s
+        self._watched: dict[str, Watched] = {}
+
+    def began(self, status: RequestStatus, via: str, now: float) -> None:
+        """It runs for the first time; said once. `via` is the address that it came to."""
+        if status.id in self._watched:
+            return
+        self._watched[status.id] = Watched(now, status.cached_tokens)
+        log.info(
+            "%s began: %s, model %s, %d prompt tokens, %d of them cached",
+            *(status.id, via or "no client", self._model, status.prompt_tokens, status.cached_tokens),
+        )
+
+    def look(self, now: float, statuses: Callable[[], Iterable[RequestStatus]]) -> None:
+        """Tells of the prompts that are due. Cheap where none is, as it is called between all steps."""
+        if not any(now - watched.at >= self._every_s for watched in self._watched.values()):
+            return
+        for status in statuses():
+            watched = self._watched.get(status.id)
+            if watched is None or now - watched.at < self._every_s:
+                continue
+            if status.phase == "decode":
+                watched.at = math.inf
+                continue
+            if status.phase == "prefill":
+                _tell_progress(status, watched, now)
+            watched.at, watched.prefilled = now, status.prefilled_tokens
+
+    def ended(self, status: RequestStatus, outcome: str) -> None:
+        self._watched.pop(status.id, None)
+        log.info("%s ended, %s: %s", status.id, outcome, ", ".join(_spent(status)))
+
+
+def outcome_of(error: IngotError) -> str:
+    """How a request ended that did not come to its end."""
+    if isinstance(error, ClientLeft):
+        return f"the client left ({error.status})"
+    return f"{'cancelled' if isinstance(error, Cancelled) else 'failed'} ({error.status} {error.code})"
+
+
+def _tell_progress(status: RequestStatus, watched: Watched, now: float) -> None:
+    speed = (status.prefilled_tokens - watched.prefilled) / (now - watched.at)
+    left = status.prompt_tokens - status.prefilled_tokens
+    estimate = f"about {left / speed:.0f} s left" if speed > 0 else "no telling how long"
+    log.info(
+        "%s prompt: %d of %d tokens, %.1f tokens/s, %s",
+        *(status.id, status.prefilled_tokens, status.prompt_tokens, max(speed, 0.0), estimate),
+    )
+
+
+def _spent(status: RequestStatus) -> Iterable[str]:
+    share = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
+    yield f"{status.prompt_tokens} prompt tokens ({share:.0%} cached)"
+    if status.first_token_s is None:
+        yield f"{status.prefilled_tokens} of them computed or cached, no token after {status.age_s:.2f} s"
+        return
+    yield f"first token after {status.first_token_s:.2f} s"
+    yield f"{status.completion_tokens} answer tokens"
+    seconds = status.age_s - status.first_token_s
+    if status.completion_tokens > 1 and seconds > 0:
+        yield f"{(status.completion_tokens - 1) / seconds:.1f} tokens/s"
