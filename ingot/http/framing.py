@@ -11,7 +11,7 @@ from msgspec import Struct
 @dataclass(frozen=True, slots=True)
 class Framing:
     """`frame` adds one chunk to a buffer. `done` follows the last chunk of an answer that came to its end; `alive` is
-    the sign of life in a silence, empty where the format has none."""
+    what holds a connection open in a silence, empty where the format has nothing but chunks."""
 
     media_type: str
     frame: Callable[[bytearray, Struct], None]

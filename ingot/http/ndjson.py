@@ -1,4 +1,4 @@
-"""Newline-delimited JSON, one chunk a line. It has no sign of life: readers take every line for a chunk."""
+"""Newline-delimited JSON, one chunk a line. It has no comments: readers take every line for a chunk."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ async def test_nothing_to_answer_needs_no_engine() -> None:
     assert (made.json()["done"], made.json()["done_reason"], engine.requests) == (True, "load", [])
 
 
-async def test_a_stream_stays_silent_while_there_is_nothing_to_say() -> None:
+async def test_a_stream_has_no_comments_as_every_line_is_a_chunk() -> None:
     engine = ScriptedEngine(None)
     async with Call(build_app(engine, settings(keepalive_s=0.01)), path="/api/chat", body=ASK) as made:
         await made.until(lambda: bool(engine.streams))
