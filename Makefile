@@ -60,7 +60,7 @@ setup: $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.re
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache tests/clients/node_modules \
-		tests/clients/.venv
+		tests/clients/.venv tests/clients/.venv-aider
 	rm -f ingot/kernels/*.so
 	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -79,7 +79,7 @@ $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle: pyproject.toml 
 	@tools/setup $(patsubst .ready-%,%,$(notdir $@))
 	@touch $@
 
-$(VENV)/.ready-clients: $(wildcard tests/clients/package.json tests/clients/requirements.txt) $(VENV)/.ready-serve
+$(VENV)/.ready-clients: $(wildcard tests/clients/package.json tests/clients/requirements*.txt) $(VENV)/.ready-serve
 	@tools/install-node-clients
 	@tools/install-python-clients
 	@touch $@

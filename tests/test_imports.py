@@ -19,6 +19,7 @@ FORBIDDEN = {
     "protocol": ("ingot.http", "ingot.cli", "ingot.models", "ingot.cache", "ingot.kernels", "starlette", *MLX),
     "http": ("ingot.cli", "ingot.models", "ingot.cache", "ingot.kernels", *MLX),
     "cli": MLX,
+    "agents": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli", "ingot.models", "ingot.text", *MLX),
 }
 ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoding_request")
 """What protocol and http may know of the engine at run time."""

@@ -17,6 +17,7 @@ from ingot.version import __version__
 COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a model, or to a server, in the terminal",
+    "launch": "start Claude Code, Codex, opencode or aider against a server",
     "pull": "fetch a model, and convert it if need be",
     "models": "list the models that are here, and those that can be fetched by name",
     "bench": "measure a running server",

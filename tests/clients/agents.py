@@ -20,6 +20,9 @@ from tests.http.scripted import settings
 HERE = Path(__file__).parent
 NODE_BIN = HERE / "node_modules" / ".bin"
 PYTHON = HERE / ".venv" / "bin" / "python"
+AIDER = HERE / ".venv-aider" / "bin" / "aider"  # what it needs does not agree with what the others do
+# Its launcher needs a script that npm may not have run; the program itself is in the package for the platform.
+CLAUDE_CODE = next(iter(sorted(HERE.glob("node_modules/@anthropic-ai/claude-code-*/claude"))), NODE_BIN / "claude")
 KEY = "sk-testing"
 NOT_INSTALLED = "the client is not installed: run `make test-clients`"
 
