@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ingot.cli.serve import start_engine
+from ingot.cli.serve import leave_at_once, start_engine
 from ingot.config import Settings
+
+if TYPE_CHECKING:
+    from ingot.http.server import Server
 
 
 @contextlib.contextmanager
@@ -26,10 +30,20 @@ def local_server(settings: Settings) -> Iterator[str]:
         embedding_model=None,
         rerank_model=None,
     )
-    engine = start_engine(private)
     ready: Future[str] = Future()
-    server = make_server(engine, private, ready.set_result, listen(private))
+    try:
+        engine = start_engine(private)
+    except KeyboardInterrupt:
+        leave_at_once()
+    try:
+        with _opened(make_server(engine, private, ready.set_result, listen(private)), ready) as url:
+            yield url
+    finally:
+        engine.close()
 
+
+@contextlib.contextmanager
+def _opened(server: Server, ready: Future[str]) -> Iterator[str]:
     def serve() -> None:
         try:
             server.run()
@@ -45,4 +59,3 @@ def local_server(settings: Settings) -> Iterator[str]:
     finally:
         server.should_exit = True
         door.join()
-        engine.close()

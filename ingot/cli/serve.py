@@ -47,7 +47,7 @@ def _serve(settings: Settings) -> None:
         try:
             engine = start_engine(settings)
         except KeyboardInterrupt:
-            _leave_at_once()
+            leave_at_once()
 
         def say_ready(url: str) -> None:
             encoders = [offered.card for offered in engine.encoders.values()]
@@ -61,8 +61,8 @@ def _serve(settings: Settings) -> None:
             engine.close()
             raise
         if server.force_exit:
-            _leave_at_once()
-        signal.signal(signal.SIGINT, _leave_at_once)
+            leave_at_once()
+        signal.signal(signal.SIGINT, leave_at_once)
         engine.close()
 
 
@@ -91,7 +91,7 @@ def served_name(settings: Settings, own: str) -> str:
     return settings.served_model_name[0] if settings.served_model_name else own
 
 
-def _leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+def leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
     """Without the usual farewells: the engine's thread may be deep inside mlx, where nothing can interrupt it."""
     sys.stdout.flush()
     print(file=sys.stderr, flush=True)

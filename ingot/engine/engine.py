@@ -11,6 +11,7 @@ begun anew; the thread goes on, and if it cannot, every stream ends and `health`
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import queue
 import threading
@@ -83,10 +84,12 @@ class Engine:
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._live, name="ingot-engine", daemon=True)
+        # A process that ends while this thread has mlx's streams open is aborted by them.
+        atexit.register(self.close)
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
-            self._thread.join()
+            self.close()
             raise self._failure
 
     # For any thread
@@ -158,7 +161,8 @@ class Engine:
         return Health(alive, alive and not self._closing, detail, ago, running, len(phases) - running)
 
     def close(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel what runs and end the thread. A process that leaves without it does it on its way out."""
+        atexit.unregister(self.close)
         self._closing = True
         self._mail.put(lambda: None)
         self._thread.join()

@@ -91,6 +91,7 @@ def route_path(path: str) -> str:
 
 def endpoints_of(service: Service) -> dict[str, Any]:
     engine, served = service.engine, service.served
+    responses = Responses(service)
 
     async def models(request: Request) -> Response:
         return Json(list_models(served))
@@ -121,18 +122,14 @@ def endpoints_of(service: Service) -> dict[str, Any]:
         "tokenize": reader(service, tokenize),
         "detokenize": reader(service, detokenize),
         **request_endpoints(service),
-        **cache_endpoints(service),
-        **response_endpoints(service),
+        **cache_endpoints(service, responses.around),
+        "createResponse": CreateResponse(responses),
+        **responses.endpoints(),
         **ollama_endpoints(service),
         "ollamaShow": reader(service, show),
         "live": live,
         "ready": ready,
     }
-
-
-def response_endpoints(service: Service) -> dict[str, Any]:
-    responses = Responses(service)
-    return {"createResponse": CreateResponse(responses), **responses.endpoints()}
 
 
 def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callable[[Request], Any]:

@@ -29,14 +29,17 @@ from ingot.http.edge import Json, answer_of
 from ingot.http.exchange import Exchange
 from ingot.http.service import Service
 from ingot.protocol.answers import Job
-from ingot.protocol.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody, read_question
+from ingot.protocol.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.questions import read_question
+from ingot.protocol.responses import Surroundings
 
 T = TypeVar("T")
 Going = Callable[[], bool]
 OTHER_SITES: Final = ("cross-site", "same-site")
 
 
-def cache_endpoints(service: Service) -> dict[str, Any]:
+def cache_endpoints(service: Service, around: Callable[[str], Surroundings]) -> dict[str, Any]:
+    """`around` is what a tenant's bodies of `/v1/responses` are read in the light of."""
     engine = service.engine
 
     async def show(request: Request) -> Response:
@@ -51,7 +54,9 @@ def cache_endpoints(service: Service) -> dict[str, Any]:
         answer = answer_of(request.scope)
         served = service.served_to(answer.tenant)
         async with service.bodies.reading(request.scope, request.receive) as body:
-            job = await service.read(body.raw, lambda value: read_question(value, served, answer.id), answer.tenant)
+            job = await service.read(
+                body.raw, lambda value: read_question(value, served, answer.id, around(answer.tenant)), answer.tenant
+            )
         return Json(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
 
     def explained(job: Job, tenant: str) -> list[CacheReport]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from ingot.errors import ConfigError
 
 LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MESSAGE_BYTES: Final = 4 << 20  # of one message of a server; one that sends a longer one is ended
+SDK: Final = "mcp>=2.3,<3"  # what the extra `mcp` asks for
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -45,7 +47,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 def require_sdk() -> None:
     """Raises ConfigError where the official SDK is not installed."""
     if importlib.util.find_spec("mcp") is None:
-        raise ConfigError("MCP needs the package `mcp`: install ingot with the extra `mcp`")
+        raise ConfigError(f"MCP needs the package `mcp`. To install it: {sys.executable} -m pip install '{SDK}'")
 
 
 def read_servers(path: Path) -> dict[str, ServerConfig]:

@@ -165,23 +165,7 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     history = ask.history or served.history
     tools = _ordered(_tools(format, ask, names), history)
     thinking = _with_defaults(served, ask.thinking)
-    variables = _variables(served, ask, thinking)
-    try:
-        prompt = rendered(
-            served,
-            ask.messages,
-            tools=[tool.as_dict() for tool in tools],
-            ending=ask.ending,
-            extra=variables,
-            appended=lambda text: _closed_thinking(served, format, thinking, ask, text),
-            history=history,
-            format=format,
-            salt=ask.salt,
-            remembers=ask.remembers,
-        )
-    except ContextOverflow as error:
-        error.param = names.messages
-        raise
+    prompt = _prompt(served, ask, format, tools, thinking, names)
     start = ThinkingStart.after(prompt.text, format.thinking)
     may_think = _may_think(served, format, thinking, start, prompt.text)
     guide = _guide(served, format, tools, ask, thinking, start, may_think, names)
@@ -195,6 +179,48 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
     ignored = _unheeded_thinking(ask.thinking, names, can_think=thinks(served, format))
     turn = Turn(served, prompt, format)
     return Asked(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn, may_think)
+
+
+def asked_prompt(
+    served: Served,
+    ask: Ask,
+    *,
+    names: FieldNames = FieldNames(),  # noqa: B008  (frozen)
+    add_special: bool = False,
+) -> Prompt:
+    """The prompt alone, the one that `asked` gives; `add_special` adds what the tokenizer puts around a bare text."""
+    format = _format(served, ask)
+    tools = _ordered(_tools(format, ask, names), ask.history or served.history)
+    return _prompt(served, ask, format, tools, _with_defaults(served, ask.thinking), names, add_special=add_special)
+
+
+def _prompt(
+    served: Served,
+    ask: Ask,
+    format: Format,
+    tools: tuple[Tool, ...],
+    thinking: ThinkingAsked,
+    names: FieldNames,
+    *,
+    add_special: bool = False,
+) -> Prompt:
+    try:
+        return rendered(
+            served,
+            ask.messages,
+            tools=[tool.as_dict() for tool in tools],
+            ending=ask.ending,
+            extra=_variables(served, ask, thinking),
+            appended=lambda text: _closed_thinking(served, format, thinking, ask, text),
+            add_special=add_special,
+            history=ask.history or served.history,
+            format=format,
+            salt=ask.salt,
+            remembers=ask.remembers,
+        )
+    except ContextOverflow as error:
+        error.param = names.messages
+        raise
 
 
 def thinks(served: Served, format: Format) -> bool:

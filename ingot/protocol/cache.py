@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, SaltStatus
 from ingot.protocol.answers import Job, Note
-from ingot.protocol.fields import Kind, Reading, Schema, Terms
-from ingot.protocol.openai_chat import CHAT_BODY, read_chat
-from ingot.protocol.openai_completions import COMPLETION_BODY, read_completion
 from ingot.protocol.receipts import CacheReceipt
-from ingot.protocol.served import Served
 
 FILE: Final = "application/octet-stream"
 IMPORT_PATH: Final = "/v1/cache/import"
@@ -99,28 +94,3 @@ class ExplainedBody(Struct):
         assert head is not None
         note = Note(head.ignored) if head.ignored else UNSET
         return cls(sum(map(len, job.request.prompts)), CacheReceipt.of(reports, head.source), note)
-
-
-@dataclass(frozen=True, slots=True)
-class Question(Kind):
-    """A body of chat completions, or one of completions: whichever has the right name for its prompt."""
-
-    types, words = (dict,), "an object with 'messages' or 'prompt'"
-
-    def parse(self, value: object, path: str, reading: Reading) -> Any:
-        return (CHAT_BODY if is_chat(value) else COMPLETION_BODY).parse(value, path, reading)
-
-    def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [CHAT_BODY.schema(terms), COMPLETION_BODY.schema(terms)]}
-
-
-EXPLAIN_BODY = Question()
-
-
-def is_chat(value: object) -> bool:
-    return isinstance(value, dict) and "messages" in value
-
-
-def read_question(value: Any, served: Served, request_id: str) -> Job:
-    """The job that a body would become. It is not for running."""
-    return (read_chat if is_chat(value) else read_completion)(value, served, request_id)

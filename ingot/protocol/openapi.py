@@ -12,15 +12,7 @@ from msgspec import Struct
 from ingot.protocol.anthropic import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.anthropic_answers import MESSAGE_EVENTS, MessageBody
 from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.cache import (
-    EXPLAIN_BODY,
-    FILE,
-    IMPORT_PATH,
-    AdoptedBody,
-    CacheBody,
-    ClearedBody,
-    ExplainedBody,
-)
+from ingot.protocol.cache import FILE, IMPORT_PATH, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
 from ingot.protocol.chat_answers import ChatChunk, ChatCompletion
 from ingot.protocol.completion_answers import Completion
 from ingot.protocol.embeddings import EMBEDDING_BODY, EmbeddingList
@@ -36,6 +28,7 @@ from ingot.protocol.ollama_errors import OllamaError
 from ingot.protocol.ollama_models import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
 from ingot.protocol.openai_chat import CHAT_BODY
 from ingot.protocol.openai_completions import COMPLETION_BODY
+from ingot.protocol.questions import EXPLAIN_BODY
 from ingot.protocol.records import Record, specs_of
 from ingot.protocol.requests import CancelledBody, RequestBody, RunningList
 from ingot.protocol.rerank import RERANK_BODY, Reranked

@@ -9,9 +9,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.protocol import bounds
 from ingot.protocol.answers import Note
+from ingot.protocol.asking import Ask, asked_prompt
 from ingot.protocol.fields import Bool, ModelName, Text
 from ingot.protocol.messages import CONVERSATION, Message, as_dicts
-from ingot.protocol.prompts import rendered, text_tokens
+from ingot.protocol.openai_chat import TOOLS, FunctionTool
+from ingot.protocol.prompts import text_tokens
 from ingot.protocol.records import Record, accepts, requires
 from ingot.protocol.rules import Given, Never, Not
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -23,6 +25,9 @@ class TokenizeBody:
     model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
     prompt: str | None = accepts(Text(), "A text. Either this or `messages`.")
     messages: tuple[Message, ...] | None = accepts(CONVERSATION, "A conversation, put through the chat template.")
+    tools: tuple[FunctionTool, ...] = accepts(
+        TOOLS, "Functions that the model is shown. Only with `messages`.", default=()
+    )
     add_special_tokens: bool | None = accepts(
         Bool(), "Add what the tokenizer puts around a text (default: true for `prompt`, false for `messages`)."
     )
@@ -48,6 +53,7 @@ TOKENIZE_BODY = Record(
             "add_generation_prompt goes with messages.",
             param="add_generation_prompt",
         ),
+        Never((Given("prompt"), Given("tools")), "tools go with messages.", param="tools"),
     ),
 )
 DETOKENIZE_BODY = Record(DetokenizeBody)
@@ -73,13 +79,12 @@ def tokenize(value: Any, served: Served) -> Tokenized:
 
 def tokens_of(body: TokenizeBody, served: Served) -> tuple[int, ...]:
     if body.messages is not None:
-        return rendered(
-            served,
+        ask = Ask(
             as_dicts(body.messages),
+            tools=tuple(tool.tool for tool in body.tools),
             ending="closed" if body.add_generation_prompt is False else "opened",
-            extra=served.variables,
-            add_special=body.add_special_tokens is True,
-        ).tokens
+        )
+        return asked_prompt(served, ask, add_special=body.add_special_tokens is True).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"
     return text_tokens(served, body.prompt, path="prompt", add_special=body.add_special_tokens is not False)
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 from ingot.engine.request import Request, Sampling
 from ingot.errors import ConfigError, ContextOverflow, IngotError
 from ingot.protocol.answers import Job
-from ingot.protocol.cache import read_question
+from ingot.protocol.openai_chat import read_chat
+from ingot.protocol.openai_completions import read_completion
 from ingot.protocol.served import Served
 from ingot.text.prompt_files import FilePrompt
 
@@ -51,13 +52,13 @@ def read(body: dict[str, Any], served: Served, request_id: str) -> tuple[Job, in
     """The job of a body, and how many tokens of its prompt are the body's own."""
     messages = body.get("messages")
     if not isinstance(messages, list):
-        return read_question(body, served, request_id), None
+        return read_completion(body, served, request_id), None
     body = {**body, "add_generation_prompt": False}
     last = messages[-1] if messages else None
     if not isinstance(last, dict) or last.get("role") not in INSTRUCTIONS:
-        return read_question(body, served, request_id), None
+        return read_chat(body, served, request_id), None
     # Many templates refuse a conversation in which nobody speaks. What the user will say begins where this one does.
-    job = read_question({**body, "messages": [*messages, FOLLOWING]}, served, request_id)
+    job = read_chat({**body, "messages": [*messages, FOLLOWING]}, served, request_id)
     assert job.head is not None and job.head.source is not None
     spans = job.head.source.prompts[0].spans
     return job, next((span.begin for span in spans if span.message == len(messages)), None)

@@ -113,6 +113,35 @@ def test_a_conversation_can_be_explained_too(client: httpx.Client) -> None:
     assert explained(client, body | {"cache": "off"})["cache"]["reason"] == "off"
 
 
+HI = [{"role": "user", "content": "hello there"}]
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": HI, "max_completion_tokens": 2},
+    "/v1/completions": {"prompt": "hello there", "max_tokens": 2, "logprobs": 1},
+    "/v1/messages": {"model": "default", "system": "Be brief.", "messages": HI, "max_tokens": 2},
+    "/v1/responses": {"input": "hello there", "instructions": "Be brief.", "max_output_tokens": 16, "store": False},
+    "/api/chat": {"model": "default", "messages": HI, "options": {"num_predict": 2}, "stream": False},
+    "/api/generate": {"model": "default", "prompt": "hello there", "options": {"num_predict": 2}, "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_of_any_protocol_is_explained_as_what_it_would_be_there(client: httpx.Client, path: str) -> None:
+    body = BODIES[path]
+    assert explained(client, body)["cache"]["reason"] == "unseen"
+    made = client.post(path, json=body, headers=ANN)
+    assert made.status_code == 200, made.text
+    told = explained(client, body)
+    assert told["cache"]["reason"] == "complete"
+    assert told["cache"]["matched_tokens"] == told["prompt_tokens"] - 1, "one is always computed"
+    assert "ingot" not in told, "it knows every field"
+
+
+def test_what_holds_no_prompt_is_refused_with_what_would(client: httpx.Client) -> None:
+    for body in ({"n": 1}, [], {"model": "default", "prompt": "", "stream": False}):
+        made = client.post("/v1/cache/explain", json=body, headers=ANN)
+        assert made.status_code == 400 and "prompt" in made.json()["error"]["message"], made.text
+
+
 def test_clearing_forgets_the_asking_tenants_and_no_others(client: httpx.Client) -> None:
     complete(client, PROMPT)
     complete(client, PROMPT, BOB)

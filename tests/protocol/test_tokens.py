@@ -3,10 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from ingot.errors import BadRequest, ModelNotFound
+from ingot.protocol.openai_chat import read_chat
 from ingot.protocol.served import Served
 from ingot.protocol.tokens import detokenize, tokenize
+from tests import scripted
 from tests.http.scripted import BOS, CARD, CONTEXT, ByteTokenizer, settings
 
 TOY = Served.of(CARD, ByteTokenizer(), settings())  # type: ignore[arg-type]
@@ -25,6 +28,19 @@ def test_a_conversation_becomes_the_tokens_that_a_chat_would_use() -> None:
     closed = tokenize({"messages": TALK, "add_generation_prompt": False}, TOY)
     assert bytes(closed.tokens).decode().endswith("<|im_end|>\n")
     assert tokenize({"messages": TALK, "add_special_tokens": True}, TOY).tokens[0] == BOS
+
+
+def test_a_conversation_with_tools_becomes_the_tokens_that_a_chat_with_them_would_use() -> None:
+    served = Served.of(scripted.CARD, scripted.tokenizer(), settings(thinking="off"))
+    shape = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": shape}}
+    body = {"messages": TALK, "tools": [tool]}
+    made = tokenize(body, served)
+    assert tuple(made.tokens) == read_chat(body, served, "one").request.prompts[0]
+    assert made.ingot is UNSET, "nothing was ignored"
+    assert made.count > tokenize({"messages": TALK}, served).count
+    with pytest.raises(BadRequest, match="tools go with messages"):
+        tokenize({"prompt": "Hi", "tools": [tool]}, served)
 
 
 def test_tokens_become_text() -> None:

@@ -1,0 +1,96 @@
+"""A body of any protocol, told by its own fields: what `POST /v1/cache/explain` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingot.errors import BadRequest, IngotError
+from ingot.protocol import ollama
+from ingot.protocol.answers import Job
+from ingot.protocol.anthropic import MESSAGES_BODY, read_messages
+from ingot.protocol.fields import Kind, Reading, Schema, Terms
+from ingot.protocol.openai_chat import CHAT_BODY, read_chat
+from ingot.protocol.openai_completions import COMPLETION_BODY, read_completion
+from ingot.protocol.records import Record
+from ingot.protocol.responses import Surroundings, read_response
+from ingot.protocol.responses_body import RESPONSES_BODY
+from ingot.protocol.served import Served
+
+Read = Callable[[Any, Served, str, Surroundings], Any]
+
+
+def _alone(read: Callable[[Any, Served, str], Any]) -> Read:
+    """Of a protocol whose bodies say all themselves."""
+    return lambda value, served, request_id, around: read(value, served, request_id)
+
+
+def _first_job(value: Any, served: Served, request_id: str, around: Surroundings) -> Job:
+    return read_response(value, served, request_id, around).first
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A protocol's body, and how it becomes a job. `prompts` are the fields one of which each has."""
+
+    body: Record
+    read: Read
+    prompts: tuple[str, ...]
+
+
+# Of those that a body may be of alike, the first is taken.
+WIRES: Final = (
+    Wire(CHAT_BODY, _alone(read_chat), ("messages",)),
+    Wire(MESSAGES_BODY, _alone(read_messages), ("messages",)),
+    Wire(ollama.CHAT_BODY, _alone(ollama.read_ollama_chat), ("messages",)),
+    Wire(COMPLETION_BODY, _alone(read_completion), ("prompt",)),
+    Wire(ollama.GENERATE_BODY, _alone(ollama.read_ollama_generate), ("prompt",)),
+    Wire(RESPONSES_BODY, _first_job, ("input", "previous_response_id", "conversation")),
+)
+WANTED: Final = "an object with 'messages', 'prompt' or 'input'"
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Kind):
+    types, words = (dict,), WANTED
+
+    def parse(self, value: object, path: str, reading: Reading) -> Any:
+        wire = wire_of(value, lambda: Reading(reading.terms))
+        if wire is None:
+            raise self.refuse(value, path, reading)
+        return wire.body.parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"anyOf": [wire.body.schema(terms) for wire in WIRES]}
+
+
+EXPLAIN_BODY = Question()
+
+
+def wire_of(value: object, reading: Callable[[], Reading]) -> Wire | None:
+    """The protocol that a body is of: the one that can read it, and knows the most of its fields. The first of those
+    that have its prompt's field where none can, to say why; None where there is none."""
+    if not isinstance(value, dict):
+        return None
+    possible = [wire for wire in WIRES if any(name in value for name in wire.prompts)]
+    return min(possible, key=lambda wire: _unknown(wire.body, value, reading()), default=None)
+
+
+def _unknown(body: Record, value: object, reading: Reading) -> float:
+    try:
+        body.parse(value, "", reading)
+    except IngotError:
+        return float("inf")
+    return len(reading.ignored)
+
+
+def read_question(value: Any, served: Served, request_id: str, around: Surroundings) -> Job:
+    """The job that a body would become. It is not for running."""
+    wire = wire_of(value, served.reading)
+    if wire is None:
+        raise BadRequest(f"The body holds no request: expected {WANTED}.")
+    job = wire.read(value, served, request_id, around)
+    if not isinstance(job, Job):
+        raise BadRequest("The body asks for nothing but a model to be loaded: it has no prompt.")
+    return job
