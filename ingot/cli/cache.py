@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ingot.cli.client import Client
 from ingot.cli.flags import CommandParser, add_settings, settle
@@ -86,12 +86,14 @@ def _explain(arguments: list[str]) -> int:
 
 def _export(arguments: list[str]) -> int:
     parser = _parser("export")
-    parser.add_argument("file", metavar="FILE", help="where to; it must not be there yet")
+    parser.add_argument("file", metavar="FILE", help="where to")
+    parser.flag("--force", action="store_true", help="write over a file that is there")
     client, given = _begun(parser, arguments)
     path = Path(given["file"])
+    if path.exists() and "force" not in given:
+        raise ConfigError(f"{path} is there already; --force writes over it")
     try:
-        with path.open("xb") as file:
-            _fetch(client, path, file)
+        _fetch(client, path)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return _tell(
@@ -99,12 +101,15 @@ def _export(arguments: list[str]) -> int:
     )
 
 
-def _fetch(client: Client, path: Path, file: BinaryIO) -> None:
+def _fetch(client: Client, path: Path) -> None:
+    """Under another name until all of it is there: half a file is worse than none, and than the one before."""
+    part = path.with_name(f"{path.name}.part")
     try:
-        client.download("cache/export", file)
-    except BaseException:
-        path.unlink()  # half a file is worse than none
-        raise
+        with part.open("wb") as file:
+            client.download("cache/export", file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _import(arguments: list[str]) -> int:
@@ -131,7 +136,7 @@ def _body(name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise ConfigError(f"{name} holds no request: that is an object with 'messages' or 'prompt'")
+        raise ConfigError(f"{name} holds no request: that is an object with 'messages', 'prompt' or 'input'")
     return body
 
 

@@ -10,24 +10,32 @@ from ingot.engine.request import ModelCard
 from ingot.text.formats.registry import FoundFormat
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
+NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
 
 
 def ready_record(
-    url: str, card: ModelCard, found: FoundFormat, *, needs_key: bool, encoders: Iterable[EncoderCard] = ()
+    url: str,
+    card: ModelCard,
+    found: FoundFormat,
+    *,
+    needs_key: bool,
+    chats: bool = True,
+    encoders: Iterable[EncoderCard] = (),
 ) -> str:
     """One record: the ready line, one for each encoder, a note for each thing that is guessed or could be faster, a
-    curl to paste."""
+    curl to paste. `chats` says whether there is a chat template."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.dtype})",
         card.device,
         f"context {card.context} tokens",
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
-        f"tool format {found.format.name}",
+        *([f"tool format {found.format.name}"] if chats else []),
     )
-    notes = [f"note: {note}" for note in (*card.notes, *_guessed(found))]
+    notes = [f"note: {note}" for note in (*card.notes, *(_guessed(found) if chats else [NO_CHAT]))]
     further = [_further(encoder) for encoder in encoders]
-    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key)}"))
+    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key, chats)}"))
 
 
 def _guessed(found: FoundFormat) -> list[str]:
@@ -41,6 +49,7 @@ def _further(card: EncoderCard) -> str:
     return f"also: {card.name} ({card.dtype}) for {purpose} | inputs of {card.length} tokens"
 
 
-def _curl(url: str, needs_key: bool) -> str:
+def _curl(url: str, needs_key: bool, chats: bool) -> str:
     key = ' -H "Authorization: Bearer $INGOT_API_KEY"' if needs_key else ""
-    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(QUESTION)}'"
+    path, body = ("chat/completions", QUESTION) if chats else ("completions", BEGINNING)
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"

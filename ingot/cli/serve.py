@@ -52,7 +52,9 @@ def _serve(settings: Settings) -> None:
         def say_ready(url: str) -> None:
             encoders = [offered.card for offered in engine.encoders.values()]
             found = format_of(engine.card, engine.tokenizer, settings)
-            print(ready_record(url, engine.card, found, needs_key=settings.keyed, encoders=encoders), flush=True)
+            chats = engine.tokenizer.template is not None
+            record = ready_record(url, engine.card, found, needs_key=settings.keyed, chats=chats, encoders=encoders)
+            print(record, flush=True)
 
         try:
             server = make_server(engine, settings, say_ready, listener)

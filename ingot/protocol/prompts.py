@@ -59,7 +59,10 @@ def rendered(
     """
     template = served.tokenizer.template
     if template is None:
-        raise Unsupported("The served model has no chat template; use /v1/completions.", param="messages")
+        raise Unsupported(
+            "The served model has no chat template; use /v1/completions, or start the server with --chat-template.",
+            param="messages",
+        )
     conversation = Conversation(
         messages,
         tools=tools or (),

@@ -42,6 +42,7 @@ class Script:
 
     answer: Callable[[Mapping[str, Any]], Answer] = lambda body: Answer()
     owned_by: str = "someone"
+    about: dict[str, Any] = field(default_factory=dict)  # what else is said of the model
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     gathers: int = 0  # streams wait until so many have come
@@ -94,7 +95,7 @@ async def _respond(
     script: Script, path: str, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     if path == "/v1/models":
-        return await _json(writer, {"data": [{"id": "scripted", "owned_by": script.owned_by}]})
+        return await _json(writer, {"data": [{"id": "scripted", "owned_by": script.owned_by, **script.about}]})
     if path not in ("/v1/chat/completions", "/v1/completions"):
         return await _json(writer, {"error": {"message": f"no such path: {path}"}}, 404)
     script.bodies.append(body)

@@ -94,8 +94,12 @@ def test_what_one_server_kept_is_written_and_kept_by_another(
         assert capsys.readouterr().out.startswith("wrote ")
         assert cache.run(["import", path, "--url", there]) == 0
         assert capsys.readouterr().out == "41 tokens are kept that were not before\n"
-        with pytest.raises(ConfigError, match="cannot write"):
+        Path(path).write_bytes(b"mine")
+        with pytest.raises(ConfigError, match="is there already; --force writes over it"):
             cache.run(["export", path, "--url", here])
+        assert Path(path).read_bytes() == b"mine"
+        assert cache.run(["export", path, "--force", "--url", here]) == 0
+        assert Path(path).stat().st_size > 1000
     for engine in both:
         engine.close()
 
@@ -104,4 +108,4 @@ def test_a_file_that_cannot_be_had_whole_is_not_left_behind(url: str, tmp_path: 
     path = tmp_path / "kept.safetensors"
     with pytest.raises(ServerError, match="no files to know it by"):
         cache.run(["export", str(path), "--url", url])
-    assert not path.exists()
+    assert not list(tmp_path.iterdir())

@@ -15,10 +15,15 @@ from ingot.cli.client import Client
 from ingot.cli.ready import ready_record
 from ingot.config import DEFAULT_MODEL, load
 from ingot.engine.request import ModelCard
+from ingot.errors import Unsupported
 from ingot.models.packaged import find
 from ingot.models.shelf import is_kept
+from ingot.protocol.openai_chat import read_chat
+from ingot.protocol.openai_completions import read_completion
+from ingot.protocol.served import Served
 from ingot.text.formats.registry import FoundFormat, format_named, found_format
 from tests.cli.scripted import INGOT, environment
+from tests.http import scripted as toy
 
 CARD = ModelCard(
     name="tiny",
@@ -87,6 +92,19 @@ def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
     assert any("hermes is a guess" in note and "--tool-format" in note for note in notes)
     told = found_format(None, "llama")
     assert not any("guess" in note for note in ready_record("http://x", CARD, told, needs_key=False).splitlines())
+
+
+def test_a_model_that_cannot_chat_is_tried_with_a_text_and_says_how_it_could() -> None:
+    told = found_format(None, "llama")
+    line, *notes, curl = ready_record("http://x", CARD, told, needs_key=False, chats=False).splitlines()
+    assert "tool format" not in line
+    assert any("--chat-template" in note for note in notes)
+    assert curl.startswith("try: curl http://x/v1/completions ")
+    body = json.loads(curl.split(" -d ")[1].strip("'"))
+    served = Served.of(toy.CARD, toy.ByteTokenizer(None), toy.settings())  # type: ignore[arg-type]
+    assert read_completion(body, served, "one").request.prompts
+    with pytest.raises(Unsupported, match="--chat-template"):
+        read_chat({"messages": [{"role": "user", "content": "Hi"}]}, served, "one")
 
 
 def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
