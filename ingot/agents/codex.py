@@ -110,7 +110,7 @@ CODEX = Agent(
     "Codex",
     program="codex",
     install="npm install -g @openai/codex",
-    first_prompt=6_000,
+    first_prompt=5_000,
     launch=launch,
     pastes=pastes,
 )

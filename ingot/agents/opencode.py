@@ -40,7 +40,7 @@ OPENCODE = Agent(
     "opencode",
     program="opencode",
     install="npm install -g opencode-ai",
-    first_prompt=10_000,
+    first_prompt=7_000,
     launch=launch,
     pastes=pastes,
 )

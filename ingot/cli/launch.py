@@ -33,7 +33,7 @@ EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def run(arguments: list[str]) -> int:
     ours, theirs = _parted(arguments)
-    namespace = _parser().parse(ours)
+    namespace = launch_parser().parse(ours)
     config = settle(namespace)
     agent = agent_named(namespace.client)
     given = vars(namespace)
@@ -56,7 +56,7 @@ def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:place], arguments[place + 1 :]
 
 
-def _parser() -> CommandParser:
+def launch_parser() -> CommandParser:
     parser = CommandParser("launch", ABOUT)
     known = ", ".join(AGENTS)
     parser.add_argument("client", metavar="CLIENT", help=f"one of {known}")
