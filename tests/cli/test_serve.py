@@ -129,6 +129,18 @@ def test_a_model_runs_inside_the_chat_when_no_server_is_named(shelf: str, tmp_pa
     assert (done.returncode, done.stdout.strip() != "") == (0, True)
 
 
+def test_a_start_that_fails_once_the_model_is_loaded_ends_in_a_line_and_no_abort(shelf: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(["word " * 400]))
+    command = [INGOT, "serve", "--offline", "--models-dir", shelf, "--port", "0", "--context", "256"]
+    command += ["--warm-prompts", str(prompts)]
+    env = environment(tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"ingot serve: {prompts}")
+    assert "terminate" not in done.stderr
+
+
 def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
