@@ -10,7 +10,7 @@ JOBS ?= 0
 BACKEND ?=
 export BACKEND
 
-.PHONY: help serve test test-clients test-oracle sanitize bench check format setup clean
+.PHONY: help serve test test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
+	@echo "make packages      build the wheels into dist/"
+	@echo "make test-packages install them into an empty environment and ask for an answer"
 	@echo "make sanitize      the kernels' tests on a build that watches memory"
 	@echo "make bench         compare with other servers"
 	@echo "make format        put the code in shape"
@@ -30,7 +32,7 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle and not packages" $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
@@ -39,6 +41,14 @@ test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -m oracle $(ARGS)
+
+packages: $(VENV)/.ready-test
+	tools/package $(ARGS)
+
+test-packages: $(VENV)/.ready-test
+	tools/package
+	$(BIN)/ingot pull
+	$(BIN)/python -m pytest -m packages $(ARGS)
 
 sanitize: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	tools/sanitize $(ARGS)
@@ -61,7 +71,6 @@ setup: $(VENV)/.ready-test $(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.re
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache tests/clients/node_modules \
 		tests/clients/.venv tests/clients/.venv-aider
-	rm -f ingot/kernels/*.so
 	find ingot tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A purpose's stamp is as new as its last set-up. Removing .venv forgets them all.
@@ -85,6 +94,6 @@ $(VENV)/.ready-clients: $(wildcard tests/clients/package.json tests/clients/requ
 	@touch $@
 
 # Slower without a compiler, but never in the way.
-$(VENV)/.ready-kernels: $(wildcard ingot/kernels/*.c ingot/kernels/build.py native/CMakeLists.txt native/src/* native/ingot_native/*) $(VENV)/.ready-serve
+$(VENV)/.ready-kernels: $(wildcard ingot/kernels/build.py native/CMakeLists.txt native/pyproject.toml native/src/* native/ingot_native/*) $(VENV)/.ready-serve
 	-@$(BIN)/python -m ingot.kernels.build
 	@touch $@

@@ -41,7 +41,6 @@ def look(settings: Settings, network: bool) -> Iterator[Finding]:
     yield from examine.mlx(probed)
     yield from examine.packages()
     if sys.platform == "linux":
-        yield examine.compiler("C compiler", ("cc", "gcc", "clang"), "the fast BLAS bridge is built with it")
         yield examine.compiler("C++ compiler", ("g++",), "mx.compile needs it at run time on CPUs")
     yield examine.memory()
     yield examine.disk(settings.models_dir)

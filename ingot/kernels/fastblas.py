@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from ingot.kernels.build import LIBRARY
+from ingot.kernels.build import remedy
 
 _installed: ctypes.CDLL | None = None
 _fast: ctypes.CDLL | None = None
@@ -22,12 +22,12 @@ def install() -> bool:
     global _installed, _fast
     if _installed is not None:
         return True
-    openblas = _openblas()
-    if _unwanted() or openblas is None or not LIBRARY.exists() or "mlx.core" in sys.modules:
+    openblas, library = _openblas(), _bridge()
+    if _unwanted() or openblas is None or library is None or "mlx.core" in sys.modules:
         return False
     fast = ctypes.CDLL(str(openblas))
     fast.scipy_openblas_set_num_threads(_threads())
-    bridge = ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    bridge = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     bridge.ingot_blas_use.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     bridge.ingot_blas_use(
         ctypes.cast(fast.scipy_cblas_sgemm, ctypes.c_void_p), ctypes.cast(fast.scipy_cblas_sgemv, ctypes.c_void_p)
@@ -38,13 +38,8 @@ def install() -> bool:
 
 def _threads() -> int:
     """Threads of one product. They spin while they wait for each other, and where they outnumber the cores that are
-    really free, everything is many times slower: so one core stays free, and where the native kernels share out the
-    work, each product takes one."""
-    if "OPENBLAS_NUM_THREADS" in os.environ:
-        return int(os.environ["OPENBLAS_NUM_THREADS"])
-    if importlib.util.find_spec("ingot_native") is not None:
-        return 1
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    really free, everything is many times slower: so each product takes one; the native kernels share out the work."""
+    return int(os.environ.get("OPENBLAS_NUM_THREADS", "1"))
 
 
 def single_threaded_sgemm() -> int | None:
@@ -62,8 +57,8 @@ def advice() -> str | None:
         return "INGOT_KERNELS=mlx: mlx's reference BLAS is used (slow)"
     if _openblas() is None:
         return "no fast BLAS: pip install scipy-openblas32"
-    if not LIBRARY.exists():
-        return "no BLAS bridge: install gcc, then run python -m ingot.kernels.build"
+    if _bridge() is None:
+        return f"no BLAS bridge: {remedy()}"
     return "mlx was imported before ingot: its reference BLAS is used (slow)"
 
 
@@ -72,8 +67,18 @@ def _unwanted() -> bool:
 
 
 def _openblas() -> Path | None:
-    found = importlib.util.find_spec("scipy_openblas32")
+    return _file_of("scipy_openblas32", "lib/libscipy_openblas.so")
+
+
+def _bridge() -> Path | None:
+    """In ingot_native, which must not be imported for it: that imports mlx."""
+    return _file_of("ingot_native", "_fastblas.so")
+
+
+def _file_of(package: str, name: str) -> Path | None:
+    """A file of an installed package, without importing it; None where there is no such package or file."""
+    found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return None
-    library = Path(found.origin).parent / "lib" / "libscipy_openblas.so"
-    return library if library.exists() else None
+    file = Path(found.origin).parent / name
+    return file if file.exists() else None

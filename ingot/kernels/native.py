@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.kernels import fastblas
+from ingot.kernels.build import remedy
 from ingot.kernels.device import acting_as
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def advice() -> str | None:
     if available() or sys.platform != "linux" or _unwanted():
         return None
     if importlib.util.find_spec("ingot_native") is None:
-        return "no native kernels: install g++ and cmake, then run python -m ingot.kernels.build"
-    return "the native kernels do not fit this mlx: run python -m ingot.kernels.build"
+        return f"no native kernels: {remedy()}"
+    return f"the native kernels do not fit this mlx: {remedy()}"
 
 
 def describe() -> str | None:

@@ -1,6 +1,11 @@
 """MLX operations for Linux CPUs, in C++."""
 
-import mlx.core  # noqa: F401  (the extension shares its array type)
+import mlx.core  # the extension shares its array type
+
+from ingot_native import built_for
+
+if mlx.core.__version__ != built_for.MLX:
+    raise ImportError(f"ingot_native was built for mlx {built_for.MLX}, and this is {mlx.core.__version__}")
 
 from ingot_native._native import (
     Attention,

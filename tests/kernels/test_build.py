@@ -1,0 +1,54 @@
+"""What becomes of ingot-native where it is there, where it is not, and where it was built for another mlx."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.kernels import build, fastblas, native
+
+needs_kernels = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_kernels
+def test_the_bridge_is_loaded_from_the_kernels_package_before_mlx_is() -> None:
+    code = "import sys; from ingot.kernels import fastblas; print(fastblas.install(), 'mlx.core' in sys.modules)"
+    assert python(code) == "True False"
+
+
+@needs_kernels
+def test_kernels_that_were_built_for_another_mlx_are_left_alone() -> None:
+    code = (
+        "import mlx.core as mx; mx.__version__ = '0.0.1'\n"
+        "from ingot.kernels import native\n"
+        "print(native.available(), native.advice())"
+    )
+    assert python(code).startswith("False the native kernels do not fit this mlx")
+
+
+def test_a_clone_is_told_to_build_and_an_installation_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "python -m ingot.kernels.build" in build.remedy()
+    monkeypatch.setattr(build, "NATIVE", tmp_path / "native")
+    assert build.remedy() == "install ingot again, with the extra [cpu]"
+    assert build.build() == f"kernels: no sources here; {build.remedy()}"
+
+
+def test_tools_that_are_missing_are_named_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None if name == "cmake" else name)
+    monkeypatch.setattr(build.subprocess, "run", None)
+    assert build.build().startswith("kernels: no cmake; mlx keeps its own (slow).")
+
+
+def test_a_package_that_is_not_there_has_no_files() -> None:
+    assert fastblas._file_of("no_such_package", "_fastblas.so") is None
