@@ -1,0 +1,73 @@
+"""Whether the documentation is true to the program: its commands, flags, addresses, variables and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.main import COMMANDS
+from tests.docs.pages import (
+    ADDRESS,
+    FLAG,
+    PAGES,
+    ROOT,
+    addresses,
+    all_flags,
+    code,
+    commands,
+    flags_of,
+    nameless,
+    variables,
+)
+
+FOREIGN = {
+    "--find-links": "pip and uv",
+    "--force": "pipx",
+    "--pip-args": "pipx",
+    "--python": "uv",
+    "--restart": "docker",
+    "--user": "systemctl",
+    "--vllm-mlx": "bench",
+}
+"""Flags of other programs, and of the benchmarks that belong to a clone."""
+REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def bench_flags() -> set[str]:
+    return {flag for path in (ROOT / "bench").glob("*.py") for flag in FLAG.findall(path.read_text())}
+
+
+@pages
+def test_every_command_on_a_page_exists_and_takes_its_flags(page: Path) -> None:
+    for piece in code(page.read_text()):
+        for words, rest in commands(piece):
+            assert words[0] in COMMANDS, piece
+            assert set(FLAG.findall(rest)) <= flags_of(words), piece
+
+
+@pages
+def test_every_flag_on_a_page_exists(page: Path) -> None:
+    named = {flag for piece in code(page.read_text()) for flag in FLAG.findall(piece)}
+    assert named <= all_flags() | bench_flags() | FOREIGN.keys()
+
+
+@pages
+def test_every_address_on_a_page_is_routed(page: Path) -> None:
+    named = {nameless(address) for piece in code(page.read_text()) for address in ADDRESS.findall(piece)}
+    assert named <= addresses() | REFUSED
+
+
+@pages
+def test_every_variable_on_a_page_is_read(page: Path) -> None:
+    assert set(re.findall(r"INGOT_[A-Z][A-Z_]*[A-Z]", page.read_text())) <= variables()
+
+
+@pages
+def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
