@@ -42,10 +42,10 @@ test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -m oracle $(ARGS)
 
-packages: $(VENV)/.ready-test
+packages: $(VENV)/.ready-package
 	tools/package $(ARGS)
 
-test-packages: $(VENV)/.ready-test
+test-packages: $(VENV)/.ready-test $(VENV)/.ready-package
 	tools/package
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -m packages $(ARGS)
@@ -84,7 +84,7 @@ $(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates $(VENV)/.r
 	@tools/fetch-templates
 	@touch $@
 
-$(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle: pyproject.toml tools/setup $(VENV)/.ready-serve
+$(VENV)/.ready-check $(VENV)/.ready-bench $(VENV)/.ready-oracle $(VENV)/.ready-package: pyproject.toml tools/setup $(VENV)/.ready-serve
 	@tools/setup $(patsubst .ready-%,%,$(notdir $@))
 	@touch $@
 

@@ -29,6 +29,7 @@ FOREIGN = {
     "--python": "uv",
     "--restart": "docker",
     "--user": "systemctl",
+    "--manylinux": "tools/package",
     "--vllm-mlx": "bench",
 }
 """Flags of other programs, and of the benchmarks that belong to a clone."""
