@@ -66,7 +66,7 @@ def require_plot(path: Path) -> None:
     if path.suffix not in PLOTS:
         raise ConfigError(f"--plot: {path} must end in {', '.join(PLOTS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'ingot[bench]'")
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
 
 
 def write_plot(path: Path, target: Target, plan: Plan, levels: Sequence[Level]) -> None:

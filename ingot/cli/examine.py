@@ -22,7 +22,7 @@ from ingot.config import GIB, Settings
 from ingot.kernels import device
 
 REQUIRED = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
-EXTRAS = {"matplotlib": ("bench", "plots of `ingot bench`")}
+EXTRAS = {"matplotlib": "plots of `ingot bench`"}
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 PROBE_SECONDS = 120
 LEAST_DISK = 2 * GIB
@@ -75,8 +75,8 @@ def probe_mlx() -> dict[str, Any] | str:
 
 def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
     if isinstance(probed, str):
-        extra = "" if sys.platform == "darwin" else "[cpu]"
-        yield Finding("mlx", "missing", probed, f"pip install 'ingot{extra}'")
+        extra = "" if sys.platform == "darwin" else ", with one of its extras [cpu] and [cuda]"
+        yield Finding("mlx", "missing", probed, f"install ingot again{extra}")
         return
     speed = f"{probed['gflops']:.0f} GFLOP/s in float32"
     yield Finding("mlx", "ok", f"{probed['version']} on {probed['kind']} ({probed['name']}), {speed}")
@@ -102,7 +102,7 @@ def nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:
         yield Finding("NVIDIA GPU", "note", "nvidia-smi finds no working GPU", "check the driver")
         return
     unused = isinstance(probed, dict) and probed["kind"] == "cpu"
-    advice = "mlx runs on the CPU: install into a fresh environment with pip install 'ingot[cuda]'"
+    advice = "mlx runs on the CPU: install ingot into a fresh environment, with its extra [cuda]"
     detail = "; ".join(done.stdout.strip().splitlines())
     yield Finding("NVIDIA GPU", "note" if unused else "ok", detail, advice if unused else None)
 
@@ -151,9 +151,9 @@ def _limit(value: int) -> str:
 
 
 def extras() -> Iterator[Finding]:
-    for package, (extra, use) in EXTRAS.items():
+    for package, use in EXTRAS.items():
         if importlib.util.find_spec(package) is None:
-            yield Finding(package, "note", f"not installed; for {use}", f"pip install 'ingot[{extra}]'")
+            yield Finding(package, "note", f"not installed; for {use}", f"pip install {package}")
         else:
             yield Finding(package, "ok", importlib.metadata.version(package))
 

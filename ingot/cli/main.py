@@ -67,6 +67,8 @@ def _run(name: str, arguments: list[str]) -> int:
         return _refuse(f"ingot {name}: {error.message}")
     except IngotError as error:
         return _fail(name, error, error.message)
+    except ImportError as error:
+        return _fail(name, error, f"{error}. `ingot doctor` says what is missing and how to get it.")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -48,7 +48,7 @@ def test_an_mlx_that_cannot_be_loaded_is_missing_and_fails_the_command(
     shown = capsys.readouterr().out
     assert "MISSING mlx" in shown
     assert "ImportError: no libmlx.so" in shown
-    assert "-> pip install" in shown
+    assert "-> install ingot again" in shown
 
 
 def test_a_slow_blas_is_a_note_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_an_nvidia_gpu_that_mlx_does_not_use_is_noted(monkeypatch: pytest.Monkey
     (unused,) = examine.nvidia(WORKING)
     (used,) = examine.nvidia(WORKING | {"kind": "cuda"})
     assert (unused.state, used.state) == ("note", "ok")
-    assert "H200" in used.detail and "ingot[cuda]" in str(unused.advice)
+    assert "H200" in used.detail and "its extra [cuda]" in str(unused.advice)
 
 
 def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

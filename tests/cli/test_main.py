@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.main import COMMANDS
+from ingot.cli.main import COMMANDS, main
 from ingot.config import SETTINGS
 from ingot.version import __version__
 from tests.cli.scripted import INGOT, environment
@@ -91,6 +91,20 @@ def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tupl
 def test_a_failure_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     done = ingot(tmp_path, "chat", "http://127.0.0.1:1")
     assert (done.returncode, done.stderr) == (1, "ingot chat: no server answers at http://127.0.0.1:1\n")
+
+
+def test_a_library_that_cannot_be_loaded_sends_to_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libmlx.so: cannot open shared object file")
+
+    monkeypatch.setattr("ingot.cli.main.importlib.import_module", broken)
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == (
+        "ingot serve: libmlx.so: cannot open shared object file. "
+        "`ingot doctor` says what is missing and how to get it.\n"
+    )
 
 
 def test_a_failure_shows_its_traceback_only_when_debugging(tmp_path: Path) -> None:
