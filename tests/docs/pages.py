@@ -35,7 +35,7 @@ def fences(text: str, language: str) -> list[str]:
 def commands(piece: str) -> list[tuple[tuple[str, ...], str]]:
     """Each use of `ingot COMMAND ...` in a piece of code: its words up to the subcommand, and what follows."""
     found = []
-    for name, rest in re.findall(r"(?:^|[\s/])ingot ([a-z]+)\b([^|;&]*)", piece):
+    for name, rest in re.findall(r"(?:^|\s|bin/)ingot ([a-z]+)\b([^|;&]*)", piece):
         sub = next((word for word in SUBCOMMANDS.get(name, ()) if rest.split()[:1] == [word]), None)
         found.append(((name,) if sub is None else (name, sub), rest))
     return found

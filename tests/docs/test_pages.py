@@ -25,10 +25,9 @@ from tests.docs.pages import (
 FOREIGN = {
     "--find-links": "pip and uv",
     "--force": "pipx",
+    "--now": "systemctl",
     "--pip-args": "pipx",
     "--python": "uv",
-    "--restart": "docker",
-    "--user": "systemctl",
     "--manylinux": "tools/package",
     "--vllm-mlx": "bench",
 }
