@@ -34,7 +34,7 @@ def test_the_settings_file_is_read_as_it_stands(tmp_path: Path) -> None:
 def test_the_systemd_unit_starts_the_server() -> None:
     (text,) = fences(PAGE, "ini")
     unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.optionxform = str
     unit.read_string(text)
     check(shlex.split(unit["Service"]["ExecStart"]))
     folder = unit["Service"]["StateDirectory"]

@@ -18,20 +18,21 @@ from packaging.version import Version
 from ingot.version import __version__
 
 ROOT = Path(__file__).parents[2]
+BUILT = shutil.ignore_patterns("__pycache__", "*.so")
 NATIVE = tomllib.loads((ROOT / "native" / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, as what earlier builds leave in a tree (lists of files, say) ends up in later ones."""
-    tree, folder = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    tree = tmp_path_factory.mktemp("tree")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "ingot", tree / "ingot", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree)]
+    shutil.copytree(ROOT / "ingot", tree / "ingot", ignore=BUILT)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tree), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = folder.glob("*.whl")
+    (made,) = tree.glob("*.whl")
     return made
 
 
@@ -49,8 +50,8 @@ def required(metadata: Message, *, extra: str = "") -> list[Requirement]:
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    files = {path.relative_to(ROOT) for path in (ROOT / "ingot").rglob("*") if path.is_file()}
-    assert held == {str(path) for path in files if "__pycache__" not in path.parts}
+    files = {path.relative_to(wheel.parent) for path in (wheel.parent / "ingot").rglob("*") if path.is_file()}
+    assert held == {str(path) for path in files}
 
 
 def test_the_wheel_fits_every_platform_and_brings_the_command_and_the_licence(wheel: Path) -> None:
