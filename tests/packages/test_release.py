@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from ingot.version import __version__
-from tests.packages.test_wheel import ROOT
 
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 
