@@ -32,6 +32,11 @@ def fences(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+def flags(piece: str) -> set[str]:
+    """The flags in a piece of code, without those that stand behind ` -- ` and are passed on to another program."""
+    return set(FLAG.findall(piece.partition(" -- ")[0]))
+
+
 def commands(piece: str) -> list[tuple[tuple[str, ...], str]]:
     """Each use of `ingot COMMAND ...` in a piece of code: its words up to the subcommand, and what follows."""
     found = []
