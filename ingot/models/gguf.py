@@ -14,10 +14,12 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.errors import ModelError
-from ingot.models.gguf_families import Blueprint, Wanted, blueprint
-from ingot.models.gguf_file import GGUFFile, TensorEntry
+from ingot.models.gguf_families import blueprint
+from ingot.models.gguf_file import TensorEntry
 from ingot.models.gguf_hyper import Hyper
-from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack
+from ingot.models.gguf_layers import Blueprint, Wanted
+from ingot.models.gguf_parts import GGUFModel
+from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack, packed_format
 from ingot.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from ingot.models.progress import Progress, format_bytes
 from ingot.models.weights import SHARD_BYTES, Tensor, write_weights
@@ -38,7 +40,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes:
     Weights keep their exact values wherever MLX has the format. Raises ModelError for a file that is damaged or
     that cannot be run as it describes itself; what `target` then holds is to be thrown away.
     """
-    with GGUFFile(source) as file:
+    with GGUFModel(source) as file:
         _refuse_other_files(file)
         plan = blueprint(file)
         _check_tensors(file, plan)
@@ -48,10 +50,8 @@ def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes:
         _write_configs(file, plan, tokenizer, target)
 
 
-def _refuse_other_files(file: GGUFFile) -> None:
+def _refuse_other_files(file: GGUFModel) -> None:
     name, metadata = file.path.name, file.metadata
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise ModelError(f"{name} is one of {metadata['split.count']} parts; merge them into one file first")
     if metadata.get("general.type", "model") != "model":
         raise ModelError(f"{name} holds no model of its own: its general.type is {metadata['general.type']!r}")
     if metadata.get("general.quantization_version", 2) != 2:
@@ -59,37 +59,55 @@ def _refuse_other_files(file: GGUFFile) -> None:
         raise ModelError(f"{name} has general.quantization_version {version}; only 2 is supported")
 
 
-def _check_tensors(file: GGUFFile, plan: Blueprint) -> None:
-    wanted = {item.source: item for item in plan.tensors}
+def _check_tensors(file: GGUFModel, plan: Blueprint) -> None:
+    wanted: set[str] = set()
     for item in plan.tensors:
-        entry = file.tensors.get(item.source)
-        if entry is None:
-            raise ModelError(f"the file lacks the tensor {item.source!r}")
-        if entry.type not in KNOWN_KINDS:
-            known = ", ".join(sorted(kind.name for kind in KNOWN_KINDS))
-            raise ModelError(f"tensor {entry.name!r} is {entry.type.name}, which is not supported; supported: {known}")
-        if entry.shape != item.shape:
-            raise ModelError(f"tensor {entry.name!r} has the shape {list(entry.shape)}, not {list(item.shape)}")
-        file.check_bounds(entry)
+        for name, shape in item.sources(file.tensors):
+            wanted.add(name)
+            _check_tensor(file, name, shape)
+        kinds = sorted({entry.type.name for entry in _entries(file, item)})
+        if len(kinds) > 1 and item.join is None:
+            raise ModelError(f"the experts of {item.source!r} are of unlike types: {', '.join(kinds)}")
     for name in file.tensors:
         if name not in wanted and name not in plan.spent:
             architecture = file.metadata["general.architecture"]
             raise ModelError(f"the file has the tensor {name!r}, which {architecture} models do not have")
 
 
-def _is_packed(file: GGUFFile, item: Wanted) -> bool:
-    return len(item.shape) == 2 and file.tensors[item.source].type in PACKED_BITS
+def _check_tensor(file: GGUFModel, name: str, shape: tuple[int, ...]) -> None:
+    entry = file.tensors.get(name)
+    if entry is None:
+        raise ModelError(f"the file lacks the tensor {name!r}")
+    if entry.type not in KNOWN_KINDS:
+        known = ", ".join(sorted(kind.name for kind in KNOWN_KINDS))
+        raise ModelError(f"tensor {name!r} is {entry.type.name}, which is not supported; supported: {known}")
+    if entry.shape != shape:
+        raise ModelError(f"tensor {name!r} has the shape {list(entry.shape)}, not {list(shape)}")
+    file.check_bounds(entry)
 
 
-def _names(file: GGUFFile, plan: Blueprint) -> list[str]:
-    """Every name in the weight files."""
+def _entries(file: GGUFModel, item: Wanted) -> list[TensorEntry]:
+    """Where the tensor lies: in one piece, or an expert's matrix each."""
+    return [file.tensors[name] for name, _ in item.sources(file.tensors)]
+
+
+def _kind(file: GGUFModel, item: Wanted) -> Kind:
+    return _entries(file, item)[0].type
+
+
+def _is_packed(file: GGUFModel, item: Wanted) -> bool:
+    return len(item.shape) > 1 and not item.plain and _kind(file, item) in PACKED_BITS
+
+
+def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
+    """Every name that may be in the weight files."""
     names = [item.target for item in plan.tensors]
     packed = [item.module for item in plan.tensors if _is_packed(file, item)]
     return names + [f"{module}.{part}" for module in packed for part in ("scales", "biases")]
 
 
-def _check_space(file: GGUFFile, plan: Blueprint, target: Path) -> None:
-    needed = sum(_written_bytes(file.tensors[item.source]) for item in plan.tensors)
+def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
+    needed = sum(_written_bytes(entry) for item in plan.tensors for entry in _entries(file, item))
     free = shutil.disk_usage(target).free
     if needed > free:
         raise ModelError(
@@ -106,66 +124,93 @@ def _written_bytes(entry: TensorEntry) -> int:
     return weights * (4 if entry.type == Kind.F32 else 2)
 
 
-def _converted(file: GGUFFile, plan: Blueprint, progress: Progress) -> Iterator[list[Tensor]]:
+def _converted(file: GGUFModel, plan: Blueprint, progress: Progress) -> Iterator[list[Tensor]]:
     """Each module's tensors in turn."""
-    sizes = [file.tensors[item.source].size for item in plan.tensors]
+    sizes = [sum(entry.size for entry in _entries(file, item)) for item in plan.tensors]
     done, total = 0, sum(sizes)
     message = f"converting {file.path.name}"
     for item, size in zip(plan.tensors, sizes, strict=True):
         progress(message, done, total)
-        entry = file.tensors[item.source]
         if len(item.shape) == 1:
-            yield [_vector(file, entry, item)]
+            yield [_vector(file, item)]
         elif _is_packed(file, item):
-            yield _packed_matrix(file, entry, item)
+            yield _packed_matrix(file, item)
+        elif item.join is not None:
+            parts = [_finite(entry, _floats(file, [entry], item)) for entry in _entries(file, item)]
+            yield [Tensor(item.target, item.join(parts))]
         else:
-            yield [_dense_matrix(file, entry, item)]
+            yield [_dense_matrix(file, item)]
         done += size
     progress(message, total, total)
 
 
-def _vector(file: GGUFFile, entry: TensorEntry, item: Wanted) -> Tensor:
+def _vector(file: GGUFModel, item: Wanted) -> Tensor:
     """Norms and biases: few numbers, on which much depends, so float32."""
+    (entry,) = _entries(file, item)
     values = dense(file.rows(entry, 0, 1), entry.type).astype(np.float32)[0]
     values = _finite(entry, values[_row_order(item, 0, len(values))])
-    return Tensor(item.target, values - np.float32(item.minus))
+    return Tensor(item.target, (values - np.float32(item.minus)).reshape(item.held or item.shape))
 
 
-def _packed_matrix(file: GGUFFile, entry: TensorEntry, item: Wanted) -> list[Tensor]:
-    chunks = [pack(raw, entry.type) for raw in _chunks(file, entry, item)]
-    scales = _finite(entry, np.concatenate([chunk.scales for chunk in chunks]))
-    biases = _finite(entry, np.concatenate([chunk.biases for chunk in chunks]))
+def _packed_matrix(file: GGUFModel, item: Wanted) -> list[Tensor]:
+    kind, (first, *_) = _kind(file, item), _entries(file, item)
+    chunks = [pack(raw, kind) for raw in _chunks(file, item)]
+    weight = _shaped(item, [chunk.weight for chunk in chunks])
+    scales = _shaped(item, [chunk.scales for chunk in chunks])
+    if kind == Kind.MXFP4:
+        if np.any(scales == 0xFF):
+            raise _not_finite(first)
+        return [Tensor(item.target, weight), Tensor(f"{item.module}.scales", scales)]
+    scales = _finite(first, scales)
+    biases = _finite(first, _shaped(item, [chunk.biases for chunk in chunks if chunk.biases is not None]))
     dtype = max(narrowest(scales), narrowest(biases), key=lambda kind: kind(0).nbytes)
     return [
-        Tensor(item.target, np.concatenate([chunk.weight for chunk in chunks])),
+        Tensor(item.target, weight),
         Tensor(f"{item.module}.scales", scales.astype(dtype)),
         Tensor(f"{item.module}.biases", biases.astype(dtype)),
     ]
 
 
-def _dense_matrix(file: GGUFFile, entry: TensorEntry, item: Wanted) -> Tensor:
-    if entry.type == Kind.BF16:
-        bits = np.concatenate([raw.view("<u2") for raw in _chunks(file, entry, item)])
+def _shaped(item: Wanted, chunks: list[np.ndarray]) -> np.ndarray:
+    """Rows one below another, as the tensor's own axes."""
+    return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
+
+
+def _dense_matrix(file: GGUFModel, item: Wanted) -> Tensor:
+    entries = _entries(file, item)
+    if entries[0].type == Kind.BF16:
+        bits = _shaped(item, [raw.view("<u2") for raw in _chunks(file, item)])
         if np.any(bits & 0x7F80 == 0x7F80):
-            raise _not_finite(entry)
+            raise _not_finite(entries[0])
         return Tensor(item.target, bits, bfloat16=True)
-    return Tensor(item.target, _finite(entry, _floats(file, entry, item)))
+    return Tensor(item.target, _finite(entries[0], _floats(file, entries, item)).reshape(item.shape))
 
 
-def _floats(file: GGUFFile, entry: TensorEntry, item: Wanted) -> np.ndarray:
+def _floats(file: GGUFModel, entries: list[TensorEntry], item: Wanted) -> np.ndarray:
     """F16 and F32 as they are; what was quantised as float16, or as float32 where that overflows."""
-    if entry.type not in (Kind.F16, Kind.F32):
+    kind = entries[0].type
+    shape = (*((len(entries),) if len(entries) > 1 else ()), *entries[0].shape)
+
+    def rows() -> Iterator[np.ndarray]:
+        return (dense(raw, kind) for entry in entries for raw in _chunks_of(file, entry, item))
+
+    if kind not in (Kind.F16, Kind.F32):
         try:
             with np.errstate(over="raise"):
-                return np.concatenate([dense(raw, entry.type).astype(np.float16) for raw in _chunks(file, entry, item)])
+                return np.concatenate([chunk.astype(np.float16) for chunk in rows()]).reshape(shape)
         except FloatingPointError:
             pass
-    return np.concatenate([dense(raw, entry.type) for raw in _chunks(file, entry, item)])
+    return np.concatenate(list(rows())).reshape(shape)
 
 
-def _chunks(file: GGUFFile, entry: TensorEntry, item: Wanted) -> Iterator[np.ndarray]:
-    """The rows of a matrix, in the order that the model wants, so many at a time as memory allows."""
-    rows, columns = entry.shape
+def _chunks(file: GGUFModel, item: Wanted) -> Iterator[np.ndarray]:
+    for entry in _entries(file, item):
+        yield from _chunks_of(file, entry, item)
+
+
+def _chunks_of(file: GGUFModel, entry: TensorEntry, item: Wanted) -> Iterator[np.ndarray]:
+    """The rows of a tensor, in the order that the model wants, so many at a time as memory allows."""
+    rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
     head = rows // item.heads if item.heads else 1
     step = max(1, CHUNK_WEIGHTS // (columns * head)) * head
     for start in range(0, rows, step):
@@ -191,7 +236,7 @@ def _not_finite(entry: TensorEntry) -> ModelError:
     return ModelError(f"tensor {entry.name!r} holds numbers that are not finite: the file is damaged")
 
 
-def _write_configs(file: GGUFFile, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
+def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
     known_ids = {key: value for key, value in ids.items() if value is not None}
     _write_json(target / "config.json", plan.config | known_ids | _quantization(file, plan))
@@ -205,7 +250,7 @@ def _write_configs(file: GGUFFile, plan: Blueprint, tokenizer: TokenizerFiles, t
         (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
 
 
-def _sampling(file: GGUFFile) -> dict[str, Any]:
+def _sampling(file: GGUFModel) -> dict[str, Any]:
     """The sampling that the file recommends."""
     general = Hyper(file, "general")
     said = {name: key for key, name in SAMPLING_KEYS.items() if general.get(key) is not None}
@@ -215,23 +260,20 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _quantization(file: GGUFFile, plan: Blueprint) -> dict[str, Any]:
-    """The commonest width for all, and an entry for each module that differs: another width, or none at all."""
-    bits = {
-        item.module: PACKED_BITS[file.tensors[item.source].type] if _is_packed(file, item) else None
+def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The commonest form for all, and an entry for each module that differs: another form, or none at all."""
+    kinds = {
+        item.module: _kind(file, item) if _is_packed(file, item) else None
         for item in plan.tensors
-        if len(item.shape) == 2
+        if len(item.shape) > 1 and not item.plain
     }
-    widths = Counter(width for width in bits.values() if width)
-    if not widths:
+    forms = {module: packed_format(kind) if kind is not None else None for module, kind in kinds.items()}
+    counted = Counter(json.dumps(form) for form in forms.values() if form)
+    if not counted:
         return {}
-    usual = widths.most_common(1)[0][0]
-    others = {module: _affine(width) if width else False for module, width in bits.items() if width != usual}
-    return {"quantization": _affine(usual) | others}
-
-
-def _affine(bits: int) -> dict[str, Any]:
-    return {"group_size": GROUP, "bits": bits, "mode": "affine"}
+    usual = json.loads(counted.most_common(1)[0][0])
+    others = {module: form or False for module, form in forms.items() if form != usual}
+    return {"quantization": usual | others}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

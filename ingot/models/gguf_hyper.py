@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ModelError
-from ingot.models.gguf_file import GGUFFile
+from ingot.models.gguf_parts import GGUFModel
 
 # What a file may say that changes nothing here: how it was made, not what it computes.
 HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"})
@@ -17,7 +17,7 @@ HARMLESS = frozenset({"tensor_data_layout", "rope.scaling.finetuned", "rope.scal
 class Hyper:
     """The hyper-parameters of one file. Remembers what was read, so that the rest can be refused."""
 
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
+    def __init__(self, file: GGUFModel, architecture: str) -> None:
         self.file, self.architecture = file, architecture
         self._read: set[str] = set()
 

@@ -16,8 +16,11 @@ FREQS = "rope_freqs.weight"
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
-def rope_scaling(hyper: Hyper, head: int) -> tuple[dict[str, Any], frozenset[str]]:
-    """What to add to the config, and the tensors that it was read from. Refuses scaling it cannot express."""
+def rope_scaling(hyper: Hyper, head: int, *, scales_attention: bool = False) -> tuple[dict[str, Any], frozenset[str]]:
+    """What to add to the config, and the tensors that it was read from. Refuses scaling it cannot express.
+
+    `scales_attention`: the model can scale its scores by what the scaling asks for, too.
+    """
     kind = hyper.get("rope.scaling.type")
     factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 1.0))
     freqs = hyper.file.tensors.get(FREQS)
@@ -30,15 +33,17 @@ def rope_scaling(hyper: Hyper, head: int) -> tuple[dict[str, Any], frozenset[str
     if kind in (None, "linear"):
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}, frozenset()
     if kind == "yarn":
-        return _yarn(hyper, factor), frozenset()
+        return _yarn(hyper, factor, scales_attention), frozenset()
     raise ModelError(f"{hyper.architecture}.rope.scaling.type is {kind!r}; none, linear and yarn are supported")
 
 
-def _yarn(hyper: Hyper, factor: float) -> dict[str, Any]:
+def _yarn(hyper: Hyper, factor: float, scales_attention: bool) -> dict[str, Any]:
     for key in ("attn_factor", "yarn_attn_factor"):
         hyper.refuse_unless(f"rope.scaling.{key}", 1.0)
     hyper.refuse_unless("rope.scaling.yarn_ext_factor", 1.0, -1.0)  # -1: the usual one
-    hyper.refuse_unless("rope.scaling.yarn_log_multiplier", 0.0)
+    growth = hyper.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if not scales_attention:
+        hyper.refuse_unless("rope.scaling.yarn_log_multiplier", 0.0)
     context = hyper.integer("context_length")
     scaling = {
         "rope_type": "yarn",
@@ -47,6 +52,8 @@ def _yarn(hyper: Hyper, factor: float) -> dict[str, Any]:
         "beta_fast": hyper.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": hyper.number("rope.scaling.yarn_beta_slow", 1.0),
     }
+    if growth:  # a tenth of what configs say, which is the same for positions and for scores
+        scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(growth * 10, 6))
     return {"rope_scaling": scaling}
 
 

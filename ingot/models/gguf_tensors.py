@@ -1,19 +1,23 @@
 """Turns GGUF weight blocks into what MLX holds: packed integers with scales and biases, or plain floats.
 
 GGUF blocks of 32 weights that share a scale (and a minimum) are the same thing as MLX's affine groups of 32, so
-they are repacked bit for bit: value = code * scale + bias. Formats with a scale for every 16 weights have no MLX
-counterpart and become dense floats.
+they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. Formats with a scale for
+every 16 weights have no MLX counterpart and become dense floats; those of tables are put onto even steps (`lattices`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
+
+from ingot.models.gguf_lattices import LATTICE_BITS, on_lattice
 
 GROUP = 32  # weights that share a scale
 SUPER = 256  # weights in a block of the K formats
@@ -23,22 +27,39 @@ Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes (blocks, weights); 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows in MLX's affine form: `weight` uint32, `scales` and `biases` float32, one of each per group."""
+    """Rows in MLX's affine form: `weight` uint32, `scales` and `biases` float32, one of each per group.
+
+    Of mxfp4 the scales are exponents, uint8, and there are no biases.
+    """
 
     weight: np.ndarray
     scales: np.ndarray
-    biases: np.ndarray
+    biases: np.ndarray | None
 
 
 def pack(raw: np.ndarray, kind: Kind) -> Packed:
-    """Repacks rows of blocks (`raw`: one line of bytes a row) without loss. `kind` is one of PACKED_BITS."""
+    """Repacks rows of blocks (`raw`: one line of bytes a row); `kind` is one of PACKED_BITS."""
     rows = raw.shape[0]
+    if kind == Kind.MXFP4:
+        return _mxfp4(raw)
     codes, scales, biases = _DECODERS[kind](raw.reshape(-1, GGML_QUANT_SIZES[kind][1]))
     return Packed(
         weight=_pack_codes(codes.reshape(rows, -1), PACKED_BITS[kind]),
         scales=scales.reshape(rows, -1),
         biases=biases.reshape(rows, -1),
     )
+
+
+def packed_format(kind: Kind) -> dict[str, Any]:
+    """How a model's config names the packed form of `kind`."""
+    return {"group_size": GROUP, "bits": PACKED_BITS[kind], "mode": "mxfp4" if kind == Kind.MXFP4 else "affine"}
+
+
+def _mxfp4(raw: np.ndarray) -> Packed:
+    """An exponent and 32 codes of 4 bits a block; MLX has the exponents apart, and the codes in their order."""
+    blocks = raw.reshape(-1, GGML_QUANT_SIZES[Kind.MXFP4][1])
+    codes = _nibbles(blocks[:, 1:], 16)
+    return Packed(_pack_codes(codes.reshape(len(raw), -1), 4), blocks[:, 0].reshape(len(raw), -1), None)
 
 
 def dense(raw: np.ndarray, kind: Kind) -> np.ndarray:
@@ -145,6 +166,7 @@ _DECODERS: dict[Kind, Callable[[np.ndarray], Decoded]] = {
     Kind.Q8_0: _q8_0,
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
+    **{kind: partial(on_lattice, kind=kind) for kind in LATTICE_BITS},
 }
 
 PACKED_BITS: dict[Kind, int] = {
@@ -155,6 +177,8 @@ PACKED_BITS: dict[Kind, int] = {
     Kind.Q5_1: 5,
     Kind.Q5_K: 5,
     Kind.Q8_0: 8,
+    Kind.MXFP4: 4,
+    **LATTICE_BITS,
 }
 DENSE_KINDS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K})
 KNOWN_KINDS = DENSE_KINDS | PACKED_BITS.keys()

@@ -17,7 +17,7 @@ import numpy as np
 SHARD_BYTES = 4 << 30
 ENTRY_ROOM = 128  # bytes of header for one tensor, besides its name
 
-_DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32"}
+_DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32", "uint8": "U8"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,25 @@ HALF_PLACES = {
     Kind.Q4_K: (0, 2),
     Kind.Q5_K: (0, 2),
     Kind.Q6_K: (208,),
+    Kind.TQ1_0: (52,),
+    Kind.TQ2_0: (64,),
+    Kind.IQ1_S: (0,),
+    Kind.IQ2_XXS: (0,),
+    Kind.IQ2_XS: (0,),
+    Kind.IQ2_S: (0,),
+    Kind.IQ3_XXS: (0,),
+    Kind.IQ3_S: (0,),
+    Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+    Kind.IQ1_M: (),
+    Kind.MXFP4: (),
 }
 # The largest code times the largest scale of the format, so that weights come out near one in size.
 REACH = {
     Kind.Q4_0: 8, Kind.Q4_1: 15, Kind.Q5_0: 16, Kind.Q5_1: 31, Kind.Q8_0: 128,
     Kind.Q2_K: 45, Kind.Q3_K: 128, Kind.Q4_K: 945, Kind.Q5_K: 1953, Kind.Q6_K: 4064,
+    Kind.TQ1_0: 1, Kind.TQ2_0: 2, Kind.IQ1_S: 17, Kind.IQ2_XXS: 167, Kind.IQ2_XS: 167, Kind.IQ2_S: 167,
+    Kind.IQ3_XXS: 480, Kind.IQ3_S: 465, Kind.IQ4_NL: 127, Kind.IQ4_XS: 4064, Kind.IQ1_M: 17,
 }  # fmt: skip
 
 
@@ -48,7 +62,18 @@ def random_rows(rng: np.random.Generator, kind: Kind, rows: int, columns: int, s
     for place in HALF_PLACES[kind]:
         halves = (rng.uniform(-1, 1, (len(blocks), 1)) * size / REACH[kind]).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
+    if kind == Kind.MXFP4:
+        blocks[:, 0] = rng.integers(120, 124, len(blocks))  # the exponent, of a power of two below one
+    if kind == Kind.IQ1_M:
+        _place_in_quarters(blocks, (rng.uniform(-1, 1, len(blocks)) * size / REACH[kind]).astype(np.float16))
     return blocks.reshape(rows, -1)
+
+
+def _place_in_quarters(blocks: np.ndarray, halves: np.ndarray) -> None:
+    """IQ1_M keeps its one float16 number in the top four bits of each of its last four words."""
+    words = np.ascontiguousarray(blocks[:, -8:]).view("<u2")
+    quarters = halves.view("<u2")[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+    blocks[:, -8:] = (words & 0x0FFF | quarters << 12).view(np.uint8)
 
 
 def byte_level_vocabulary(extra: tuple[str, ...] = ()) -> dict[str, object]:
