@@ -20,6 +20,7 @@ COMMANDS = {
     "launch": "start Claude Code, Codex, opencode or aider against a server",
     "pull": "fetch a model, and convert it if need be",
     "models": "list the models that are here, and those that can be fetched by name",
+    "rm": "remove a model that was fetched or converted",
     "bench": "measure a running server",
     "cache": "show, explain, clear and move what a running server keeps of earlier prompts",
     "mcp": "offer a running server's models to MCP clients",

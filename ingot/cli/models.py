@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ingot.cli.flags import CommandParser, add_settings, settle
+
+if TYPE_CHECKING:
+    from ingot.models.shelf import Kept
 
 ABOUT = "List the models that are here, and those that can be fetched by name."
 
@@ -55,13 +59,20 @@ def local(folder: Path) -> Iterator[Listed]:
     from ingot.models.packaged import names
     from ingot.models.shelf import inventory
 
-    sources = {kept.path: kept.source for kept in inventory(folder)}
+    shelf = inventory(folder)
+    sources, called = {kept.path: kept.source for kept in shelf}, _called(shelf)
     for path in sorted(folder.glob("*")):
         if path.name.startswith(".") or path.name in names():
             continue
         if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
-            name = path.name if path in sources else str(path)
+            name = called.get(path, str(path))
             yield Listed(name, "local", _size(path), str(path), sources.get(path, str(path)))
+
+
+def _called(shelf: list[Kept]) -> dict[Path, str]:
+    """The shortest name of each: without its hash, where no other has the same."""
+    times = Counter(kept.name.lower() for kept in shelf)
+    return {kept.path: kept.name if times[kept.name.lower()] == 1 else kept.path.name for kept in shelf}
 
 
 def _size(path: Path) -> int:

@@ -1,6 +1,7 @@
 """From what the user calls a model to a folder that can be loaded.
 
-A name is, in this order: a packaged model, a path (folder or .gguf file), a model on the shelf, a hub id.
+A name is, in this order: a packaged model, a path (folder or .gguf file), a model on the shelf, a hub id, the beginning
+of a name on the shelf that no other begins with.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from ingot.config import Settings
 from ingot.errors import ModelError, nearest
 from ingot.models import hub, packaged
 from ingot.models.claims import check_folder
+from ingot.models.gguf_parts import part_name, parts_of
 from ingot.models.progress import Progress
-from ingot.models.shelf import inventory, keep
+from ingot.models.shelf import HASH_LETTERS, begun, inventory, keep, named
 
 EDGE = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
 
@@ -41,12 +43,13 @@ def locate(name: str, settings: Settings, progress: Progress) -> ModelFolder:
         return _local(path, settings, progress)
     if _means_path(name):
         raise ModelError(f"there is no file or folder {name!r}")
-    for kept in inventory(settings.models_dir):
-        if kept.path.name == name:
-            return ModelFolder(kept.path, name, kept.source)
+    if kept := named(name, settings.models_dir):
+        return ModelFolder(kept.path, kept.name, kept.source)
     if hub.is_hub_id(name):
         path = _checked(hub.fetch(name, settings, progress), name)
         return ModelFolder(path, name.partition("/")[2], f"hub:{name}")
+    if kept := begun(name, settings.models_dir):
+        return ModelFolder(kept.path, kept.name, kept.source)
     raise ModelError(_unknown(name, settings))
 
 
@@ -56,7 +59,7 @@ def _local(path: Path, settings: Settings, progress: Progress) -> ModelFolder:
         folder = _checked(path, path.name)
         return ModelFolder(folder, path.resolve().name, f"folder:{path.resolve().name}")
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return ModelFolder(_converted(path, settings, progress), path.stem, f"gguf:{path.name}")
+        return ModelFolder(_converted(path, settings, progress), _stem(path), f"gguf:{path.name}")
     raise ModelError(f"{path.name} is neither a model folder nor a .gguf file")
 
 
@@ -82,28 +85,37 @@ def _converted(path: Path, settings: Settings, progress: Progress) -> Path:
     """The folder that a .gguf file was converted to, on the shelf; converted now if it is not there."""
     from ingot.models.gguf import convert_gguf
 
-    origin = _fingerprint(path)
-    stem = re.sub(r"[^\w.-]+", "-", path.stem).strip(".-") or "model"
-    folder = settings.models_dir.expanduser() / f"{stem}-{origin['sha256'][:12]}"
+    origin = _fingerprint(parts_of(path))
+    stem = re.sub(r"[^\w.-]+", "-", _stem(path)).strip(".-") or "model"
+    folder = settings.models_dir.expanduser() / f"{stem}-{origin['sha256'][:HASH_LETTERS]}"
     return keep(folder, origin, lambda target: convert_gguf(path, target, progress), progress)
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    """Tells a changed file apart without reading gigabytes: name, size, time, and both of its ends."""
-    try:
-        with path.open("rb") as stream:
-            status = path.stat()
-            digest = hashlib.sha256(f"{path.name}\0{status.st_size}\0".encode())
-            digest.update(stream.read(EDGE))
-            stream.seek(max(0, status.st_size - EDGE))
-            digest.update(stream.read(EDGE))
-    except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
-    return {"source": f"gguf:{path.name}", "sha256": digest.hexdigest(), "mtime_ns": status.st_mtime_ns}
+def _stem(path: Path) -> str:
+    """What a file is called, whichever part of a model it is."""
+    said = part_name(path.name)
+    return said.stem if said else path.stem
+
+
+def _fingerprint(parts: list[Path]) -> dict[str, Any]:
+    """Tells changed files apart without reading gigabytes: names, sizes, times, and both ends of each."""
+    digest, newest = hashlib.sha256(), 0
+    for path in parts:
+        try:
+            with path.open("rb") as stream:
+                status = path.stat()
+                digest.update(f"{path.name}\0{status.st_size}\0".encode())
+                digest.update(stream.read(EDGE))
+                stream.seek(max(0, status.st_size - EDGE))
+                digest.update(stream.read(EDGE))
+                newest = max(newest, status.st_mtime_ns)
+        except OSError as error:
+            raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    return {"source": f"gguf:{parts[0].name}", "sha256": digest.hexdigest(), "mtime_ns": newest}
 
 
 def _unknown(name: str, settings: Settings) -> str:
-    shelf = [kept.path.name for kept in inventory(settings.models_dir)]
+    shelf = [kept.name for kept in inventory(settings.models_dir)]
     known = list(dict.fromkeys([*packaged.names(), *shelf]))
     near = nearest(name.lower(), known)
     hint = f" Did you mean {near!r}?" if near else ""

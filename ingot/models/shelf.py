@@ -23,6 +23,7 @@ from ingot.errors import ModelError
 from ingot.models.progress import Progress
 
 MANIFEST = "ingot.json"
+HASH_LETTERS = 12  # of a file's fingerprint, in the name of the folder that it was converted to
 CONVERTER = 1  # raise it when converting the same source gives another result: old conversions are then redone
 
 
@@ -31,6 +32,7 @@ class Kept:
     """A finished model on the shelf."""
 
     path: Path
+    name: str  # the folder's, without the hash that tells files of the same name apart
     source: str
     size: int  # bytes
 
@@ -68,8 +70,45 @@ def inventory(models_dir: Path) -> list[Kept]:
     for folder in sorted(models_dir.expanduser().glob("*/")):
         manifest = _manifest(folder)
         if manifest is not None:
-            found.append(Kept(folder, manifest["origin"]["source"], sum(manifest["files"].values())))
+            origin = manifest["origin"]
+            name = folder.name.removesuffix(f"-{str(origin.get('sha256'))[:HASH_LETTERS]}")
+            found.append(Kept(folder, name, origin["source"], sum(manifest["files"].values())))
     return found
+
+
+def named(name: str, models_dir: Path) -> Kept | None:
+    """The model on the shelf that is called `name`, with or without its hash.
+
+    Raises ModelError where several are.
+    """
+    shelf = inventory(models_dir)
+    for kept in shelf:
+        if kept.path.name == name:
+            return kept
+    return _only(name, [kept for kept in shelf if kept.name.lower() == name.lower()])
+
+
+def begun(name: str, models_dir: Path) -> Kept | None:
+    """The one model on the shelf whose name begins like this. Raises ModelError where several do."""
+    return _only(name, [kept for kept in inventory(models_dir) if kept.path.name.lower().startswith(name.lower())])
+
+
+def remove(kept: Kept, progress: Progress) -> None:
+    """Takes a model off the shelf, at once for whoever looks for it; waits for a process that is building it."""
+    try:
+        with _locked(kept.path, progress):
+            hidden = Path(tempfile.mkdtemp(prefix=f".{kept.path.name}.", suffix=".part", dir=kept.path.parent))
+            kept.path.rename(hidden / "removed")
+            shutil.rmtree(hidden)
+    except OSError as error:
+        raise ModelError(f"{kept.path.name} cannot be removed: {error.strerror or error}") from error
+
+
+def _only(name: str, found: list[Kept]) -> Kept | None:
+    if len(found) > 1:
+        several = ", ".join(f"{kept.path.name} ({kept.source})" for kept in found)
+        raise ModelError(f"several models here are called {name!r}; say which: {several}")
+    return found[0] if found else None
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from ingot.models import hub, locate, packaged
 from ingot.models.locate import ModelFolder
 from ingot.models.progress import silent
 from tests.models.gguf_making import tiny_model
+from tests.models.test_gguf_parts import split
 
 
 @pytest.fixture
@@ -84,6 +85,33 @@ def test_a_gguf_file_that_cannot_be_converted_leaves_nothing(tmp_path: Path, set
 def test_a_converted_model_is_known_by_its_name_on_the_shelf(tmp_path: Path, settings: Settings) -> None:
     found = find(tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf"), settings)
     assert find(found.path.name, settings).path == found.path
+
+
+def test_a_converted_model_needs_neither_its_hash_nor_all_of_its_name(tmp_path: Path, settings: Settings) -> None:
+    found = find(tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "Tiny-1B.gguf"), settings)
+    for name in ("Tiny-1B", "tiny-1b", "tiny", found.path.name[:-4]):
+        assert find(name, settings) == ModelFolder(found.path, "Tiny-1B", "gguf:Tiny-1B.gguf")
+
+
+def test_a_name_that_several_models_have_lists_them(tmp_path: Path, settings: Settings) -> None:
+    first = find(tiny_model("llama", kinds=[Kind.Q8_0], seed=1).write(tmp_path / "tiny.gguf"), settings)
+    second = find(tiny_model("llama", kinds=[Kind.Q8_0], seed=2).write(tmp_path / "tiny.gguf"), settings)
+    assert first.path != second.path
+    for name in ("tiny", "ti"):
+        with pytest.raises(ModelError, match=f"several models here are called '{name}'; say which") as error:
+            find(name, settings)
+        assert first.path.name in error.value.message and second.path.name in error.value.message
+    assert find(second.path.name, settings).path == second.path
+
+
+def test_the_parts_of_a_split_file_are_one_model_by_one_name(tmp_path: Path, settings: Settings) -> None:
+    parts = split(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path, "big")
+    found = [find(part, settings) for part in parts]
+    assert {folder.path for folder in found} == {found[0].path}
+    assert {folder.name for folder in found} == {"big"}
+    assert find("big", settings).path == found[0].path
+    changed = split(tiny_model("llama", kinds=[Kind.Q8_0], seed=5), tmp_path, "big")
+    assert find(changed[0], settings).path != found[0].path
 
 
 def test_a_packaged_model_is_known_by_both_of_its_names_in_any_case(
