@@ -27,7 +27,7 @@ def ready_record(
     curl to paste. `chats` says whether there is a chat template."""
     facts = (
         f"ready: {url}",
-        f"{card.name} ({card.dtype})",
+        f"{card.name} ({card.formats or card.dtype})",
         card.device,
         f"context {card.context} tokens",
         f"memory budget {card.memory_budget / 1e9:.1f} GB",

@@ -324,6 +324,8 @@ class ModelCard:
     created: int  # unix time of loading
     notes: tuple[str, ...] = ()  # what is slower or different here than it could be
     recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
+    quantization: str = ""  # what the weights are in the model's files, as people call it
+    formats: str = ""  # that, and what activations and states are
 
 
 @dataclass(frozen=True, slots=True)

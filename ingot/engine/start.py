@@ -91,6 +91,8 @@ def load(
         created=int(time.time()),
         notes=tuple(notes),
         recommended=generation_config(settings.generation_config, folder),
+        quantization=adapter.formats.weights,
+        formats=str(adapter.formats),
     )
     return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders, folder)
 

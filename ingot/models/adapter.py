@@ -29,8 +29,9 @@ from ingot.models.gates import swap_gates
 from ingot.models.mixers import swap_mixers, tiled
 from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
 from ingot.models.norms import swap_norms
-from ingot.models.precision import kept_narrow, settle
+from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.quantization import weight_format
 from ingot.models.recurrent import swap_recurrences
 from ingot.models.upstream import caches, load_config, load_model
 
@@ -45,6 +46,18 @@ UNMIXED = {"minimax_m3_vl"}
 MiniMax M3 chooses the blocks of keys near a token by its place in the longest row."""
 UNSTATED_CONTEXT = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """What numbers are, by the names that people know."""
+
+    weights: str  # in the model's files
+    activations: str  # where they meet weights
+    states: str  # keys and values
+
+    def __str__(self) -> str:
+        return f"weights {self.weights}, activations {self.activations}, states {self.states}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class Adapter:
     mixed: bool  # launches of any kind may share one forward pass
     vocab: int
     notes: tuple[str, ...]
+    rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
 
     @property
     def family(self) -> str:
@@ -78,6 +92,14 @@ class Adapter:
     @property
     def dtype(self) -> str:
         return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
+
+    @property
+    def formats(self) -> NumberFormats:
+        return NumberFormats(
+            weights=weight_format(self.config, self.dtype),
+            activations="8-bit" if self.rounded else self.dtype,
+            states=self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1],
+        )
 
     def new_slots(self) -> Slots:
         return new_slots(self.model, self.widest, self.margin, self.kept)
@@ -118,7 +140,7 @@ def adapt(
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
     Raises ModelError if it cannot be run here, or not rightly.
     """
-    family = str(config.get("model_type"))
+    family, rounded = str(config.get("model_type")), rounds_activations(model)
     if family in REFUSED:
         raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
     swap_ropes(model)
@@ -134,7 +156,9 @@ def adapt(
     # On GPUs launches run one after another: CUDA refuses some mixed ones, and is slower at the others.
     mixing = device.kind == "cpu"
     kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
-    found, margin = _probe(model, selection, widest, kept, unlike=family not in UNMIXED, mixing=mixing)
+    # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
+    coarse = mx.bfloat16 if rounded else _main_dtype(model)
+    found, margin = _probe(model, selection, widest, kept, coarse, unlike=family not in UNMIXED, mixing=mixing)
     return Adapter(
         model,
         config,
@@ -149,6 +173,7 @@ def adapt(
         found.mixed,
         found.vocab,
         (*notes, *_remarks(selection, found, mixing=mixing)),
+        rounded,
     )
 
 
@@ -173,7 +198,14 @@ def new_slots(model: Any, widest: int, margin: int, kept: mx.Dtype | None) -> Sl
 
 
 def _probe(
-    model: Any, selection: Selection | None, widest: int, kept: mx.Dtype | None, *, unlike: bool, mixing: bool
+    model: Any,
+    selection: Selection | None,
+    widest: int,
+    kept: mx.Dtype | None,
+    dtype: mx.Dtype,
+    *,
+    unlike: bool,
+    mixing: bool,
 ) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
 
@@ -182,7 +214,7 @@ def _probe(
             partial(_forward, model, selection),
             partial(_forward_mixed, model, selection),
             lambda: new_slots(model, widest, margin, kept),
-            _main_dtype(model),
+            dtype,
             unlike=unlike,
             mixing=mixing,
         ).run()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import LlamaFileType
 
 from ingot.errors import ModelError
 from ingot.models.gguf_families import blueprint
@@ -22,9 +23,15 @@ from ingot.models.gguf_parts import GGUFModel
 from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack, packed_format
 from ingot.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from ingot.models.progress import Progress, format_bytes
+from ingot.models.quantization import FILE_TYPE
 from ingot.models.weights import SHARD_BYTES, Tensor, write_weights
 
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
+FILE_TYPES = {
+    known.value: known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    for known in LlamaFileType
+    if known != LlamaFileType.GUESSED
+}
 SAMPLING_KEYS = {
     "sampling.temp": "temperature",
     "sampling.top_k": "top_k",
@@ -239,7 +246,8 @@ def _not_finite(entry: TensorEntry) -> ModelError:
 def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
     known_ids = {key: value for key, value in ids.items() if value is not None}
-    _write_json(target / "config.json", plan.config | known_ids | _quantization(file, plan))
+    kind = {FILE_TYPE: _file_type(file)}
+    _write_json(target / "config.json", plan.config | known_ids | kind | _quantization(file, plan))
     _write_json(target / "generation_config.json", known_ids | _sampling(file))
     limit = {"model_max_length": plan.config["max_position_embeddings"]}
     _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
@@ -258,6 +266,17 @@ def _sampling(file: GGUFModel) -> dict[str, Any]:
         name: general.get(key) if isinstance(general.get(key), int) else general.number(key)
         for name, key in said.items()
     }
+
+
+def _file_type(file: GGUFModel) -> str:
+    """What people call the file's mixture of formats, as Q4_K_M; else the format that most of its weights have."""
+    told = file.metadata.get("general.file_type")
+    if told in FILE_TYPES:
+        return FILE_TYPES[told]
+    weights: Counter[str] = Counter()
+    for entry in file.tensors.values():
+        weights[entry.type.name] += math.prod(entry.shape)
+    return weights.most_common(1)[0][0]
 
 
 def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:

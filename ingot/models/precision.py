@@ -80,6 +80,11 @@ def kept_narrow(model: nn.Module) -> set[str]:
     return {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, _KEPT)}
 
 
+def rounds_activations(model: nn.Module) -> bool:
+    """Whether the native kernels multiply packed weights, for which they round activations to 8 bits."""
+    return any(isinstance(module, _ROUNDING) for _, module in model.named_modules())
+
+
 def _loose(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Floating weights that no native layer multiplies as they are."""
     kept = kept_narrow(model)
@@ -198,4 +203,5 @@ _PACKED: dict[type, type] = {
     QuantizedSwitchLinear: PackedSwitchLinear,
 }
 _DENSE: dict[type, type] = {nn.Linear: DenseLinear, nn.Embedding: DenseEmbedding, SwitchLinear: DenseSwitchLinear}
+_ROUNDING = (PackedLinear, PackedEmbedding, PackedSwitchLinear)
 _KEPT = (DenseLinear, DenseEmbedding, DenseSwitchLinear)

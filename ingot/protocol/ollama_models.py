@@ -96,7 +96,7 @@ class Known:
 
     name: str
     family: str
-    dtype: str
+    level: str  # how strongly it is quantised
     size: int
     context: int
     created: int
@@ -109,7 +109,8 @@ class Known:
     @classmethod
     def chat(cls, served: Served) -> Known:
         card = served.card
-        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.context, card.created)
+        level = card.quantization or card.dtype
+        return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
 
     @classmethod
     def encoder(cls, card: EncoderCard) -> Known:
@@ -117,11 +118,11 @@ class Known:
 
     @property
     def digest(self) -> str:
-        return sha256(f"{self.name}\n{self.family}\n{self.dtype}\n{self.size}".encode()).hexdigest()
+        return sha256(f"{self.name}\n{self.family}\n{self.level}\n{self.size}".encode()).hexdigest()
 
     @property
     def details(self) -> OllamaDetails:
-        return OllamaDetails("", "mlx", self.family, [self.family], "", self.dtype)
+        return OllamaDetails("", "mlx", self.family, [self.family], "", self.level)
 
     @property
     def since(self) -> str:
@@ -161,7 +162,7 @@ def show(value: Any, served: Served) -> OllamaShown:
         details=one.details,
         model_info={
             "general.architecture": one.family,
-            "general.file_type": one.dtype,
+            "general.file_type": one.level,
             f"{one.family}.context_length": one.context,
             f"{one.family}.vocab_size": served.card.vocab,
         },

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_the_ready_record_says_everything_and_hides_the_key() -> None:
         ' -d \'{"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
     ]
     assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, found, needs_key=False)
+
+
+def test_the_ready_record_says_what_numbers_are() -> None:
+    formats = "weights Q4_K_M, activations 8-bit, states float16"
+    found = FoundFormat(format_named("qwen"), "template")
+    assert f"| tiny ({formats}) |" in ready_record("http://x", replace(CARD, formats=formats), found, needs_key=False)
 
 
 def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:

@@ -97,6 +97,7 @@ CARD = ModelCard(
     memory_budget=0,
     max_sequences=8,
     created=1_700_000_000,
+    quantization="Q4_K_M",
 )
 
 Script = Callable[[Request], Iterable[list[Event]]]

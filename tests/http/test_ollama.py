@@ -104,6 +104,13 @@ async def test_all_models_are_listed(path: str) -> None:
     assert [model["name"] for model in made.json()["models"]] == ["org/toy", "toy-embedding", "toy-rerank"]
 
 
+async def test_models_are_said_to_be_quantised_as_their_files_are() -> None:
+    listed = (await ask("/api/tags", method="GET")).json()["models"]
+    assert [model["details"]["quantization_level"] for model in listed] == ["Q4_K_M"]
+    shown = (await ask("/api/show", {"model": "org/toy"})).json()
+    assert shown["details"]["quantization_level"] == shown["model_info"]["general.file_type"] == "Q4_K_M"
+
+
 async def test_a_version_is_told_that_clients_talk_to() -> None:
     made = await ask("/api/version", method="GET")
     assert tuple(map(int, made.json()["version"].split("."))) >= (0, 6, 4)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Kind
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels import native
-from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import Adapter, adapt, load
+from ingot.models.gguf import convert_gguf
+from ingot.models.progress import silent
 from tests import engines, tiny
 from tests.models import family_configs
+from tests.models.gguf_making import tiny_model
 
 natively = pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="native kernels attend on CPUs")
 
@@ -78,3 +86,61 @@ def test_rows_of_unlike_length_share_launches_on_a_gpu_and_no_family_is_blamed(k
     made = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     assert (made.ragged, made.padded, made.mixed) == (True, True, False)
     assert not any("family" in note for note in made.notes)
+
+
+@pytest.fixture(scope="module")
+def uneven_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed Gemma 3 with norms that make some activations far larger than others, as those of real ones do."""
+    made = tiny_model("gemma3", kinds=[Kind.Q4_K, Kind.Q6_K], layers=12)
+    rng = np.random.default_rng(0)
+    for name, (kind, shape, _) in list(made.tensors.items()):
+        if name.endswith("norm.weight"):
+            made.tensors[name] = (kind, shape, np.exp(0.3 * rng.standard_normal(shape)).astype(np.float32))
+    folder = tmp_path_factory.mktemp("gemma")
+    (folder / "model").mkdir()
+    convert_gguf(made.write(folder / "gemma.gguf"), folder / "model", silent)
+    return folder / "model"
+
+
+def test_activations_of_8_bits_do_not_keep_a_model_from_mixing_its_rows(uneven_gemma: Path) -> None:
+    made = load(uneven_gemma, current())
+    assert (made.ragged, made.padded, made.mixed) == (True, True, True)
+    assert not any("family" in note for note in made.notes)
+
+
+def test_gemma_shares_launches_under_the_rules_of_a_gpu(uneven_gemma: Path) -> None:
+    made = load(uneven_gemma, engines.GPU)
+    assert (made.ragged, made.padded, made.mixed) == (True, True, False)
+
+
+@pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])
+def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
+    device: Device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiny.CONFIGS, "gemma3_text", family_configs.config("gemma3_text"))
+    rng = random.Random(8)
+    asked = [
+        Request(
+            f"r{number}",
+            (tuple(rng.randrange(1, 95) for _ in range(length)),),
+            max_tokens=12,
+            sampling=Sampling(temperature=0.0),
+            stop=Stop(ignore_eos=True),
+        )
+        for number, length in enumerate((90, 2, 37, 9, 150, 61))
+    ]
+    engine = engines.start("gemma3_text", device=device)
+    alone = [engines.text_of(engines.answer(engine, request)) for request in asked]
+    streams = [engine.generate(request) for request in asked]
+    together = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
+    engine.check()
+    engine.close()
+    assert together == alone
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native kernels")
+def test_the_number_formats_are_told_as_they_are(uneven_gemma: Path) -> None:
+    assert str(load(uneven_gemma, current()).formats) == "weights Q4_K, activations 8-bit, states float16"
+    exact = load(uneven_gemma, current(), dtype="float32").formats
+    assert str(exact) == "weights Q4_K, activations float32, states float32"
+    assert str(adapted("llama").formats) == "weights F32, activations float32, states float16"

@@ -279,6 +279,15 @@ def test_llama3_frequencies_become_the_rule_that_made_them(tmp_path: Path) -> No
     np.testing.assert_allclose(np.array(rope._freqs.astype(mx.float32)), plain * divisors, rtol=1e-4)
 
 
+def test_the_config_says_what_people_call_the_files_formats(tmp_path: Path) -> None:
+    for told, called in ((15, "Q4_K_M"), (0, "F32"), (None, "Q8_0"), (1024, "Q8_0"), ("x", "Q8_0")):
+        model = tiny_model("llama", kinds=[Kind.Q8_0])
+        model.metadata |= {"general.file_type": told} if told is not None else {}
+        folder = tmp_path / str(told)
+        folder.mkdir()
+        assert config_of(converted(model, folder))["gguf_file_type"] == called
+
+
 def test_gemma_keeps_its_window_its_two_bases_and_its_scale(tmp_path: Path) -> None:
     model = tiny_model("gemma3")
     model.metadata["gemma3.attention.sliding_window_pattern"] = [True, True, False, True, True, False, True]

@@ -1,0 +1,21 @@
+from typing import Any
+
+import pytest
+
+from ingot.models.quantization import FILE_TYPE, weight_format
+
+
+@pytest.mark.parametrize(
+    ("config", "called"),
+    [
+        ({FILE_TYPE: "Q4_K_M", "quantization": {"bits": 4, "group_size": 32, "mode": "affine"}}, "Q4_K_M"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "4-bit"),
+        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}, "dtype": "bfloat16"}, "mxfp4"),
+        ({"torch_dtype": "bfloat16"}, "BF16"),
+        ({"dtype": "float16", "quantization": None}, "F16"),
+        ({}, "F32"),
+        ({"dtype": "float8"}, "float8"),
+    ],
+)
+def test_weights_are_called_what_people_call_them(config: dict[str, Any], called: str) -> None:
+    assert weight_format(config, "float32") == called
