@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert, approximate gelu": {"max_position_embeddings": 160, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5},
     "roberta": {"max_position_embeddings": 162},
     "xlm-roberta": {"max_position_embeddings": 162, "type_vocab_size": 1},
+    "mpnet": {"max_position_embeddings": 162, "bos_token_id": 0, "eos_token_id": 2},
     "modernbert": {"max_position_embeddings": 160, "local_attention": 16, "bos_token_id": 2, "eos_token_id": 3},
     "modernbert, mean": {
         "max_position_embeddings": 160,

@@ -11,12 +11,19 @@ UNSEEN = -1e9
 
 
 def attend(
-    queries: mx.array, keys: mx.array, values: mx.array, *, seen: mx.array | None, reach: int | None = None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    seen: mx.array | None,
+    reach: int | None = None,
+    bias: mx.array | None = None,
 ) -> mx.array:
     """Attention over [rows, heads, width, size].
 
     `seen` [rows, width] is False at padding; None where there is none. With `reach` a token sees only tokens at most
-    that far from it.
+    that far from it. `bias` [heads, 2 * width - 1] is added to scores by the key's distance from the query, from
+    1 - width on.
     """
     rows, heads, width, size = queries.shape
     scale = size**-0.5
@@ -28,6 +35,10 @@ def attend(
         end = min(width, begin + tile)
         low, high = (0, width) if reach is None else (max(0, begin - reach), min(width, end + reach))
         mask = _mask(queries.dtype, seen, (begin, end), (low, high), reach)
+        if bias is not None:
+            apart = mx.arange(low, high)[None, :] - mx.arange(begin, end)[:, None] + width - 1
+            near = bias[:, apart].astype(queries.dtype)
+            mask = near if mask is None else mask + near
         pieces.append(
             mx.fast.scaled_dot_product_attention(
                 queries[:, :, begin:end], keys[:, :, low:high], values[:, :, low:high], scale=scale, mask=mask

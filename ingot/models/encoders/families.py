@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ingot.models.encoders import bert, modernbert, xlm_roberta
+from ingot.models.encoders import bert, modernbert, mpnet, xlm_roberta
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ _MODERN = Family(
     0,
     modernbert.UNNEEDED,
 )
+_MPNET = Family(mpnet.MPNet, mpnet.MPNetClassifier, "mpnet.", mpnet.longest, mpnet.PAD, bert.UNNEEDED)
 
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "modernbert": _MODERN,
+    "mpnet": _MPNET,
 }
 BUFFERS = (r"position_ids$", r"token_type_ids$")
 """Tensors that are written into checkpoints and say nothing."""

@@ -14,13 +14,13 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench import random_models
 from ingot.errors import ModelError
 from ingot.kernels.device import current
-from ingot.models.encoders import attention
+from ingot.models.encoders import attention, mpnet
 from ingot.models.encoders.load import load_embedder, load_reranker
 from ingot.models.encoders.recipe import Normalize, Recipe
 from tests.encoders import write_encoder
 from tests.models.encoders.running import finished
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "mpnet")
 LOCAL = {"local_attention": 8}
 MEAN = Recipe(("mean",), (Normalize(),))
 ROWS = [[2, *range(4, 4 + length), 3] for length in (20, 3, 11, 1)]
@@ -46,6 +46,23 @@ def test_attention_in_small_tiles_is_attention(family: str, tmp_path: Path, monk
     whole = finished(encoder, ROWS)
     monkeypatch.setattr(attention, "TILE_BYTES", 4 * len(ROWS) * 2 * 22 * 3)
     assert finished(encoder, ROWS) == pytest.approx(whole, abs=1e-5)
+
+
+def test_mpnets_buckets_are_single_tokens_nearby_and_ever_wider_far_away() -> None:
+    found = mpnet.buckets(200)
+    before, after = found[199::-1], found[199:]
+    assert list(before[:9]) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(after[1:9]) == [17, 18, 19, 20, 21, 22, 23, 24]
+    assert all(before[distance] == bucket for distance, bucket in ((15, 9), (16, 10), (64, 14), (127, 15), (199, 15)))
+    assert (after[1:] - before[1:] == 16).all()
+
+
+def test_mpnet_with_another_number_of_buckets_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, "mpnet")
+    config = json.loads((folder / "config.json").read_text()) | {"relative_attention_num_buckets": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="64 buckets of distances; MPNet has 32"):
+        load_embedder(folder, current(), MEAN)
 
 
 def test_layers_that_see_what_is_near_do_not_see_what_is_far() -> None:
