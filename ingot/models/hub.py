@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.disk import is_full
+from ingot.models.gguf_parts import part_name
 from ingot.models.progress import Progress
 
 # Configuration, tokenizer and weights; never code, never pickled weights.
@@ -23,13 +26,41 @@ PATTERNS = [
     "*_Dense/model.safetensors",  # of sentence-transformers
 ]
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
+_FILE = re.compile(rf"(?P<repo>{_ID.pattern}):(?P<kind>[\w][\w.-]*)", re.ASCII)
 
 
 def is_hub_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None
 
 
-def fetch(repo: str, settings: Settings, progress: Progress) -> Path:
+def gguf_id(name: str) -> tuple[str, str] | None:
+    """The repository and the kind of file that "org/name:Q4_K_M" means; None for other names."""
+    said = _FILE.fullmatch(name)
+    return said and (said["repo"], said["kind"])
+
+
+def fetch_gguf(repo: str, kind: str, settings: Settings, progress: Progress) -> Path:
+    """The GGUF file of `repo` that is quantised as `kind`, in the hub's cache: all of its parts, of which one is given.
+
+    Raises ModelError, also where there are none or several of that kind.
+    """
+    spelled = dict.fromkeys((kind, kind.lower(), kind.upper()))
+    patterns = [f"*[-._/]{each}{end}.gguf" for each in spelled for end in ("", "-[0-9]*-of-[0-9]*")]
+    folder = fetch(repo, settings, progress, patterns)
+    found = {
+        part.stem if part else path.stem: path
+        for path in sorted(folder.rglob("*.gguf"), reverse=True)
+        if any(fnmatchcase(f"/{path.relative_to(folder).as_posix()}", pattern) for pattern in patterns)
+        for part in [part_name(path.name)]
+    }
+    if len(found) != 1:
+        several = f"several GGUF files of the kind {kind}: {', '.join(sorted(found))}"
+        none = f"no GGUF file whose name ends in {kind}.gguf: see its files on the hub for the kinds that it has"
+        raise ModelError(f"{repo} has {several if found else none}")
+    return next(iter(found.values()))
+
+
+def fetch(repo: str, settings: Settings, progress: Progress, patterns: Sequence[str] = PATTERNS) -> Path:
     """The folder of `repo` ("org/name") in the hub's cache, brought up to date unless settings forbid the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -44,7 +75,7 @@ def fetch(repo: str, settings: Settings, progress: Progress) -> Path:
     try:
         folder = snapshot_download(
             repo,
-            allow_patterns=PATTERNS,
+            allow_patterns=list(patterns),
             local_files_only=settings.offline,
             tqdm_class=_reporting_bar(f"fetching {repo}", progress),
         )

@@ -1,7 +1,7 @@
 """From what the user calls a model to a folder that can be loaded.
 
-A name is, in this order: a packaged model, a path (folder or .gguf file), a model on the shelf, a hub id, the beginning
-of a name on the shelf that no other begins with.
+A name is, in this order: a packaged model, a path (folder or .gguf file), a model on the shelf, a hub id, one with
+a kind of GGUF file (org/name:Q4_K_M), the beginning of a name on the shelf that no other begins with.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def locate(name: str, settings: Settings, progress: Progress) -> ModelFolder:
         raise ModelError(f"there is no file or folder {name!r}")
     if kept := named(name, settings.models_dir):
         return ModelFolder(kept.path, kept.name, kept.source)
+    if wanted := hub.gguf_id(name):
+        path = hub.fetch_gguf(*wanted, settings, progress)
+        return ModelFolder(_converted(path, settings, progress), _stem(path), f"hub:{name}")
     if hub.is_hub_id(name):
         path = _checked(hub.fetch(name, settings, progress), name)
         return ModelFolder(path, name.partition("/")[2], f"hub:{name}")

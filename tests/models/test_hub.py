@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ingot.models.hub import is_hub_id
+from ingot.models.hub import gguf_id, is_hub_id
 
 COMMIT = "c" * 40
 FILES = {
@@ -22,15 +22,29 @@ FILES = {
     "pytorch_model.bin": b"pickle",
     "README.md": b"# hello",
 }
+GGUFS = {
+    "README.md": b"# hello",
+    "Toy-Q8_0.gguf": b"whole",
+    "toy.q4_k_m.gguf": b"small letters",
+    "Q4_K/Toy-Q4_K-00001-of-00002.gguf": b"one",
+    "Q4_K/Toy-Q4_K-00002-of-00002.gguf": b"two",
+    "Toy-F16.gguf": b"plain",
+    "Other-F16.gguf": b"another",
+}
 SCRIPT = """
 import json, sys
 from pathlib import Path
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.models.hub import fetch
+from ingot.models.hub import fetch, fetch_gguf
 said = []
+settings = Settings(offline=sys.argv[2] == "offline")
 try:
-    folder = fetch(sys.argv[1], Settings(offline=sys.argv[2] == "offline"), lambda *report: said.append(report))
+    repo, _, kind = sys.argv[1].partition(":")
+    if kind:
+        folder = fetch_gguf(repo, kind, settings, lambda *report: None).parent
+    else:
+        folder = fetch(repo, settings, lambda *report: said.append(report))
     print(json.dumps({"files": sorted(path.name for path in Path(folder).iterdir()), "said": said}))
 except ModelError as error:
     print(json.dumps({"error": error.message}))
@@ -50,19 +64,23 @@ class FakeHub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path.startswith("/api/models/"):
             return self.answer(200, json.dumps(self.listing(path)).encode(), {"Content-Type": "application/json"})
-        content = FILES[path.rpartition("/")[2]]
+        content = self.files[path.partition(f"/resolve/{COMMIT}/")[2]]
         etag = hashlib.sha256(content).hexdigest()
         return self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
 
     do_HEAD = do_GET
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        return GGUFS if "/ggufs" in self.path else FILES
+
     def listing(self, path: str) -> Any:
         if "/tree/" in path:
             return [
                 {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for name, content in FILES.items()
+                for name, content in self.files.items()
             ]
-        siblings = [{"rfilename": name} for name in FILES]
+        siblings = [{"rfilename": name} for name in self.files]
         return {"_id": "1", "id": "org/name", "modelId": "org/name", "sha": COMMIT, "siblings": siblings}
 
     def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -112,6 +130,23 @@ def test_a_model_is_fetched_without_code_and_pickles_and_then_served_offline(hub
     assert fetched("http://127.0.0.1:9", home, "org/name", "offline")["files"] == answer["files"]
 
 
+def test_all_parts_of_a_gguf_file_are_fetched_and_no_other_file(hub: str, home: Path) -> None:
+    names = ["Toy-Q4_K-00001-of-00002.gguf", "Toy-Q4_K-00002-of-00002.gguf"]
+    assert fetched(hub, home, "org/ggufs:Q4_K")["files"] == names
+    assert {path.name for path in home.rglob("*.gguf")} == set(names)
+    assert fetched("http://127.0.0.1:9", home, "org/ggufs:q4_k", "offline")["files"] == names
+
+
+def test_the_kind_of_a_gguf_file_is_known_in_any_case(hub: str, home: Path) -> None:
+    assert "Toy-Q8_0.gguf" in fetched(hub, home, "org/ggufs:q8_0")["files"]
+    assert "toy.q4_k_m.gguf" in fetched(hub, home, "org/ggufs:Q4_K_M")["files"]
+
+
+def test_a_kind_that_no_gguf_file_has_or_several_have_is_refused(hub: str, home: Path) -> None:
+    assert "no GGUF file whose name ends in IQ2_M.gguf" in fetched(hub, home, "org/ggufs:IQ2_M")["error"]
+    assert "several GGUF files of the kind F16: Other-F16, Toy-F16" in fetched(hub, home, "org/ggufs:F16")["error"]
+
+
 def test_a_gated_model_says_how_to_get_in(hub: str, home: Path) -> None:
     assert "accept its terms" in fetched(hub, home, "gated/name")["error"]
 
@@ -131,6 +166,11 @@ def test_without_a_network_the_user_is_told_what_to_check(home: Path) -> None:
 def test_offline_a_model_that_was_never_fetched_is_refused(home: Path) -> None:
     error = fetched("http://127.0.0.1:9", home, "org/name", "offline")["error"]
     assert "--offline forbids fetching it; run `ingot pull org/name` once" in error
+
+
+def test_a_kind_behind_a_hub_id_means_a_gguf_file() -> None:
+    assert gguf_id("org/name-GGUF:Q4_K_M") == ("org/name-GGUF", "Q4_K_M")
+    assert all(gguf_id(name) is None for name in ("org/name", "name:Q4", "org/name:", "org/name:a/b", "a/b:[x]"))
 
 
 def test_hub_ids_are_told_from_other_names() -> None:

@@ -135,6 +135,17 @@ def test_a_hub_id_is_fetched_from_the_hub(tmp_path: Path, settings: Settings, mo
     assert find("org/Name-4bit", settings) == ModelFolder(folder, "Name-4bit", "hub:org/Name-4bit")
 
 
+def test_a_kind_of_gguf_file_on_the_hub_is_converted(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = split(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path, "Toy-Q8_0")
+    monkeypatch.setattr(hub, "fetch_gguf", lambda repo, kind, settings, progress: parts[0])
+    found = find("org/Toy-GGUF:Q8_0", settings)
+    assert (found.name, found.source) == ("Toy-Q8_0", "hub:org/Toy-GGUF:Q8_0")
+    assert found.path.parent == settings.models_dir
+    assert find("toy-q8_0", settings).path == found.path
+
+
 def test_a_hub_model_without_safetensors_is_refused(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
