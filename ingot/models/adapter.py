@@ -31,7 +31,7 @@ from ingot.models.modules import Selection, parameters, select_at_heads, swap_ro
 from ingot.models.norms import swap_norms
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
-from ingot.models.quantization import weight_format
+from ingot.models.quantization import moved_weights, weight_format
 from ingot.models.recurrent import swap_recurrences
 from ingot.models.upstream import caches, load_config, load_model
 
@@ -120,7 +120,7 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error
-    notes = settle(model, device, dtype)
+    notes = [*moved_weights(config), *settle(model, device, dtype)]
     mx.eval(model.parameters())
     model.eval()
     return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None)

@@ -18,12 +18,13 @@ from ingot.errors import ModelError
 from ingot.models.gguf_families import blueprint
 from ingot.models.gguf_file import TensorEntry
 from ingot.models.gguf_hyper import Hyper
+from ingot.models.gguf_lattices import ADDED
 from ingot.models.gguf_layers import Blueprint, Wanted
 from ingot.models.gguf_parts import GGUFModel
 from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack, packed_format
 from ingot.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from ingot.models.progress import Progress, format_bytes
-from ingot.models.quantization import FILE_TYPE
+from ingot.models.quantization import FILE_TYPE, MOVED
 from ingot.models.weights import SHARD_BYTES, Tensor, write_weights
 
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
@@ -246,8 +247,8 @@ def _not_finite(entry: TensorEntry) -> ModelError:
 def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
     known_ids = {key: value for key, value in ids.items() if value is not None}
-    kind = {FILE_TYPE: _file_type(file)}
-    _write_json(target / "config.json", plan.config | known_ids | kind | _quantization(file, plan))
+    told = {FILE_TYPE: _file_type(file)} | _moved(file, plan)
+    _write_json(target / "config.json", plan.config | known_ids | told | _quantization(file, plan))
     _write_json(target / "generation_config.json", known_ids | _sampling(file))
     limit = {"model_max_length": plan.config["max_position_embeddings"]}
     _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
@@ -277,6 +278,13 @@ def _file_type(file: GGUFModel) -> str:
     for entry in file.tensors.values():
         weights[entry.type.name] += math.prod(entry.shape)
     return weights.most_common(1)[0][0]
+
+
+def _moved(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The formats of packed weights that do not keep all of their values."""
+    kinds = sorted({_kind(file, item) for item in plan.tensors if _is_packed(file, item)} & ADDED.keys())
+    told = {kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * ADDED[kind], 1)} for kind in kinds}
+    return {MOVED: told} if told else {}
 
 
 def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:

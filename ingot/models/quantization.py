@@ -6,6 +6,8 @@ from typing import Any, Final
 
 FILE_TYPE: Final = "gguf_file_type"
 """Where the config of a converted GGUF file says what its makers call its mixture of formats."""
+MOVED: Final = "gguf_moved"
+"""Where it says which formats MLX lacks, each with the bits that it is held in, and the percent that values move by."""
 PLAIN: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -22,3 +24,16 @@ def weight_format(config: dict[str, Any], dtype: str) -> str:
         return f"{packed['bits']}-bit" if mode == "affine" else str(mode)
     stated = str(config.get("dtype") or config.get("torch_dtype") or dtype).removeprefix("torch.")
     return PLAIN.get(stated, stated)
+
+
+def moved_weights(config: dict[str, Any]) -> list[str]:
+    """What a user should know of weights that are not held as their file has them."""
+    said = config.get(MOVED)
+    if not isinstance(said, dict):
+        return []
+    return [
+        f"{kind} weights are held in {told['bits']} bits, which moves them by {told['percent']} % at most (as root "
+        "mean squares)"
+        for kind, told in said.items()
+        if isinstance(told, dict) and told.keys() >= {"bits", "percent"}
+    ]

@@ -4,8 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 
+from gguf.constants import GGMLQuantizationType as Kind
+
 from ingot.config import DEFAULT_MODEL
 from tests.cli.scripted import INGOT, environment
+from tests.models.gguf_making import tiny_model
 
 
 def models(home: Path, *flags: str) -> str:
@@ -48,3 +51,11 @@ def test_models_of_the_hub_cache_are_listed_by_their_id(tmp_path: Path) -> None:
     listed = json.loads(models(tmp_path, "--json"))["models"]
     hub = [(model["name"], model["bytes"]) for model in listed if model["kind"] == "hub"]
     assert hub == [("someone/tiny", 12)]
+
+
+def test_pull_says_which_weights_a_conversion_moves(tmp_path: Path) -> None:
+    source = tiny_model("llama", kinds=[Kind.IQ4_NL]).write(tmp_path / "tiny.gguf")
+    command = [INGOT, "pull", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path), check=True)
+    assert Path(done.stdout.strip()).name.startswith("tiny-")
+    assert "note: IQ4_NL weights are held in 6 bits, which moves them by 1.5 % at most" in done.stderr

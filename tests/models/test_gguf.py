@@ -288,6 +288,18 @@ def test_the_config_says_what_people_call_the_files_formats(tmp_path: Path) -> N
         assert config_of(converted(model, folder))["gguf_file_type"] == called
 
 
+def test_the_config_says_which_weights_moved(tmp_path: Path) -> None:
+    for kind, told in (
+        (Kind.IQ4_XS, {"IQ4_XS": {"bits": 6, "percent": 1.5}}),
+        (Kind.IQ3_S, None),
+        (Kind.MXFP4, None),
+        (Kind.Q8_0, None),
+    ):
+        (tmp_path / kind.name).mkdir()
+        config = config_of(converted(tiny_model("llama", kinds=[kind]), tmp_path / kind.name))
+        assert config.get("gguf_moved") == told
+
+
 def test_gemma_keeps_its_window_its_two_bases_and_its_scale(tmp_path: Path) -> None:
     model = tiny_model("gemma3")
     model.metadata["gemma3.attention.sliding_window_pattern"] = [True, True, False, True, True, False, True]
