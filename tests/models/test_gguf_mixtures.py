@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ingot.errors import ModelError
 from ingot.models.gguf import convert_gguf
+from ingot.models.gguf_file import GGUFFile
 from ingot.models.progress import silent
 from tests.models.gguf_making import TinyModel, byte_level_vocabulary
 
@@ -373,3 +377,30 @@ def test_the_engine_computes_what_mlx_lm_computes_of_packed_experts(family: str,
     # On CPUs activations are rounded to 8 bits, by which a router of random weights may choose another expert.
     moved = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.mean(expected**2, axis=1))
     assert np.median(moved) < 0.04
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "glm4_moe"])
+def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("sample")
+    config, weights = original(request.param, folder / "original")
+    return as_gguf(request.param, config, weights, Kind.Q8_0).write(folder / "tiny.gguf").read_bytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_damaged_header_gives_a_mixture_or_a_model_error(
+    data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    path = folder / "tiny.gguf"
+    path.write_bytes(sample)
+    with GGUFFile(path) as file:
+        end = len(file.header())
+    damaged = bytearray(sample)
+    begin = sample.index(b"block_count")  # what describes the model comes behind the vocabulary
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(begin, end - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged)
+    (folder / "made").mkdir()
+    with contextlib.suppress(ModelError):
+        convert_gguf(path, folder / "made", silent)
