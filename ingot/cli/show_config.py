@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import SETTINGS, Config, Setting, Settings
+from ingot.errors import ModelError
+from ingot.models.shelf import named
 from ingot.protocol.sampling_defaults import sampling_defaults, told
 from ingot.text.generation_config import generation_config
 
@@ -30,13 +32,24 @@ def show(config: Config) -> str:
 
 def _sampling(settings: Settings) -> list[str]:
     """What comes of the two settings for the model, where that is already here to be looked at."""
-    places = (Path(settings.model).expanduser(), settings.models_dir / settings.model)
-    folder = next((place for place in places if place.is_dir()), None)
+    folder = _folder(settings)
     if folder is None and settings.generation_config == "auto":
         return []
     recommended = generation_config(settings.generation_config, folder or Path())
     found = told(sampling_defaults(recommended, settings.override_generation_config))
     return [f"# where a request does not say: {_toml(found) if found else 'every token may come, as likely as it is'}"]
+
+
+def _folder(settings: Settings) -> Path | None:
+    """Where the model lies, if it is here and there is only one of that name."""
+    given = Path(settings.model).expanduser()
+    if given.is_dir():
+        return given
+    try:
+        kept = named(settings.model, settings.models_dir)
+    except ModelError:
+        return None
+    return kept.path if kept else None
 
 
 def _line(known: Setting, value: Any) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ingot.cli.show_config import show
 from ingot.config import SETTINGS, load
+from ingot.models.progress import silent
+from ingot.models.shelf import keep
 
 FLAGS = {"allowed_hosts": "a,b", "models_dir": "/m", "memory": "60%", "api_key": "hunter22", "keepalive_s": "2.5"}
 FLAGS |= {"override_generation_config": '{"top_k": 20}', "default_chat_template_kwargs": '{"mood": "glad", "on": true}'}
@@ -37,3 +39,12 @@ def test_what_a_model_s_makers_recommend_is_shown_with_what_overrides_it(tmp_pat
     assert line in show(load(flags, {"XDG_CONFIG_HOME": str(tmp_path)}))
     none = show(load({"model": str(tmp_path), "generation_config": "none"}, {"XDG_CONFIG_HOME": str(tmp_path)}))
     assert "# where a request does not say: every token may come" in none
+
+
+def test_a_converted_model_is_looked_at_by_its_name_without_its_hash(tmp_path: Path) -> None:
+    def fill(target: Path) -> None:
+        (target / "generation_config.json").write_text('{"temperature": 0.6}')
+
+    keep(tmp_path / "tiny-0123456789ab", {"source": "gguf:tiny.gguf", "sha256": "0123456789abcdef"}, fill, silent)
+    shown = show(load({"model": "tiny", "models_dir": str(tmp_path)}, {"XDG_CONFIG_HOME": str(tmp_path)}))
+    assert '# where a request does not say: {"temperature" = 0.6}' in shown
