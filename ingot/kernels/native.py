@@ -97,6 +97,15 @@ def packed_weights(
     return _loaded().Weights.packed(quanta, scales, biases, bias, group_size=group_size, bits=bits)
 
 
+def block_weights(blocks: mx.array, bias: mx.array | None, bits: int) -> Any:
+    """A matrix uint8 [rows, bytes of a row] in the blocks of a GGUF file's K format with so many bits.
+
+    With an axis more, there is one for each of several experts. Its `arrays` (quanta, factors) take the place of what
+    was given, in as many bytes.
+    """
+    return _loaded().Weights.blocks(blocks, bias, bits=bits)
+
+
 def plain_weights(weight: mx.array, bias: mx.array | None) -> Any:
     """A matrix [rows, columns], or [experts, rows, columns]. bfloat16 and float16 are kept as they are."""
     return _loaded().Weights.plain(weight, bias)

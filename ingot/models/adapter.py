@@ -23,6 +23,7 @@ from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.attention import TILE, MixedAttention
+from ingot.models.blocks import with_blocks
 from ingot.models.dialect import older_names
 from ingot.models.fused import fuse_layers
 from ingot.models.gates import swap_gates
@@ -33,7 +34,7 @@ from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
 from ingot.models.quantization import moved_weights, weight_format
 from ingot.models.recurrent import swap_recurrences
-from ingot.models.upstream import caches, load_config, load_model
+from ingot.models.upstream import caches, load_config, load_model, model_classes
 
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
@@ -116,7 +117,8 @@ class Adapter:
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
-        model, config = load_model(folder, lazy=True, model_config=older_names(load_config(folder)))
+        changes = older_names(load_config(folder))
+        model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes))
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error

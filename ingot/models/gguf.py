@@ -21,7 +21,17 @@ from ingot.models.gguf_hyper import Hyper
 from ingot.models.gguf_lattices import ADDED
 from ingot.models.gguf_layers import Blueprint, Wanted
 from ingot.models.gguf_parts import GGUFModel
-from ingot.models.gguf_tensors import GROUP, KNOWN_KINDS, PACKED_BITS, dense, narrowest, pack, packed_format
+from ingot.models.gguf_tensors import (
+    BLOCK_BITS,
+    BLOCKS_KEY,
+    KNOWN_KINDS,
+    PACKED_BITS,
+    dense,
+    narrowest,
+    pack,
+    packed_format,
+    units,
+)
 from ingot.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from ingot.models.progress import Progress, format_bytes
 from ingot.models.quantization import FILE_TYPE, MOVED
@@ -104,7 +114,14 @@ def _kind(file: GGUFModel, item: Wanted) -> Kind:
 
 
 def _is_packed(file: GGUFModel, item: Wanted) -> bool:
-    return len(item.shape) > 1 and not item.plain and _kind(file, item) in PACKED_BITS
+    packs = len(item.shape) > 1 and not item.plain and _kind(file, item) in PACKED_BITS
+    return packs and not _is_kept_in_blocks(file, item)
+
+
+def _is_kept_in_blocks(file: GGUFModel, item: Wanted) -> bool:
+    """Matrices of the K formats; those of experts are repacked."""
+    matrix = len(item.shape) == 2 and not item.plain and item.join is None
+    return matrix and _kind(file, item) in BLOCK_BITS
 
 
 def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
@@ -126,6 +143,8 @@ def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
 
 def _written_bytes(entry: TensorEntry) -> int:
     weights = math.prod(entry.shape)
+    if entry.type in BLOCK_BITS:
+        return entry.size
     bits = PACKED_BITS.get(entry.type)
     if bits:
         return weights * bits // 8 + weights // GROUP * 8
@@ -143,6 +162,8 @@ def _converted(file: GGUFModel, plan: Blueprint, progress: Progress) -> Iterator
             yield [_vector(file, item)]
         elif _is_packed(file, item):
             yield _packed_matrix(file, item)
+        elif _is_kept_in_blocks(file, item):
+            yield [_blocks(file, item)]
         elif item.join is not None:
             parts = [_finite(entry, _floats(file, [entry], item)) for entry in _entries(file, item)]
             yield [Tensor(item.target, item.join(parts))]
@@ -182,6 +203,13 @@ def _packed_matrix(file: GGUFModel, item: Wanted) -> list[Tensor]:
 def _shaped(item: Wanted, chunks: list[np.ndarray]) -> np.ndarray:
     """Rows one below another, as the tensor's own axes."""
     return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
+
+
+def _blocks(file: GGUFModel, item: Wanted) -> Tensor:
+    """As they lie in the file, row by row."""
+    raw = np.concatenate(list(_chunks(file, item)))
+    _finite(_entries(file, item)[0], units(raw, _kind(file, item)))
+    return Tensor(item.target, raw)
 
 
 def _dense_matrix(file: GGUFModel, item: Wanted) -> Tensor:
@@ -248,7 +276,7 @@ def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, 
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
     known_ids = {key: value for key, value in ids.items() if value is not None}
     told = {FILE_TYPE: _file_type(file)} | _moved(file, plan)
-    _write_json(target / "config.json", plan.config | known_ids | told | _quantization(file, plan))
+    _write_json(target / "config.json", plan.config | known_ids | told | _quantization(file, plan) | _kept(file, plan))
     _write_json(target / "generation_config.json", known_ids | _sampling(file))
     limit = {"model_max_length": plan.config["max_position_embeddings"]}
     _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
@@ -301,6 +329,12 @@ def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     usual = json.loads(counted.most_common(1)[0][0])
     others = {module: form or False for module, form in forms.items() if form != usual}
     return {"quantization": usual | others}
+
+
+def _kept(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The modules whose weights stay in blocks, and of which kind."""
+    kept = [item for item in plan.tensors if _is_kept_in_blocks(file, item)]
+    return {BLOCKS_KEY: {item.module: _kind(file, item).name for item in kept}} if kept else {}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Turns GGUF weight blocks into what MLX holds: packed integers with scales and biases, or plain floats.
 
 GGUF blocks of 32 weights that share a scale (and a minimum) are the same thing as MLX's affine groups of 32, so
-they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. Formats with a scale for
-every 16 weights have no MLX counterpart and become dense floats; those of tables are put onto even steps (`lattices`).
+they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. The K formats count scales in
+units, which MLX does not: a matrix keeps their blocks, and becomes what the device takes when it is loaded (`blocks`).
+Experts with a scale for every 16 weights become dense floats; formats of tables are put onto even steps (`lattices`).
 """
 
 from __future__ import annotations
@@ -180,5 +181,17 @@ PACKED_BITS: dict[Kind, int] = {
     Kind.MXFP4: 4,
     **LATTICE_BITS,
 }
+BLOCK_BITS: dict[Kind, int] = {Kind.Q2_K: 2, Kind.Q3_K: 3, Kind.Q4_K: 4, Kind.Q5_K: 5, Kind.Q6_K: 6}
+"""Formats with scales in two levels; a matrix of one keeps its blocks."""
+BLOCKS_KEY = "gguf_blocks"
+"""Where config.json says which modules hold blocks, and of which kind."""
 DENSE_KINDS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K})
 KNOWN_KINDS = DENSE_KINDS | PACKED_BITS.keys()
+
+_UNITS = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+
+
+def units(raw: np.ndarray, kind: Kind) -> np.ndarray:
+    """The numbers of which the factors of blocks are multiples. `kind` is one of BLOCK_BITS."""
+    blocks = raw.reshape(-1, GGML_QUANT_SIZES[kind][1])
+    return np.concatenate([_halves(blocks[:, place : place + 2]) for place in _UNITS[kind]], axis=1)

@@ -2,7 +2,7 @@
 
 CPUs compute float32 fast and float16 very slowly. The native kernels multiply most weights as they are in the file,
 packed or in 16 bits, with activations in float32; MLX's own are slow at it on CPUs, so what the native ones do not
-cover is unpacked and widened where memory allows. GPUs keep what the file holds.
+cover is unpacked and widened where memory allows. GPUs keep what the file holds, in MLX's forms.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels import native
 from ingot.kernels.device import Device
+from ingot.models import blocks
 from ingot.models.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
 from ingot.models.modules import (
     DenseEmbedding,
@@ -42,17 +43,33 @@ def settle(model: nn.Module, device: Device, asked: str | None) -> list[str]:
     if asked == "float16" and device.kind == "cpu":
         raise ConfigError("float16 is unusably slow on CPUs; use float32 or bfloat16", param="dtype")
     if device.kind != "cpu":
-        if asked is not None:
-            model.set_dtype(DTYPES[asked])
+        _settle_on_gpu(model, asked)
         return []
     if asked is not None:
+        _swap(model, blocks.is_block, lambda module: blocks.exact(module, DTYPES[asked]))
         model.set_dtype(DTYPES[asked])
         return []
     return _settle_on_cpu(model, device)
 
 
+def _settle_on_gpu(model: nn.Module, asked: str | None) -> None:
+    """Blocks become what MLX multiplies. Its products want scales and activations in one format, or convert the scales
+    each time: all of such a model is then bfloat16, which holds what activations may come to."""
+    if any(blocks.is_block(module) for _, module in model.named_modules()):
+        asked = asked or "bfloat16"
+        dtype = DTYPES[asked]
+        _swap(model, blocks.is_block, lambda module: blocks.affine(module, dtype))
+    if asked is not None:
+        model.set_dtype(DTYPES[asked])
+
+
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
     room = device.memory * UNPACK_SHARE
+    _swap(
+        model,
+        blocks.is_block,
+        lambda module: blocks.multiplied(module) if native.available() else blocks.exact(module, mx.float16),
+    )
     multiply_packed(model, room)
     multiply_dense(model, NARROW)
     notes = _settle_rest(model, room)

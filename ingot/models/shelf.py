@@ -24,7 +24,7 @@ from ingot.models.progress import Progress
 
 MANIFEST = "ingot.json"
 HASH_LETTERS = 12  # of a file's fingerprint, in the name of the folder that it was converted to
-CONVERTER = 1  # raise it when converting the same source gives another result: old conversions are then redone
+CONVERTER = 2  # raise it when converting the same source gives another result: old conversions are then redone
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ again. So that import sees a `resource` module whose `setrlimit` does nothing; t
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import resource
 import sys
@@ -48,6 +49,9 @@ from mlx_lm.models.activations import SwigluOAI  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
 from mlx_lm.utils import load_config, load_model  # noqa: E402
 
+model_classes: Any = inspect.signature(load_model).parameters["get_model_classes"].default
+"""How mlx-lm itself finds the classes of a model."""
+
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: what mlx-lm declares of it is less than what its models use."""
 
@@ -61,5 +65,6 @@ __all__ = [
     "caches",
     "load_config",
     "load_model",
+    "model_classes",
     "rope_utils",
 ]

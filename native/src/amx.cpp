@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "planes_avx512.h"
+
 namespace ingot {
 namespace {
 
@@ -10,9 +12,36 @@ constexpr int kSteps = kBlock / 4;
 constexpr int kMostPairs = kWideMost / kTile / 2;
 constexpr int kChunk = 18;  // blocks of columns whose activations stay in the first-level cache for all panels
 
+inline __m512 halves(const void* from, size_t at) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(from) + at)));
+}
+
 inline __m512 factors(const PackedMatrix& w, const void* from, size_t at) {
-  if (w.halves) return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(from) + at)));
-  return _mm512_loadu_ps(static_cast<const float*>(from) + at);
+  return w.factors == Factors::halves ? halves(from, at) : _mm512_loadu_ps(static_cast<const float*>(from) + at);
+}
+
+// The scale and the bias of a group of columns for each of 16 rows.
+struct Group {
+  __m512 scale, bias;
+};
+
+inline __m512 numbers(__m512i integers) { return _mm512_cvtepi32_ps(integers); }
+
+// Those of factors in two levels (see super.h): the nth group of a block of the part of columns whose factors begin at p.
+inline Group super_group(int bits, const uint8_t* p, int block, int n) {
+  const SuperForm form = super_form(bits);
+  auto sixteen = [&](int which) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + kTile * form.unit_bytes() + kTile * (2 * block + which)));
+  };
+  const __m512 unit = halves(p, 0);
+  if (!form.minima) {
+    const __m512 scale = _mm512_mul_ps(unit, numbers(_mm512_cvtepi8_epi32(sixteen(n))));
+    return {scale, _mm512_mul_ps(scale, _mm512_set1_ps(static_cast<float>(-form.centre)))};
+  }
+  const __m512i first = _mm512_cvtepu8_epi32(sixteen(n));
+  const __m512i scales = form.halved ? _mm512_and_si512(first, _mm512_set1_epi32(15)) : first;
+  const __m512i minima = form.halved ? _mm512_srli_epi32(first, 4) : _mm512_cvtepu8_epi32(sixteen(1));
+  return {_mm512_mul_ps(unit, numbers(scales)), _mm512_mul_ps(halves(p, kTile), numbers(_mm512_sub_epi32(_mm512_setzero_si512(), minima)))};
 }
 
 // Where the bits of a quantum are a float's fraction, from bit `At` on, and the exponent makes bit `At` worth one, the float
@@ -27,10 +56,10 @@ constexpr float kEnlarged = 1.0026f;
 // A scale for each of 16 rows, and what to add where quanta are fractions from the bits First and Second on.
 template <int First, int Second>
 struct Affine {
-  Affine(const PackedMatrix& w, size_t at) {
+  explicit Affine(const Group& group) {
     const __m512 larger = _mm512_set1_ps(kEnlarged);
-    scale = _mm512_mul_ps(factors(w, w.scales, at), larger);
-    const __m512 bias = _mm512_mul_ps(factors(w, w.biases, at), larger);
+    scale = _mm512_mul_ps(group.scale, larger);
+    const __m512 bias = _mm512_mul_ps(group.bias, larger);
     first = _mm512_fnmadd_ps(scale, _mm512_set1_ps(fraction_worth(First)), bias);
     second = _mm512_fnmadd_ps(scale, _mm512_set1_ps(fraction_worth(Second)), bias);
   }
@@ -57,8 +86,8 @@ inline void put_pair(__m512 first, __m512 second, uint16_t* out) {
 }
 
 // A block of columns of 16 rows as a register tile. Each lane has the bytes of one row.
-inline void unpack_fours(const PackedMatrix& w, size_t at, const uint8_t* p, uint16_t* out) {
-  const Affine<12, 16> affine(w, at);
+inline void unpack_fours(const Group& group, const uint8_t* p, uint16_t* out) {
+  const Affine<12, 16> affine(group);
   for (int step = 0; step < kSteps; step += 2, p += 64, out += 8 * kTile) {
     // Eight quanta a row: low halves of bytes are the first four columns, high halves the next. They begin at the bits
     // 0, 8, 16, 24 and 4, 12, 20, 28.
@@ -72,12 +101,28 @@ inline void unpack_fours(const PackedMatrix& w, size_t at, const uint8_t* p, uin
   }
 }
 
-inline void unpack_eights(const PackedMatrix& w, size_t at, const uint8_t* p, uint16_t* out) {
-  const Affine<8, 8> affine(w, at);
-  for (int step = 0; step < kSteps; step++, p += 64, out += 4 * kTile) {
-    const __m512i x = _mm512_loadu_si512(p);
+// The same of any width, with a group for each half of the block.
+template <int Bits>
+inline void unpack_bytes(const Group& first, const Group& second, const uint8_t* p, uint16_t* out) {
+  __m512i w[kSteps];
+  read_quanta<Bits, Vectors512>(p, w);
+  const Affine<8, 8> before(first), after(second);
+  for (int step = 0; step < kSteps; step++, out += 4 * kTile) {
+    const Affine<8, 8>& affine = step < kSteps / 2 ? before : after;
+    const __m512i x = w[step];
     put_pair(affine.numbers<8, 8>(_mm512_slli_epi32(x, 8)), affine.numbers<8, 8>(x), out);
     put_pair(affine.numbers<8, 8>(_mm512_srli_epi32(x, 8)), affine.numbers<8, 8>(_mm512_srli_epi32(x, 16)), out + 2 * kTile);
+  }
+}
+
+inline void unpack_block(int bits, const Group& first, const Group& second, const uint8_t* p, uint16_t* out) {
+  switch (bits) {
+    case 2: return unpack_bytes<2>(first, second, p, out);
+    case 3: return unpack_bytes<3>(first, second, p, out);
+    case 4: return unpack_fours(first, p, out);
+    case 5: return unpack_bytes<5>(first, second, p, out);
+    case 6: return unpack_bytes<6>(first, second, p, out);
+    default: return unpack_bytes<8>(first, second, p, out);
   }
 }
 
@@ -86,12 +131,19 @@ void unpack(const PackedMatrix& w, int n, uint16_t* out) {
   const int per_group = w.group / kBlock;
   const size_t block_bytes = kTile * w.block_bytes();
   const uint8_t* p = w.quanta + static_cast<size_t>(n / kTile) * w.blocks() * block_bytes;
+  const uint8_t* super = static_cast<const uint8_t*>(w.scales) + static_cast<size_t>(n) * w.factor_bytes();
   for (int block = 0; block < w.blocks(); block++, p += block_bytes, out += kTileNumbers) {
-    const size_t at = static_cast<size_t>(n) * w.groups() + static_cast<size_t>(block / per_group) * kTile;
-    if (w.bits == 4)
-      unpack_fours(w, at, p, out);
-    else
-      unpack_eights(w, at, p, out);
+    if (w.factors == Factors::super) {
+      constexpr int kBlocks = kSuper / kBlock;
+      const uint8_t* part = super + static_cast<size_t>(block / kBlocks) * kTile * super_form(w.bits).row_bytes();
+      const Group first = super_group(w.bits, part, block % kBlocks, 0);
+      const Group second = super_form(w.bits).halved ? super_group(w.bits, part, block % kBlocks, 1) : first;
+      unpack_block(w.bits, first, second, p, out);
+    } else {
+      const size_t at = static_cast<size_t>(n) * w.groups() + static_cast<size_t>(block / per_group) * kTile;
+      const Group group{factors(w, w.scales, at), factors(w, w.biases, at)};
+      unpack_block(w.bits, group, group, p, out);
+    }
   }
 }
 

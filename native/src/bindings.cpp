@@ -48,6 +48,7 @@ void bind_stack(nb::module_& module) {
   nb::class_<ingot::Weights>(module, "Weights", "A matrix [rows, columns], or one for each of several experts, as the kernels take it.")
       .def_static("packed", &ingot::Weights::packed, "quanta"_a, "scales"_a, "biases"_a, "bias"_a.none(), nb::kw_only(),
                   "group_size"_a, "bits"_a)
+      .def_static("blocks", &ingot::Weights::blocks, "blocks"_a, "bias"_a.none(), nb::kw_only(), "bits"_a)
       .def_static("mxfp4", &ingot::Weights::mxfp4, "quanta"_a, "scales"_a, "bias"_a.none())
       .def_static("plain", &ingot::Weights::plain, "weight"_a, "bias"_a.none())
       .def_prop_ro("arrays", &ingot::Weights::arrays, "What it keeps alive.")

@@ -3,6 +3,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+
+#include "planes.h"
+
 namespace ingot {
 namespace {  // each instruction set has its own
 
@@ -19,39 +23,46 @@ inline Sum load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterp
 inline void store(float* p, Sum sum) { _mm256_storeu_ps(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), sum); }
 inline Sum scaled(Ints product, Sum scales) { return _mm256_mul_ps(_mm256_cvtepi32_ps(product), scales); }
+inline Sum times(Sum a, Sum b) { return _mm256_mul_ps(a, b); }
+inline Sum plus(Sum sum, Sum a, Sum b) { return _mm256_fmadd_ps(a, b, sum); }
+inline Sum numbers(Ints ints) { return _mm256_cvtepi32_ps(ints); }
+inline Ints widened(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+inline Ints widened(const int8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+inline Ints low_half(Ints bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi32(15)); }
+inline Ints high_half(Ints bytes) { return _mm256_srli_epi32(bytes, 4); }
 inline Ints four(const int8_t* x) { return _mm256_set1_epi32(step_of(x)); }
+
+struct Vectors256 {
+  static Bytes bytes_at(const uint8_t* p, int n) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * n)); }
+  template <int Shift, int Mask>
+  static Bytes field(Bytes v) {
+    // Of 16 bits: what a byte gets from its neighbour, the mask takes away.
+    if constexpr (Shift > 0) v = _mm256_srli_epi16(v, Shift);
+    if constexpr (Shift < 0) v = _mm256_slli_epi16(v, -Shift);
+    return _mm256_and_si256(v, _mm256_set1_epi8(Mask));
+  }
+  static Bytes joined(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+};
 
 template <int Bits>
 struct Block {
   Bytes w[kSteps];
 
-  explicit Block(const uint8_t* p) {
-    if constexpr (Bits == 8) {
-      for (int i = 0; i < kSteps; i++) w[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
-    } else {
-      const Bytes mask = _mm256_set1_epi8(15);
-      for (int i = 0; i < kSteps / 2; i++) {
-        const Bytes q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
-        w[2 * i] = _mm256_and_si256(q, mask);
-        w[2 * i + 1] = _mm256_and_si256(_mm256_srli_epi16(q, 4), mask);
-      }
-    }
-  }
+  explicit Block(const uint8_t* p) { read_quanta<Bits, Vectors256>(p, w); }
 
-  template <int M, int N>
+  template <int M, int N, int First = 0, int Last = kSteps>
   void products(const int8_t* x, Ints* sums) const {
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) sums[n] = row<M>(x + 4 * n);
+    for (int n = 0; n < N; n++) sums[n] = row<M, First, Last>(x + 4 * n);
   }
 
   // One step of a block times rests, of N rows of a lot.
   template <int M, int N>
   static void add_rests(const uint8_t* p, int step, const int8_t* rests, Ints* sums) {
-    const Bytes both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * (Bits == 8 ? step : step / 2)));
-    const Bytes half = _mm256_and_si256(step % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+    const Bytes weights = read_step<Bits, Vectors256>(p, step);
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++)
-      sums[n] = _mm256_add_epi32(sums[n], _mm256_slli_epi32(one_step(Bits == 8 ? both : half, rests + 4 * n), kRestBits));
+      sums[n] = _mm256_add_epi32(sums[n], _mm256_slli_epi32(one_step(weights, rests + 4 * n), kRestBits));
   }
 
  private:
@@ -61,18 +72,27 @@ struct Block {
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 
-  template <int M>
+  // Steps whose pairs fit in 16 bits together: of 4 bits, those of a whole block do.
+  static constexpr int kFit = std::min(kSteps, 32767 / (2 * 127 * ((1 << Bits) - 1)));
+
+  template <int M, int First, int Last>
   Ints row(const int8_t* x) const {
     Ints sum = _mm256_setzero_si256();
+    if constexpr (Bits == 8) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kSteps; i++) {
-      if constexpr (Bits == 4)
-        // Of 4 bits, the pairs of a whole block fit in 16 together.
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[i], four(x + 4 * M * i)));
-      else
-        sum = _mm256_add_epi32(sum, one_step(w[i], x + 4 * M * i));
+      for (int i = First; i < Last; i++) sum = _mm256_add_epi32(sum, one_step(w[i], x + 4 * M * i));
+    } else {
+      constexpr int kTogether = std::min(kFit, Last - First);
+#pragma GCC unroll 4
+      for (int begin = First; begin < Last; begin += kTogether) {
+        Ints pairs = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (int i = begin; i < begin + kTogether; i++)
+          pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[i], four(x + 4 * M * i)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+      }
     }
-    return Bits == 4 ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum;
+    return sum;
   }
 };
 

@@ -3,6 +3,10 @@
 
 #include <arm_neon.h>
 
+#include <cstring>
+
+#include "planes.h"
+
 namespace ingot {
 namespace {  // each instruction set has its own
 
@@ -31,30 +35,46 @@ inline Sum load(const Half* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u
 inline void store(float* p, Sum sum) { vst1q_f32(p, sum); }
 inline Sum plus(Sum sum, Sum a, float b) { return vfmaq_n_f32(sum, a, b); }
 inline Sum scaled(Ints product, Sum scales) { return vmulq_f32(vsubq_f32(vreinterpretq_f32_s32(product), vdupq_n_f32(kStart)), scales); }
+inline Sum times(Sum a, Sum b) { return vmulq_f32(a, b); }
+inline Sum plus(Sum sum, Sum a, Sum b) { return vfmaq_f32(sum, a, b); }
+inline Sum numbers(Ints ints) { return vcvtq_f32_s32(ints); }
+// Four bytes, of which a row of a tile each has one.
+inline uint8x8_t one_each(const void* p) {
+  uint32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  return vcreate_u8(four);
+}
+inline Ints widened(const uint8_t* p) { return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(one_each(p))))); }
+inline Ints widened(const int8_t* p) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(one_each(p))))); }
+inline Ints low_half(Ints bytes) { return vandq_s32(bytes, vdupq_n_s32(15)); }
+inline Ints high_half(Ints bytes) { return vshrq_n_s32(bytes, 4); }
+
+struct Vectors128 {
+  static Bytes bytes_at(const uint8_t* p, int n) { return vreinterpretq_s8_u8(vld1q_u8(p + 16 * n)); }
+  template <int Shift, int Mask>
+  static Bytes field(Bytes bytes) {
+    uint8x16_t v = vreinterpretq_u8_s8(bytes);
+    if constexpr (Shift > 0) v = vshrq_n_u8(v, Shift);
+    if constexpr (Shift < 0) v = vshlq_n_u8(v, -Shift);
+    // The upper half of a byte needs no mask.
+    return vreinterpretq_s8_u8(Shift == 4 && Mask == 15 ? v : vandq_u8(v, vdupq_n_u8(Mask)));
+  }
+  static Bytes joined(Bytes a, Bytes b) { return vorrq_s8(a, b); }
+};
 
 template <int Bits>
 struct Block {
   Bytes w[kSteps];
 
-  explicit Block(const uint8_t* p) {
-    if constexpr (Bits == 8) {
-      for (int i = 0; i < kSteps; i++) w[i] = vreinterpretq_s8_u8(vld1q_u8(p + 16 * i));
-    } else {
-      for (int i = 0; i < kSteps / 2; i++) {
-        const uint8x16_t q = vld1q_u8(p + 16 * i);
-        w[2 * i] = vreinterpretq_s8_u8(vandq_u8(q, vdupq_n_u8(15)));
-        w[2 * i + 1] = vreinterpretq_s8_u8(vshrq_n_u8(q, 4));
-      }
-    }
-  }
+  explicit Block(const uint8_t* p) { read_quanta<Bits, Vectors128>(p, w); }
 
-  template <int M, int N>
+  template <int M, int N, int First = 0, int Last = kSteps>
   void products(const int8_t* x, Ints* sums) const {
     static_assert(M == N);
     for (int n = 0; n < N; n++) sums[n] = start();
     // Sixteen bytes are four columns of four rows, or of fewer rows more.
 #pragma GCC unroll 16
-    for (int i = 0; i < 2 * M; i++) {
+    for (int i = First * M / 4; i < Last * M / 4; i++) {
       const Bytes four = vld1q_s8(x + 16 * i);
       const int step = i * 4 / M, row = i * 4 % M;
       sums[row % M] = vdotq_laneq_s32(sums[row % M], w[step], four, 0);
@@ -67,9 +87,7 @@ struct Block {
   // One step of a block times rests, of N rows of a lot.
   template <int M, int N>
   static void add_rests(const uint8_t* p, int step, const int8_t* rests, Ints* sums) {
-    const uint8x16_t both = vld1q_u8(p + 16 * (Bits == 8 ? step : step / 2));
-    const uint8x16_t half = vandq_u8(step % 2 ? vshrq_n_u8(both, 4) : both, vdupq_n_u8(15));
-    const Bytes weights = vreinterpretq_s8_u8(Bits == 8 ? both : half);
+    const Bytes weights = read_step<Bits, Vectors128>(p, step);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
       const Bytes four = vreinterpretq_s8_s32(vld1q_dup_s32(reinterpret_cast<const int32_t*>(rests + 4 * n)));

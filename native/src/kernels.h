@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "super.h"
+
 namespace ingot {
 
 // Activations are cut into blocks of this many, each with a scale of its own.
@@ -13,15 +15,16 @@ constexpr int kBlock = 32;
 //
 // Rows lie together in tiles of as many as a vector of the instruction set holds; the last tile may be filled up. For
 // each block of columns a tile has, four columns at a time, those columns of one row after another, so that one
-// instruction multiplies four activations with four weights of each row. With 4 bits, a byte's low half belongs to
-// the first four of eight columns and its high half to the others. Scales and biases of a group lie together too, in 16
-// bits where those hold all of them exactly.
+// instruction multiplies four activations with four weights of each row; how their bits lie is in planes.h. Scales and
+// biases of a group lie together too, in 16 bits where those hold all of them exactly, or else in two levels (see super.h).
+enum class Factors { floats, halves, super };
+
 struct PackedMatrix {
   const uint8_t* quanta;
-  const void* scales;
+  const void* scales;  // in two levels, these are all factors
   const void* biases;
-  int rows, columns, group, bits;  // 4 or 8 bits
-  bool halves;                     // scales and biases are halves, not floats
+  int rows, columns, group, bits;  // 2, 3, 4, 5, 6 or 8 bits
+  Factors factors;
 
   size_t block_bytes() const { return static_cast<size_t>(kBlock) * bits / 8; }  // of one row
   int groups() const { return columns / group; }
@@ -29,9 +32,15 @@ struct PackedMatrix {
 
   // Rows [first, last), where first is where a tile begins.
   PackedMatrix part(int first, int last) const {
-    const size_t factors = static_cast<size_t>(first) * groups() * (halves ? 2 : 4);
-    return {quanta + static_cast<size_t>(first) * blocks() * block_bytes(), static_cast<const char*>(scales) + factors,
-            static_cast<const char*>(biases) + factors, last - first, columns, group, bits, halves};
+    const size_t before = static_cast<size_t>(first) * factor_bytes();
+    return {quanta + static_cast<size_t>(first) * blocks() * block_bytes(), static_cast<const char*>(scales) + before,
+            static_cast<const char*>(biases) + before, last - first, columns, group, bits, factors};
+  }
+
+  // Of the scales of one row, or of all its factors.
+  size_t factor_bytes() const {
+    if (factors == Factors::super) return columns / kSuper * super_form(bits).row_bytes();
+    return static_cast<size_t>(groups()) * (factors == Factors::halves ? 2 : 4);
   }
 };
 
@@ -44,6 +53,7 @@ struct Quantised {
   int8_t *values, *rests;
   float* scales;   // one a block
   float* sums;     // of the rounded activations that meet one group of weights
+  float* halves;   // the same for each half of a block
   uint8_t* marks;  // one a block of a lot, at its first row: the steps in which a row has a rest, a bit each
 };
 

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "gguf_blocks.h"
 #include "kernels.h"
 #include "mlx/allocator.h"
+#include "planes.h"
 #include "pool.h"
 #include "weights.h"
 
@@ -58,15 +60,10 @@ void read_row(const uint8_t* p, int bits, int columns, uint8_t* out) {
 
 // Where a row's quanta go in the tile that begins at `tile`.
 void write_row(const uint8_t* row, int columns, int place, int tile_rows, int bits, uint8_t* tile) {
-  const uint8_t shift = kernels().signed_bytes ? 128 : 0;
+  const uint8_t shift = bits == 8 && kernels().signed_bytes ? 128 : 0;
   for (int k = 0; k < columns; k++) {
-    const size_t block = k / kBlock, step = k % kBlock / 4, t = k % 4;
-    if (bits == 8) {
-      tile[(block * 8 + step) * tile_rows * 4 + place * 4 + t] = row[k] ^ shift;
-    } else {
-      uint8_t& both = tile[(block * 4 + step / 2) * tile_rows * 4 + place * 4 + t];
-      both = static_cast<uint8_t>(both | row[k] << (step % 2 * 4));
-    }
+    uint8_t* block = tile + plane_bytes(bits, tile_rows) * (k / kBlock);
+    put_quantum(block, bits, tile_rows, place, k % kBlock / 4, k % 4, row[k] ^ shift);
   }
 }
 
@@ -90,6 +87,7 @@ struct Extents {
 
   int groups() const { return columns / group; }
   int tiles() const { return (rows + tile - 1) / tile; }
+  size_t tile_bytes() const { return static_cast<size_t>(tile) * columns * stored / 8; }
   mx::Shape shape(int width) const {
     return many ? mx::Shape{experts, tiles() * tile, width} : mx::Shape{tiles() * tile, width};
   }
@@ -107,14 +105,13 @@ Extents extents(const mx::array& quanta, const mx::array& scales, int group, int
   return {axes == 3 ? quanta.shape(0) : 1, rows, columns, group, kernels().tile, stored, axes == 3};
 }
 
-struct Factors {
+struct Affine {
   float scale, bias;
 };
 
 // read(n, row) gives the bytes of row n, factors(i) the scale and the bias of group i; both count through all experts.
 template <class Read, class Factor>
 Arranged filled(const Extents& e, const Read& read, const Factor& factors) {
-  const size_t tile_bytes = static_cast<size_t>(e.tile) * e.columns * e.stored / 8;
   const size_t tiles = static_cast<size_t>(e.experts) * e.tiles(), groups = e.groups();
   Made<uint8_t> quanta(e.shape(e.columns * e.stored / 32), mx::uint32);
   Made<float> scales(e.shape(e.groups()), mx::float32), biases(e.shape(e.groups()), mx::float32);
@@ -124,9 +121,9 @@ Arranged filled(const Extents& e, const Read& read, const Factor& factors) {
     for (int place = 0; place < std::min(e.tile, e.rows - first); place++) {
       const size_t n = static_cast<size_t>(expert) * e.rows + first + place;
       read(n, row.data());
-      write_row(row.data(), e.columns, place, e.tile, e.stored, quanta.data + index * tile_bytes);
+      write_row(row.data(), e.columns, place, e.tile, e.stored, quanta.data + index * e.tile_bytes());
       for (size_t g = 0; g < groups; g++) {
-        const Factors own = factors(n * groups + g);
+        const Affine own = factors(n * groups + g);
         const size_t to = (index * groups + g) * e.tile + place;
         scales.data[to] = own.scale;
         biases.data[to] = own.bias;
@@ -144,14 +141,44 @@ Arranged arrange(const mx::array& quanta, const mx::array& scales, const mx::arr
   require(bits >= 2 && bits <= 8 && bits != 7, "bits must be 2, 3, 4, 5, 6 or 8");
   require(group == 32 || group == 64 || group == 128, "the group size must be 32, 64 or 128");
   require(biases.shape() == scales.shape(), "weights must be matrices");
-  const Extents e = extents(quanta, scales, group, bits, bits <= 4 ? 4 : 8);
+  const Extents e = extents(quanta, scales, group, bits, bits);
   const mx::array from = settled(quanta, mx::uint32), scale = settled(scales, mx::float32), bias = settled(biases, mx::float32);
   const size_t row_bytes = static_cast<size_t>(e.columns) * bits / 8;
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(from.data<uint32_t>());
   return filled(
       e,
       [&](size_t n, uint8_t* row) { read_row(bytes + n * row_bytes, bits, e.columns, row); },
-      [&, s = scale.data<float>(), b = bias.data<float>()](size_t i) { return Factors{s[i], b[i]}; });
+      [&, s = scale.data<float>(), b = bias.data<float>()](size_t i) { return Affine{s[i], b[i]}; });
+}
+
+Arranged arrange_blocks(const mx::array& blocks, int bits) {
+  require(bits >= 2 && bits <= 6, "bits must be 2, 3, 4, 5 or 6");
+  require(blocks.dtype() == mx::uint8 && (blocks.ndim() == 2 || blocks.ndim() == 3), "blocks must be bytes of matrices");
+  require(blocks.shape(0) > 0, "there are no experts");
+  const size_t size = gguf_block_bytes(bits), row_bytes = blocks.shape(-1);
+  require(row_bytes % size == 0, "rows do not divide into blocks of that width");
+  const bool many = blocks.ndim() == 3;
+  const int parts = static_cast<int>(row_bytes / size), columns = parts * kSuper;
+  const Extents e{many ? blocks.shape(0) : 1, blocks.shape(-2), columns, kBlock, kernels().tile, bits, many};
+  const size_t part_bytes = e.tile * super_form(bits).row_bytes();
+  const mx::array from = settled(blocks, mx::uint8);
+  Made<uint8_t> quanta(e.shape(columns * bits / 32), mx::uint32);
+  Made<uint8_t> factors(e.shape(static_cast<int>(parts * super_form(bits).row_bytes())), mx::uint8);
+  Pool::shared().each(e.experts * e.tiles(), [&](int index) {
+    const int expert = index / e.tiles(), first = index % e.tiles() * e.tile;
+    TakenApart apart;
+    for (int row = 0; row < std::min(e.tile, e.rows - first); row++)
+      for (int part = 0; part < parts; part++) {
+        const size_t n = static_cast<size_t>(expert) * e.rows + first + row, place = static_cast<size_t>(index) * parts + part;
+        take_apart(from.data<uint8_t>() + n * row_bytes + part * size, bits, apart);
+        write_row(apart.quanta, kSuper, row, e.tile, bits, quanta.data + place * kSuper / kBlock * plane_bytes(bits, e.tile));
+        const SuperRow to(bits, e.tile, row, factors.data + place * part_bytes);
+        std::memcpy(to.unit(), apart.unit, sizeof(Half));
+        if (super_form(bits).minima) std::memcpy(to.unit_of_minima(), apart.unit_of_minima, sizeof(Half));
+        for (int i = 0; i < 16; i++) *to.factor(i) = apart.factors[i];
+      }
+  });
+  return {quanta.array, factors.array, std::nullopt, e.experts, e.rows, e.columns, e.group, bits};
 }
 
 Arranged arrange_mxfp4(const mx::array& quanta, const mx::array& scales) {
@@ -172,7 +199,7 @@ Arranged arrange_mxfp4(const mx::array& quanta, const mx::array& scales) {
       },
       [s = scale.data<uint8_t>()](size_t i) {
         const float half = std::ldexp(1.0f, s[i] - 128);
-        return Factors{half, -half * static_cast<float>(kNought)};
+        return Affine{half, -half * static_cast<float>(kNought)};
       });
 }
 

@@ -73,7 +73,7 @@ void add_bias(const Task& task, int begin, int count) {
 
 QuantisedRows::QuantisedRows(int count, int columns, int group)
     : count(count), columns(columns), group(group), blocks_(static_cast<size_t>(rows_of_lots(count)) * columns / kBlock),
-      values_(2 * blocks_ * kBlock), scales_(blocks_), sums_(blocks_ * kBlock / group), marks_(blocks_) {
+      values_(2 * blocks_ * kBlock), scales_(blocks_), sums_(blocks_ * kBlock / group), halves_(2 * blocks_), marks_(blocks_) {
   clear();
   if (rows_of_lots(count) == count) return;
   // A lot in which rows are missing: nothing of them is kept, but they are read.
@@ -83,6 +83,7 @@ QuantisedRows::QuantisedRows(int count, int columns, int group)
   std::fill_n(out.values, values, 0);
   std::fill_n(out.scales, values / kBlock, 0.0f);
   std::fill_n(out.sums, values / group, 0.0f);
+  std::fill_n(out.halves, 2 * values / kBlock, 0.0f);
 }
 
 void QuantisedRows::clear() {
@@ -98,7 +99,7 @@ void QuantisedRows::put(int row, const float* x) {
 Quantised QuantisedRows::at(int first) const {
   const size_t begin = static_cast<size_t>(first) * columns, block = begin / kBlock;
   return {values_.data() + begin, values_.data() + blocks_ * kBlock + begin, scales_.data() + block,
-          sums_.data() + begin / group, marks_.data() + block};
+          sums_.data() + begin / group, halves_.data() + 2 * block, marks_.data() + block};
 }
 
 namespace {

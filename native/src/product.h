@@ -52,7 +52,7 @@ class QuantisedRows {
  private:
   size_t blocks_;
   Room<int8_t> values_;  // and the rests
-  Room<float> scales_, sums_;
+  Room<float> scales_, sums_, halves_;
   Room<uint8_t> marks_;
 };
 

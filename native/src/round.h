@@ -88,8 +88,12 @@ float mean_square(const float* x, int columns) {
 
 struct Rounded {
   float scale;
-  int32_t sum;  // of the integers
+  int32_t halves[2];  // the sums of the integers in each half of the block
+
+  int32_t sum() const { return halves[0] + halves[1]; }
 };
+
+constexpr int kHalfBlock = kBlock / 2;
 
 // The largest size in a block; and a block of which that is the largest size, or less, in integers.
 #if defined(__AVX512VNNI__)
@@ -104,7 +108,7 @@ Rounded round_block(const float* x, float largest, Steps values) {
   const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
   values.put<0>(_mm512_cvtepi32_epi8(first));
   values.put<4>(_mm512_cvtepi32_epi8(second));
-  return {largest * (1 / kLargest), _mm512_reduce_add_epi32(_mm512_add_epi32(first, second))};
+  return {largest * (1 / kLargest), {_mm512_reduce_add_epi32(first), _mm512_reduce_add_epi32(second)}};
 }
 
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -117,17 +121,17 @@ float largest_of(const float* x) {
 
 Rounded round_block(const float* x, float largest, Steps values) {
   const float inverse = largest > 0 ? kLargest / largest : 0;
-  int32x4_t sum = vdupq_n_s32(0);
-  for (int i = 0; i < kBlock; i += 16) {
+  Rounded rounded{largest * (1 / kLargest), {}};
+  for (int i = 0; i < kBlock; i += kHalfBlock) {
     int16x8_t n[4];  // an integer in the first half of each pair
     for (int j = 0; j < 4; j++)
       n[j] = vreinterpretq_s16_f32(vaddq_f32(vmulq_n_f32(vld1q_f32(x + i + 4 * j), inverse), vdupq_n_f32(kMagic)));
     const int16x8_t first = vuzp1q_s16(n[0], n[1]), second = vuzp1q_s16(n[2], n[3]);
     const int8x16_t all = vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second));
-    sum = vdotq_s32(sum, all, vdupq_n_s8(1));
+    rounded.halves[i / kHalfBlock] = vaddvq_s32(vdotq_s32(vdupq_n_s32(0), all, vdupq_n_s8(1)));
     values.put(i / 4, all);
   }
-  return {largest * (1 / kLargest), vaddvq_s32(sum)};
+  return rounded;
 }
 
 #else
@@ -145,13 +149,13 @@ float largest_of(const float* x) {
 
 Rounded round_block(const float* x, float largest, Steps values) {
   const float inverse = largest > 0 ? kLargest / largest : 0;
-  IntLanes sum{};
+  IntLanes sums[2] = {};
   for (int i = 0; i < kBlock; i += kLanes) {
     const IntLanes rounded = integers(lanes(x + i) * inverse + kMagic);
     values.put(i / 4, rounded);
-    sum += rounded;
+    sums[i / kHalfBlock] += rounded;
   }
-  return {largest * (1 / kLargest), total(sum)};
+  return {largest * (1 / kLargest), {total(sums[0]), total(sums[1])}};
 }
 
 #endif
@@ -178,17 +182,17 @@ uint8_t round_with_rests(const float* x, float largest, float most, Steps values
   for (int l = 0; l < kLanes; l++) inner = std::max(inner, inside[l]);
   const float step = kRest * inner / kLargest, inverse = 1 / step;
   float left[kBlock];
-  IntLanes sum{};
+  IntLanes sums[2] = {};
   for (int i = 0; i < kBlock; i += kLanes) {
     const Lanes v = lanes(x + i), some = sizes(v) > most ? v * inverse : Lanes{}, bound = Lanes{} + kLargest;
     const Lanes shifted = (some > bound ? bound : some < -bound ? -bound : some) + kMagic;
     const Lanes rest = v - (shifted - kMagic) * step;
     rests.put(i / 4, integers(shifted));
-    sum += integers(shifted);
+    sums[i / kHalfBlock] += integers(shifted);
     std::memcpy(left + i, &rest, sizeof(rest));
   }
   rounded = round_block(left, inner, values);
-  rounded.sum += kRest * total(sum);
+  for (int half = 0; half < 2; half++) rounded.halves[half] += kRest * total(sums[half]);
   return marks;
 }
 

@@ -21,26 +21,33 @@ Weights Weights::packed(const mx::array& quanta, const mx::array& scales, const 
   return arranged(arrange(quanta, scales, biases, group, bits), bias);
 }
 
+Weights Weights::blocks(const mx::array& blocks, const std::optional<mx::array>& bias, int bits) {
+  return arranged(arrange_blocks(blocks, bits), bias);
+}
+
 Weights Weights::mxfp4(const mx::array& quanta, const mx::array& scales, const std::optional<mx::array>& bias) {
   return arranged(arrange_mxfp4(quanta, scales), bias);
 }
 
 Weights Weights::arranged(const Arranged& from, const std::optional<mx::array>& bias) {
   Weights made;
-  made.owned_ = {from.quanta, from.scales, from.biases};
+  made.owned_ = {from.quanta, from.scales};
+  if (from.biases) made.owned_.push_back(*from.biases);
+  const mx::array& biases = from.biases.value_or(from.scales);
   const size_t quanta = from.quanta.nbytes() / from.experts, factors = from.scales.nbytes() / from.experts;
+  const Factors form = !from.biases ? Factors::super : from.scales.dtype() == mx::float16 ? Factors::halves : Factors::floats;
   for (int expert = 0; expert < from.experts; expert++) {
     Matrix matrix;
     matrix.rows = from.rows;
     matrix.columns = from.columns;
     matrix.packed = {reinterpret_cast<const uint8_t*>(from.quanta.data<uint32_t>()) + expert * quanta,
                      from.scales.data<char>() + expert * factors,
-                     from.biases.data<char>() + expert * factors,
+                     biases.data<char>() + expert * factors,
                      from.rows,
                      from.columns,
                      from.group,
                      from.bits,
-                     from.scales.dtype() == mx::float16};
+                     form};
     made.matrices_.push_back(matrix);
   }
   made.take_bias(bias);

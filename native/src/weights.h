@@ -18,7 +18,9 @@ class Weights {
   // are put into another order (see kernels.h), in memory of their own.
   static Weights packed(const mlx::core::array& quanta, const mlx::core::array& scales, const mlx::core::array& biases,
                         const std::optional<mlx::core::array>& bias, int group, int bits);
-  // The same for mode "mxfp4".
+  // Blocks of a K format of GGUF files with so many bits, as they lie there: uint8 [rows, bytes of a row].
+  static Weights blocks(const mlx::core::array& blocks, const std::optional<mlx::core::array>& bias, int bits);
+  // As packed, for mode "mxfp4".
   static Weights mxfp4(const mlx::core::array& quanta, const mlx::core::array& scales,
                        const std::optional<mlx::core::array>& bias);
   // bfloat16 and float16 stay what they are; anything else becomes float32. Products are float32's either way.
@@ -26,7 +28,7 @@ class Weights {
 
   const Matrix& matrix() const { return matrices_.front(); }
   const std::vector<Matrix>& matrices() const { return matrices_; }  // one, or one for each expert
-  // What is kept alive: the weights, or quanta, scales and biases; then the bias, if there is one.
+  // What is kept alive: the weights, or quanta, scales and biases, or quanta and factors; then the bias, if there is one.
   const std::vector<mlx::core::array>& arrays() const { return owned_; }
 
  private:

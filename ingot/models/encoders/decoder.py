@@ -6,7 +6,6 @@ the output head is swapped for one that hands on the hidden states it is given.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ingot.cache.footprint import rounded
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, adapt
+from ingot.models.blocks import with_blocks
 from ingot.models.dialect import older_names
 from ingot.models.encoders import tensors
 from ingot.models.encoders.encoder import Encoder, Numbers, Traits, Work, numbers, weight_bytes
@@ -27,7 +27,7 @@ from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.rows import Rows
 from ingot.models.modules import SELECTIVE, Selection, adopt
 from ingot.models.precision import settle
-from ingot.models.upstream import load_config, load_model
+from ingot.models.upstream import load_config, load_model, model_classes
 
 CHUNK = 512
 """Most tokens of a row in one launch, after which streams may have their turn."""
@@ -166,7 +166,7 @@ def load_decoder(folder: Path, device: Device, *, dtype: str | None, headless: b
     if headless and "lm_head.weight" not in tensors.read(folder):
         changes["tie_word_embeddings"] = True
     try:
-        model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=_classes)
+        model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(_classes))
     # The code of a hundred families reads this folder and may trip over anything.
     except Exception as error:
         said = str(error) or type(error).__name__
@@ -193,19 +193,15 @@ def _refuse_seeing_ahead(config: dict[str, Any]) -> None:
 def known_upstream(config: dict[str, Any]) -> bool:
     """Whether mlx-lm has code for models of this type."""
     try:
-        _UPSTREAM(config=config)
+        model_classes(config=config)
     except (ValueError, KeyError):
         return False
     return True
 
 
-_UPSTREAM = inspect.signature(load_model).parameters["get_model_classes"].default
-"""How mlx-lm itself finds the classes of a model."""
-
-
 def _classes(config: dict[str, Any]) -> tuple[type, type]:
     """mlx-lm's classes for `config`, with one that also reads checkpoints saved without the head's prefix."""
-    model_class, args_class = _UPSTREAM(config=config)
+    model_class, args_class = model_classes(config=config)
 
     class Prefixed(model_class):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
