@@ -38,7 +38,7 @@ class BlockLinear(nn.Module):
         self.weight = mx.zeros((*rows, columns // block * size), mx.uint8)
         if "bias" in module:
             self.bias = module.bias
-        self.kind = kind
+        self.kind, self.shape = kind, tuple(module.weight.shape)
 
 
 class BlockEmbedding(BlockLinear):
@@ -85,11 +85,16 @@ def multiplied(module: BlockLinear) -> nn.Module:
 
 
 def exact(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
-    """The same layer in MLX's affine form where that has the same values, else as plain numbers; both in `dtype`."""
+    """The same layer in MLX's affine form where that can have the same values, else as plain numbers.
+
+    Numbers are of `dtype`, or float32 where that cannot hold the largest.
+    """
     if module.kind in PACKED_BITS:
-        return affine(module, dtype)
+        return affine(module, mx.float32 if dtype == mx.float16 else dtype)
     made = _made(_PLAIN[type(module)], module)
     made.weight = _joined(module, [_numbers(raw, module.kind, dtype) for raw in _rows(module)])
+    if not mx.isfinite(made.weight).all().item():
+        made.weight = _joined(module, [_numbers(raw, module.kind, mx.float32) for raw in _rows(module)])
     return made
 
 
@@ -142,6 +147,8 @@ def _made(cls: type, module: BlockLinear) -> Any:
     nn.Module.__init__(made)
     if "bias" in module:
         made.bias = module.bias
+    if isinstance(module, BlockEmbedding):
+        made.num_embeddings, made.dims = module.shape
     return made
 
 

@@ -223,3 +223,15 @@ def tiny_model(
             for part, width in (("q", HEADS * HEAD), ("k", KV_HEADS * HEAD), ("v", KV_HEADS * HEAD)):
                 vector(f"{block}.attn_{part}.bias", width, around=0.0)
     return model
+
+
+def as_q4_k_m(model: TinyModel, seed: int = 1) -> TinyModel:
+    """The same model with random weights of the formats that llama.cpp mixes in files that it calls Q4_K_M."""
+    rng = np.random.default_rng(seed)
+    head = "output.weight" if "output.weight" in model.tensors else "token_embd.weight"
+    for name, (_, shape, _) in model.tensors.items():
+        if len(shape) == 2:
+            fine = name == head or ".attn_v." in name or ".ffn_down." in name
+            kind = Kind.Q6_K if fine else Kind.Q4_K
+            model.tensors[name] = (kind, shape, random_rows(rng, kind, *shape, 0.06))
+    return model

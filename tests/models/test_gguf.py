@@ -16,7 +16,7 @@ from ingot.models.gguf import convert_gguf
 from ingot.models.gguf_file import GGUFFile
 from ingot.models.gguf_lattices import ADDED, EXACT
 from ingot.models.gguf_rope import llama3_divisors
-from ingot.models.gguf_tensors import KNOWN_KINDS
+from ingot.models.gguf_tensors import BLOCK_BITS, KNOWN_KINDS
 from ingot.models.progress import silent
 from tests.models.gguf_making import HEAD, TinyModel, sentencepiece_vocabulary, tiny_model
 
@@ -69,10 +69,15 @@ def plain_weights(model: TinyModel) -> dict[str, np.ndarray]:
 
 
 def logits_of(folder: Path, config: dict[str, Any] | None = None) -> np.ndarray:
+    """Computed in float32, so that only the weights' own values can differ."""
     mx = pytest.importorskip("mlx.core")
-    from mlx_lm.utils import load_model
+    from ingot.kernels.device import Device
+    from ingot.models.blocks import with_blocks
+    from ingot.models.precision import settle
+    from ingot.models.upstream import load_model, model_classes
 
-    model, _ = load_model(folder, model_config=config)
+    model, _ = load_model(folder, model_config=config, get_model_classes=with_blocks(model_classes))
+    settle(model, Device("cpu", "a CPU", 1 << 34), "float32")
     return np.array(model(mx.array([TOKENS])).astype(mx.float32))[0]
 
 
@@ -82,6 +87,7 @@ def expected_logits(model: TinyModel, folder: Path) -> np.ndarray:
 
     config = config_of(folder)
     config.pop("quantization", None)
+    config.pop("gguf_blocks", None)
     dense = folder.parent / "dense"
     dense.mkdir()
     if model.metadata["general.architecture"] == "llama":
@@ -135,21 +141,10 @@ def test_transformers_reads_the_same_model_out_of_the_folder(architecture: str, 
 def test_every_format_computes_what_its_dense_weights_compute(kind: Kind, tmp_path: Path) -> None:
     model = tiny_model("llama", kinds=[kind])
     folder = converted(model, tmp_path)
-    half = kind in (Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
     expected = expected_logits(model, folder)
-    got = as_float32(folder)
     # What the weights move by is told apart (see the lattices); each of the few layers adds its own.
     moved = 8 * ADDED.get(kind, 2**-11 if kind in EXACT else 0.0) * np.abs(expected).max()
-    np.testing.assert_allclose(got, expected, atol=max(moved, 5e-3 if half else 5e-5))
-
-
-def as_float32(folder: Path) -> np.ndarray:
-    """The logits with all floats widened first, so that only the weights' own values can differ."""
-    mx = pytest.importorskip("mlx.core")
-    weights = mx.load(str(folder / "model.safetensors"))
-    wide = {k: v.astype(mx.float32) if mx.issubdtype(v.dtype, mx.floating) else v for k, v in weights.items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), wide)
-    return logits_of(folder)
+    np.testing.assert_allclose(logits_of(folder), expected, atol=max(moved, 5e-5))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -162,26 +157,27 @@ def test_mixed_formats_are_listed_module_by_module(architecture: str, tmp_path: 
         "group_size": 32, "bits": 4, "mode": "affine",
     }  # fmt: skip
     assert quantization["model.embed_tokens"] == {"group_size": 32, "bits": 8, "mode": "affine"}
-    assert quantization["model.layers.0.self_attn.k_proj"] is False  # Q6_K
+    blocks = config_of(folder)["gguf_blocks"]
+    assert blocks["model.layers.0.self_attn.q_proj"] == "Q4_K" and blocks["model.layers.0.self_attn.k_proj"] == "Q6_K"
+    assert all(quantization[module] is False for module in blocks)
     assert quantization["model.layers.0.self_attn.o_proj"]["bits"] == 5
-    assert "model.layers.0.self_attn.q_proj" not in quantization  # Q4_K: as usual
-    np.testing.assert_allclose(as_float32(folder), expected_logits(model, folder), atol=5e-3)
+    assert "model.layers.0.self_attn.v_proj" not in quantization  # Q4_0: as usual
+    np.testing.assert_allclose(logits_of(folder), expected_logits(model, folder), atol=5e-5)
 
 
 def test_scales_are_float16_where_that_is_exact_and_norms_are_float32(tmp_path: Path) -> None:
-    weights = load_file(converted(tiny_model("llama", kinds=[Kind.Q4_1, Kind.Q4_K]), tmp_path) / "model.safetensors")
-    assert weights["model.embed_tokens.scales"].dtype == np.float16  # Q4_1
-    assert weights["model.layers.0.self_attn.q_proj.scales"].dtype == np.float32  # Q4_K
+    weights = load_file(converted(tiny_model("llama", kinds=[Kind.Q4_1]), tmp_path) / "model.safetensors")
+    assert weights["model.embed_tokens.scales"].dtype == np.float16
     assert weights["model.layers.0.input_layernorm.weight"].dtype == np.float32
 
 
-def test_dequantised_weights_that_overflow_float16_stay_float32(tmp_path: Path) -> None:
-    model = tiny_model("llama", kinds=[Kind.Q6_K])
-    raw = model.tensors["blk.0.ffn_up.weight"][2]
-    raw[0, 208:210] = np.array([1000.0], np.float16).view(np.uint8)
+@pytest.mark.parametrize("kind", sorted(BLOCK_BITS), ids=lambda kind: kind.name)
+def test_blocks_of_two_levels_stay_as_they_lie_in_the_file(kind: Kind, tmp_path: Path) -> None:
+    model = tiny_model("qwen2", kinds=[kind])
     weights = load_file(converted(model, tmp_path) / "model.safetensors")
-    assert weights["model.layers.0.mlp.up_proj.weight"].dtype == np.float32
-    assert weights["model.layers.0.mlp.down_proj.weight"].dtype == np.float16
+    np.testing.assert_array_equal(
+        weights["model.layers.0.mlp.down_proj.weight"], model.tensors["blk.0.ffn_down.weight"][2]
+    )
 
 
 def test_biases_of_llama_models_are_taken_along(tmp_path: Path) -> None:
