@@ -83,7 +83,7 @@ def test_a_q4_k_m_model_computes_what_its_dense_weights_compute(architecture: st
     model = as_q4_k_m(tiny_model(architecture))
     folder = converted(model, tmp_path)
     expected = expected_logits(model, folder)
-    for adapter, bound in ((load(folder, CPU), 0.03), (load(folder, CPU, dtype="float32"), 1e-4)):
+    for adapter, bound in ((load(folder, CPU), 0.04), (load(folder, CPU, dtype="float32"), 1e-4)):
         assert np.linalg.norm(logits(adapter) - expected) <= bound * np.linalg.norm(expected)
         assert repr(adapter.model)
 
