@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ingot.cli.flags import CommandParser, add_settings, settle
 
 if TYPE_CHECKING:
+    from ingot.models.needs import Needs
     from ingot.models.shelf import Kept
 
 ABOUT = "List the models that are here, and those that can be fetched by name."
@@ -26,6 +27,7 @@ class Listed:
     bytes: int
     path: str | None
     source: str
+    memory: dict[str, int] | None = None  # what it takes when it is served, where its files tell
 
 
 def run(arguments: list[str]) -> int:
@@ -35,7 +37,7 @@ def run(arguments: list[str]) -> int:
     add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
     namespace = parser.parse(arguments)
     folder = settle(namespace).settings.models_dir
-    listed = [*packaged(folder), *local(folder), *cached_from_hub()]
+    listed = [_with_memory(model) for model in (*packaged(folder), *local(folder), *cached_from_hub())]
     if "json" in vars(namespace):
         print(json.dumps({"models_dir": str(folder), "models": [asdict(model) for model in listed]}, indent=2))
     else:
@@ -91,15 +93,48 @@ def cached_from_hub() -> Iterator[Listed]:
         return
     for repository in sorted(repositories, key=lambda found: found.repo_id):
         if repository.repo_type == "model":
-            name, path = repository.repo_id, str(repository.repo_path)
+            name, path = repository.repo_id, str(max(repository.revisions, key=_age).snapshot_path)
             yield Listed(name, "hub", repository.size_on_disk, path, f"hub:{name}")
+
+
+def _age(revision: CachedRevisionInfo) -> float:
+    return revision.last_modified
+
+
+def _with_memory(model: Listed) -> Listed:
+    if model.path is None:
+        return model
+    from ingot.kernels.device import current
+    from ingot.models.needs import needs
+
+    needed = needs(Path(model.path), current())
+    return model if needed is None else replace(model, memory=asdict(needed))
+
+
+def spoken(needed: Needs) -> str:
+    """What a model takes, in a sentence."""
+    from ingot.models.progress import format_bytes
+
+    weights, each, full = (format_bytes(n) for n in (needed.weights, needed.per_token, needed.at_full_context))
+    return f"takes {weights} of memory, and {each} for each token of a sequence: {full} for all {needed.context:,}"
 
 
 def _table(listed: list[Listed]) -> str:
     from ingot.models.progress import format_bytes
 
     width = max([len(model.name) for model in listed], default=0)
-    return "\n".join(
-        f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {model.path or 'not fetched yet'}"
-        for model in listed
-    )
+
+    def line(model: Listed) -> str:
+        taken = "" if model.memory is None else _taken(model.memory)
+        return (
+            f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {taken:<34}  "
+            f"{model.path or 'not fetched yet'}"
+        )
+
+    return "\n".join(map(line, listed))
+
+
+def _taken(memory: dict[str, int]) -> str:
+    from ingot.models.progress import format_bytes
+
+    return f"{format_bytes(memory['weights'])} in memory, {format_bytes(memory['per_token'])} a token"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.cli.models import spoken
 
 ABOUT = "Fetch a model, convert it if need be, and keep it, so that a later start needs no network."
 
@@ -19,7 +20,9 @@ def run(arguments: list[str]) -> int:
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     config = settle(parser.parse(arguments))
 
+    from ingot.kernels.device import current
     from ingot.models.locate import locate
+    from ingot.models.needs import needs
     from ingot.models.progress import TerminalProgress
     from ingot.models.quantization import moved_weights
     from ingot.text.json_file import read_object
@@ -28,4 +31,6 @@ def run(arguments: list[str]) -> int:
     print(folder.path)
     for note in moved_weights(read_object(folder.path / "config.json")):
         print(f"note: {note}", file=sys.stderr)
+    if (needed := needs(folder.path, current())) is not None:
+        print(spoken(needed), file=sys.stderr)
     return 0

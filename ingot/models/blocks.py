@@ -74,6 +74,13 @@ def is_block(module: Any) -> bool:
     return isinstance(module, BlockLinear)
 
 
+def stand_in(module: BlockLinear) -> nn.Module:
+    """A layer of the same shape whose weights nobody reads: they take no memory while nothing is computed."""
+    made = _made(_PLAIN[type(module)], module)
+    made.weight = mx.zeros(module.shape)
+    return made
+
+
 def multiplied(module: BlockLinear) -> nn.Module:
     """The same layer as the native kernels compute it."""
     bits = BLOCK_BITS[module.kind]

@@ -49,7 +49,7 @@ class Passed(nn.Module):
 
 def fuse_layers(model: Any) -> bool:
     """Swap the layers of a model that is covered. Whether it was."""
-    layers = _layers(model)
+    layers = layers_of(model)
     if not layers or not native.available():
         return False
     stack = _stack(layers)
@@ -70,7 +70,7 @@ def _extended(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
     return type(f"{ours.__name__}{theirs.__name__}", (ours, theirs), {})
 
 
-def _layers(model: Any) -> list[Any]:
+def layers_of(model: Any) -> list[Any]:
     """The model's layers, if all of them are of one known kind."""
     inner = model.get("model")
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None

@@ -93,8 +93,13 @@ def _settle_rest(model: nn.Module, room: float) -> list[str]:
 
 
 def kept_narrow(model: nn.Module) -> set[str]:
-    """Paths of the weights of 16 bits that the native kernels widen as they multiply."""
-    return {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, _KEPT)}
+    """Paths of the weights and factors of 16 bits that the native kernels widen as they multiply."""
+    return {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, _KEPT)
+        for name in ("weight", "scales", "biases")
+    }
 
 
 def rounds_activations(model: nn.Module) -> bool:
@@ -220,5 +225,5 @@ _PACKED: dict[type, type] = {
     QuantizedSwitchLinear: PackedSwitchLinear,
 }
 _DENSE: dict[type, type] = {nn.Linear: DenseLinear, nn.Embedding: DenseEmbedding, SwitchLinear: DenseSwitchLinear}
-_ROUNDING = (PackedLinear, PackedEmbedding, PackedSwitchLinear)
-_KEPT = (DenseLinear, DenseEmbedding, DenseSwitchLinear)
+_ROUNDING = tuple(_PACKED.values())
+_KEPT = (*_DENSE.values(), *_PACKED.values())

@@ -79,6 +79,7 @@ inline void read_quanta(const uint8_t* block, Bytes* w) {
 // One of them.
 template <int Bits, class Vectors>
 inline auto read_step(const uint8_t* block, int step) {
+  if constexpr (Bits == 8) return Vectors::bytes_at(block, step);
   switch (step) {
     case 0: return step_quanta<Bits, 0, Vectors>(block);
     case 1: return step_quanta<Bits, 1, Vectors>(block);

@@ -23,10 +23,14 @@ constexpr size_t kAhead = 2048;
 // The products of those steps of a block in which there are rests, of N rows of a lot from the mth on.
 template <int M, int N, int Bits>
 inline void add_rests(const Quantised& x, unsigned marks, const uint8_t* quanta, size_t at, int m, Ints* found) {
+  if (marks == 0) return;
+  Ints sums[N];  // not those found, which then stay in registers where there are no rests
+  std::copy_n(found, N, sums);
   for (; marks != 0; marks &= marks - 1) {
     const int step = std::countr_zero(marks);
-    Block<Bits>::template add_rests<M, N>(quanta, step, x.rests + at * kBlock + 4 * (step * M + m), found);
+    Block<Bits>::template add_rests<M, N>(quanta, step, x.rests + at * kBlock + 4 * (step * M + m), sums);
   }
+  std::copy_n(sums, N, found);
 }
 
 // One tile of weights and the M activation rows of a lot, with the sums in registers over the whole width. What becomes of a
