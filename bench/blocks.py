@@ -102,7 +102,9 @@ def main() -> None:
                 rounds[name].append(timed(matrices, count, form))
         kept[str(count)] = rounds
         blocks, unfolded = (statistics.median(rounds[name]) * 1e3 for name in ("blocks", "unfolded"))
-        print(f"{count:3} rows: blocks {blocks:.1f} ms, unfolded {unfolded:.1f} ms, {unfolded / blocks:.2f} times as fast")
+        print(
+            f"{count:3} rows: blocks {blocks:.1f} ms, unfolded {unfolded:.1f} ms, {unfolded / blocks:.2f} times as fast"
+        )
     if options.json:
         options.json.write_text(json.dumps(kept))
 

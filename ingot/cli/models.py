@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from ingot.cli.flags import CommandParser, add_settings, settle
 
 if TYPE_CHECKING:
+    from huggingface_hub import CachedRevisionInfo
+
     from ingot.models.needs import Needs
     from ingot.models.shelf import Kept
 

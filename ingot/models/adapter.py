@@ -118,7 +118,9 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
         changes = older_names(load_config(folder))
-        model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes))
+        model, config = load_model(
+            folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes)
+        )
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error

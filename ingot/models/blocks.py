@@ -24,7 +24,6 @@ from ingot.models.gguf_tensors import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
 from ingot.models.modules import PackedEmbedding, PackedLinear
 from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
 
-
 CHUNK_WEIGHTS = 1 << 24  # weights that are unpacked at a time
 
 

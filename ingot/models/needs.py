@@ -146,7 +146,7 @@ def _entry_bytes(entry: TensorEntry, device: Device) -> int:
     count = math.prod(entry.shape)
     if len(entry.shape) > 1 and entry.type in BLOCK_BITS:
         return _block_bytes(count, entry.type, device)
-    if device.kind == "cpu" and not native.available() or len(entry.shape) == 1 or entry.type == Kind.F32:
+    if (device.kind == "cpu" and not native.available()) or len(entry.shape) == 1 or entry.type == Kind.F32:
         return count * 4
     if entry.type in PACKED_BITS:
         return count * PACKED_BITS[entry.type] // 8 + count // GROUP * 4

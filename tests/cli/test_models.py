@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.config import DEFAULT_MODEL
 from tests.cli.scripted import INGOT, environment
-from tests.models.gguf_making import tiny_model
+from tests.models.gguf_making import CONTEXT, as_q4_k_m, tiny_model
 
 
 def models(home: Path, *flags: str) -> str:
@@ -37,6 +37,25 @@ def test_folders_and_files_in_the_models_folder_are_listed_with_their_size(tmp_p
     listed = json.loads(models(tmp_path, "--json", "--models-dir", str(shelf)))["models"]
     found = {Path(model["name"]).name: model["bytes"] for model in listed if model["kind"] == "local"}
     assert found == {"mine": 100, "some.gguf": 7}
+
+
+def test_a_model_that_is_here_is_listed_with_what_it_takes_in_memory(tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    path = as_q4_k_m(tiny_model("llama")).write(shelf / "tiny.gguf")
+    listed = json.loads(models(tmp_path, "--json", "--models-dir", str(shelf)))["models"]
+    memory = next(model["memory"] for model in listed if model["path"] == str(path))
+    assert memory["context"] == CONTEXT and memory["at_full_context"] == CONTEXT * memory["per_token"] > 0
+    assert memory["weights"] > 0
+    assert "in memory" in models(tmp_path, "--models-dir", str(shelf))
+
+
+def test_pull_says_what_the_model_takes_in_memory_and_prints_its_folder_alone(tmp_path: Path) -> None:
+    path = as_q4_k_m(tiny_model("llama")).write(tmp_path / "tiny.gguf")
+    command = [INGOT, "pull", str(path), "--models-dir", str(tmp_path / "shelf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path), check=True)
+    assert Path(done.stdout.strip()).is_dir()
+    assert "of memory" in done.stderr and f"for all {CONTEXT}" in done.stderr
 
 
 def test_models_of_the_hub_cache_are_listed_by_their_id(tmp_path: Path) -> None:
