@@ -58,12 +58,23 @@ void read_row(const uint8_t* p, int bits, int columns, uint8_t* out) {
   }
 }
 
-// Where a row's quanta go in the tile that begins at `tile`.
-void write_row(const uint8_t* row, int columns, int place, int tile_rows, int bits, uint8_t* tile) {
-  const uint8_t shift = bits == 8 && kernels().signed_bytes ? 128 : 0;
-  for (int k = 0; k < columns; k++) {
-    uint8_t* block = tile + plane_bytes(bits, tile_rows) * (k / kBlock);
-    put_quantum(block, bits, tile_rows, place, k % kBlock / 4, k % 4, row[k] ^ shift);
+template <int Bits>
+void put_row(const uint8_t* row, int columns, int place, int tile_rows, uint8_t* tile) {
+  for (int k = 0; k < columns; k += kBlock, tile += plane_bytes(Bits, tile_rows))
+    put_quanta<Bits>(tile, tile_rows, place, row + k);
+}
+
+// Where a row's quanta go in the tile that begins at `tile`. Those of 8 bits are changed to what is stored of them.
+void write_row(uint8_t* row, int columns, int place, int tile_rows, int bits, uint8_t* tile) {
+  if (bits == 8 && kernels().signed_bytes)
+    for (int k = 0; k < columns; k++) row[k] ^= 128;
+  switch (bits) {
+    case 2: return put_row<2>(row, columns, place, tile_rows, tile);
+    case 3: return put_row<3>(row, columns, place, tile_rows, tile);
+    case 4: return put_row<4>(row, columns, place, tile_rows, tile);
+    case 5: return put_row<5>(row, columns, place, tile_rows, tile);
+    case 6: return put_row<6>(row, columns, place, tile_rows, tile);
+    default: return put_row<8>(row, columns, place, tile_rows, tile);
   }
 }
 

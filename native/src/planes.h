@@ -33,15 +33,19 @@ inline int quantum(const uint8_t* block, int bits, int tile, int row, int step, 
   return lower | (block[plane_bytes(low, tile) + above.byte] >> above.shift & ((1 << (bits - low)) - 1)) << low;
 }
 
-// The block must have been nought there.
-inline void put_quantum(uint8_t* block, int bits, int tile, int row, int step, int t, int quantum) {
-  const int low = low_plane(bits);
-  const Place at = place(low, tile, row, step, t);
-  block[at.byte] = static_cast<uint8_t>(block[at.byte] | (quantum & ((1 << low) - 1)) << at.shift);
-  if (low == bits) return;
-  const Place above = place(bits - low, tile, row, step, t);
-  uint8_t& high = block[plane_bytes(low, tile) + above.byte];
-  high = static_cast<uint8_t>(high | quantum >> low << above.shift);
+// Puts the quanta of a row, of all steps, into a block that has been nought there.
+template <int Bits>
+inline void put_quanta(uint8_t* block, int tile, int row, const uint8_t* quanta) {
+  constexpr int kLow = low_plane(Bits), kHigh = Bits - kLow;
+  uint8_t* above = block + plane_bytes(kLow, tile);
+  for (int step = 0; step < 8; step++, quanta += 4) {
+    const Place low = place(kLow, tile, row, step, 0);
+    for (int t = 0; t < 4; t++) block[low.byte + t] |= static_cast<uint8_t>((quanta[t] & ((1 << kLow) - 1)) << low.shift);
+    if constexpr (kHigh != 0) {
+      const Place high = place(kHigh, tile, row, step, 0);
+      for (int t = 0; t < 4; t++) above[high.byte + t] |= static_cast<uint8_t>(quanta[t] >> kLow << high.shift);
+    }
+  }
 }
 
 // The same for all rows of a tile at once, one step in each vector. An instruction set has three functions for it:
