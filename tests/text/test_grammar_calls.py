@@ -165,16 +165,6 @@ def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
         assert calls(events) and not said(events), text
 
 
-@pytest.mark.parametrize("name", [name for name in CALLING if format_named(name).channels is None])
-def test_parallel_calls_may_be_several(made: Make, name: str) -> None:
-    format, tokenizer = format_named(name), vocabulary(True)
-    ping = GuidedTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
-    plan = made(True).tools(format, [ping], "required", parallel=True)
-    walker = Walker(tokenizer, random.Random(2), soft=200, closers=closers(format))
-    counts = {len(calls(parsed(format, written(format, tokenizer, walker.answer(plan))))) for _ in range(12)}
-    assert min(counts) == 1 and max(counts) > 1
-
-
 @pytest.mark.parametrize("name", CALLING)
 def test_without_parallel_calls_there_is_exactly_one(made: Make, name: str) -> None:
     for text in answers(made, name, False, "required", parallel=False, count=3):

@@ -35,6 +35,9 @@ from ingot.text.grammar.notated import NotatedWriter
 from ingot.text.grammar.rules import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
 from ingot.text.grammar.text_parameters import ParameterWriter
 
+MOST_SPACE = 8
+"""Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""
+
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
 
 
@@ -91,9 +94,9 @@ class _Tagged:
         opening = form.opening[1:] if opened and form.opening_in_prompt else form.opening
         first = self._section(opening)
         if not self._many or form.joint is not None:
-            return rules.source(first)
-        another = rules.rule(sequence([rules.literal("\n"), self._section(form.opening)]))
-        return rules.source(sequence([first, f"({another})*"]))
+            return rules.source(sequence([first, self._ending()]))
+        another = rules.rule(sequence([self._space(), self._section(form.opening)]))
+        return rules.source(sequence([first, f"({another})*", self._ending()]))
 
     def free(self) -> str:
         """Text, calls, and text again. A form without a marker of its own makes it either text or calls."""
@@ -104,7 +107,7 @@ class _Tagged:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
             opening = "".join(map(_plain, form.opening))
             first = rules.rule(one_of([self._one(tool, opening) for tool in self._tools]))
-            return rules.source(f"{text} | {sequence([first, self._more(), self._closing()])}")
+            return rules.source(f"{text} | {sequence([first, self._rest(), self._ending()])}")
         marker, rest = form.opening[0], form.opening[1:]
         assert isinstance(marker, str)
         section = rules.rule(sequence([rules.text_until(marker, without), self._section(rest)]))
@@ -113,16 +116,26 @@ class _Tagged:
         return rules.source(f"({section})* {optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return sequence([self._rules.literal("".join(map(_plain, opening))), self._call, self._more(), self._closing()])
+        return sequence([self._rules.literal("".join(map(_plain, opening))), self._call, self._rest()])
 
-    def _more(self) -> str:
-        """Further calls under the same opening."""
-        if self._form.joint is None or not self._many:
-            return NOTHING
-        return f"({self._rules.rule(sequence([self._rules.literal(self._form.joint), self._call]))})*"
+    def _rest(self) -> str:
+        """Further calls under the same opening, and what closes them."""
+        rules, joint = self._rules, self._form.joint
+        closing = "".join(map(_plain, self._form.closing))
+        if joint is None or not self._many:
+            return rules.literal(closing)
+        if not joint[:1].isspace():
+            return sequence([f"({rules.rule(sequence([rules.literal(joint), self._call]))})*", rules.literal(closing)])
+        # One and the same space before another call and before the closing, so that it does not decide between them.
+        another = rules.rule(sequence([self._space(), rules.literal(joint.lstrip()), self._call]))
+        return sequence([f"({another})*", self._space(), rules.literal(closing.lstrip())])
 
-    def _closing(self) -> str:
-        return self._rules.literal("".join(map(_plain, self._form.closing)))
+    def _ending(self) -> str:
+        """What may come behind the last call, where nothing tells that it was the last."""
+        return NOTHING if not self._many or (self._form.joint is not None and self._form.closing) else self._space()
+
+    def _space(self) -> str:
+        return optional(self._rules.terminal(f"/[ \\t\\r\\n]{{1,{MOST_SPACE}}}/"))
 
     def _one(self, tool: GuidedTool, before: str = "") -> str:
         """A call, and the text before it."""
