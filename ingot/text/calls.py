@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ingot.text.arguments import Transcriber
 from ingot.text.elements import ElementReader
@@ -110,16 +110,17 @@ class CallReader:
                 return
 
     def _call(self, form: CallForm, only_known: bool) -> Steps[None]:
-        draft = Draft(only_known)
+        draft = Draft(only_known, form.whole)
         closing = tuple(part for part in form.closing if isinstance(part, str))
         try:
             for part in form.call:
                 yield from self._part(part, draft, closing)
                 if isinstance(part, TagEnd) and draft.ended:
-                    return
+                    break
         except Mismatch:
             self._teller.cut_off(draft)
             raise
+        self._teller.settle()
 
     def _part(self, part: Part, draft: Draft, closing: tuple[str, ...]) -> Steps[None]:
         match part:
@@ -214,11 +215,9 @@ class CallReader:
         yield from self._expect("}")
 
     def _member(self, part: JsonCall, draft: Draft) -> Steps[None]:
-        key = yield from self._json_key()
-        if draft.only_known and key not in _USUAL_KEYS:
-            raise Mismatch
+        key = yield from self._json_key(_USUAL_KEYS if draft.only_known else None)
         if key == part.name_key and not draft.name:
-            self._take_name((yield from self._json_string()), draft)
+            self._take_name((yield from self._json_string(self._tools if draft.only_known else None)), draft)
         elif key not in _ARGUMENT_KEYS or draft.ended:
             yield from self._json_value()
         elif draft.name and (yield from self._reader.sees("{")):
@@ -239,14 +238,20 @@ class CallReader:
         self._teller.fragment(arguments)
         self._teller.end(draft)
 
-    def _json_key(self) -> Steps[str]:
-        key = yield from self._json_string()
+    def _json_key(self, only: Iterable[str] | None) -> Steps[str]:
+        key = yield from self._json_string(only)
         yield from self._reader.gap()
         yield from self._expect(":")
         yield from self._reader.gap()
         return key
 
-    def _json_string(self) -> Steps[str]:
+    def _json_string(self, only: Iterable[str] | None) -> Steps[str]:
+        """Where it can be `only` some, any other is let go as soon as it differs from them."""
+        if only is not None:
+            found = yield from self._reader.one_of(tuple(json.dumps(each, ensure_ascii=False) for each in only))
+            if found is None:
+                raise Mismatch
+            return str(json.loads(found))
         if not (yield from self._reader.sees('"')):
             raise Mismatch
         return str(json.loads((yield from self._json_value())))

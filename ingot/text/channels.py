@@ -63,6 +63,8 @@ class ChannelReader:
         reader.record()
         found = yield from reader.until(self._message, LONGEST_HEADER)
         if found is None:
+            if reader.cut:  # within the header
+                reader.drop_rest()
             self._content.write(reader.recorded())
             return self._content
         reader.forget()

@@ -9,15 +9,14 @@ What it promises, for every format:
   at the answer's end.
 - A call is announced once, when it is certain. Its arguments follow as fragments of one JSON object. What does not
   parse as a call is delivered as the text it is; without tools everything is.
-- A call that the answer's end cuts off before it was certain is text; after that, it ends with the arguments so far,
-  and `ToolCallEnded` says that they are not complete.
+- A call that the answer's end cuts off before it was certain is text, or nothing where more would have come and its
+  marker is there; after that, it ends with the arguments so far, and `ToolCallEnded` says that they are not complete.
 - White space is delivered exactly, except next to a marker, where it only sets things apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -72,7 +71,17 @@ class ThinkingStart(Enum):
 class Parser:
     """One answer's. Belongs to one thread at a time; ends with `flush`."""
 
-    def __init__(self, format: Format, *, tools: Sequence[ToolSchema], thinking: ThinkingStart, ids: IdMaker) -> None:
+    def __init__(
+        self,
+        format: Format,
+        *,
+        tools: Sequence[ToolSchema],
+        thinking: ThinkingStart,
+        ids: IdMaker,
+        must_call: bool = False,
+    ) -> None:
+        """`must_call`: the answer is held to be calls, so that none of it is text because it was cut."""
+        self._must_call = must_call
         self._events: list[ParsedEvent] = []
         self._reader = Reader()
         reasoning = Prose(lambda text: self._events.append(ReasoningDelta(text)))
@@ -88,7 +97,9 @@ class Parser:
             # A grammar holds strict tools to their schemas, but not within thinking.
             names = frozenset[str]() if any(tool.strict for tool in tools) else frozenset(named)
             thoughts = _thoughts(format, names, self._reader, calls, teller, reasoning)
-            self._answer = _TaggedReader(format, self._reader, calls, thoughts, reasoning, content, bool(tools))
+            self._answer = _TaggedReader(
+                format, self._reader, calls, thoughts, reasoning, content, can_call=bool(tools), must_call=must_call
+            )
         self._machine = self._answer.answer(opened)
         next(self._machine, None)
 
@@ -106,11 +117,13 @@ class Parser:
         self._reader.feed(text)
         return self._resume()
 
-    def flush(self) -> list[ParsedEvent]:
-        """The answer has ended: all the rest."""
+    def flush(self, *, cut: bool = False) -> list[ParsedEvent]:
+        """The answer has ended, or was `cut`: all the rest."""
         if self._reader.ended:
             return []
-        self._reader.end()
+        if cut and self._must_call:
+            self._reader.drop_rest()
+        self._reader.end(cut=cut)
         return self._resume()
 
     def _resume(self) -> list[ParsedEvent]:
@@ -120,7 +133,7 @@ class Parser:
         return events
 
 
-Place = Literal["anywhere", "fresh", "line", "after a call"]
+Place = Literal["anywhere", "fresh", "line", "unfenced line", "after a call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +160,9 @@ class _TaggedReader:
         thoughts: ThoughtReader | None,
         reasoning: Prose,
         content: Prose,
+        *,
         can_call: bool,
+        must_call: bool,
     ) -> None:
         self._format = format
         self._reader = reader
@@ -155,7 +170,7 @@ class _TaggedReader:
         self._thoughts = thoughts
         self._reasoning = reasoning
         self._content = content
-        self._can_call = can_call
+        self._can_call, self._must_call = can_call, must_call
         self._triggers, self._markers = _compiled(format, can_call)
         self._called = False  # a call was the last thing but text
         self.thinking = False
@@ -184,6 +199,8 @@ class _TaggedReader:
                 return self._content.blank
             case "line":
                 return self._content.at_line_start
+            case "unfenced line":
+                return self._content.at_line_start and not self._content.fenced
             case "after a call":
                 return self._content.blank and self._called
         return True
@@ -221,8 +238,11 @@ class _TaggedReader:
         reader.record()
         reader.advance(reader.at + len(marker))
         self._called = True
-        with suppress(Mismatch):
+        try:
             yield from self._calls.section(forms, opened=opened)
+        except Mismatch:
+            if reader.cut and (self._must_call or not any(form.bare for form in forms)):
+                reader.drop_rest()
         self._content.write(reader.recorded())
 
     def _opened_in_prompt(self) -> Steps[None]:
@@ -231,8 +251,11 @@ class _TaggedReader:
         if not (forms and self._can_call):
             return
         self._reader.record()
-        with suppress(Mismatch):
+        try:
             yield from self._calls.section(forms, opened=False)
+        except Mismatch:
+            if self._reader.cut and self._must_call:
+                self._reader.drop_rest()
         # Once, so it may be read again: it can hold a marker to strip.
         self._reader.unread(self._reader.recorded())
 
@@ -277,12 +300,12 @@ def _call_triggers(forms: tuple[CallForm, ...]) -> list[_Trigger]:
     by_marker: dict[tuple[str, Place, Literal["open", "call"]], list[CallForm]] = {}
     closings: set[str] = set()
     for form in forms:
-        place: Place = "line" if form.bare else "anywhere"
+        place: Place = "unfenced line" if form.bare else "anywhere"
         leading = form.leading(opened=False)
         if form.opening and isinstance(form.opening[0], str):
             by_marker.setdefault((form.opening[0], place, "open"), []).append(form)
         if (form.unopened != "never" or form.bare) and leading is not None:
-            unopened: Place = "anywhere" if form.unopened == "anywhere" else "line"
+            unopened: Place = "anywhere" if form.unopened == "anywhere" else "unfenced line" if form.bare else "line"
             by_marker.setdefault((leading, unopened, "call"), []).append(form)
         if not form.bare:
             closings |= {part for part in form.closing if isinstance(part, str) and len(part) > 1}

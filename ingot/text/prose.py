@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ingot.text.fences import Fences
+
 _SPACE = " \t\r\n"
 
 
@@ -18,12 +20,18 @@ class Prose:
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
+        self._fences = Fences()
         self._held: list[str] = []
         self._between = ""  # white space that stood before the last markers, with text before it
         self._silent = True  # nothing has gone out yet
         self._after_marker = False
         self.blank = True  # nothing but white space since the beginning or the last marker
         self.at_line_start = True  # nothing but white space since the last line break
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the line stands within fenced code."""
+        return self._fences.open
 
     def write(self, text: str) -> None:
         if not text:
@@ -40,6 +48,7 @@ class Prose:
         if not self._silent and not self._between:
             self._between = "".join(self._held)
         self._held.clear()
+        self._fences.end_line()
         self._after_marker = self.blank = self.at_line_start = True
 
     def finish(self) -> None:
@@ -58,5 +67,6 @@ class Prose:
         return leading
 
     def _follow_lines(self, text: str) -> None:
+        self._fences.write(text)
         line = text[text.rfind("\n") + 1 :]
         self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)

@@ -61,20 +61,26 @@ def markers(*literals: str) -> Markers:
 
 
 class Reader:
-    """The arriving text and the place in it. While recording, what is passed is also kept, to be given back as text."""
+    """The arriving text and the place in it. While recording, what is passed is also kept, to be given back as text.
+
+    What is kept apart (`keep`) is not touched by any recording meanwhile.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.cut = False
         self._record: list[str] | None = None
+        self._kept: list[str] | None = None
 
     def feed(self, text: str) -> None:
         self.text = self.text[self.at :] + text
         self.at = 0
 
-    def end(self) -> None:
-        self.ended = True
+    def end(self, *, cut: bool = False) -> None:
+        """`cut`: not of itself, so that more would have come."""
+        self.ended, self.cut = True, cut
 
     def advance(self, to: int) -> str:
         """Pass the text up to `to`."""
@@ -82,6 +88,8 @@ class Reader:
         self.at = to
         if self._record is not None:
             self._record.append(passed)
+        if self._kept is not None:
+            self._kept.append(passed)
         return passed
 
     def record(self, beginning: str = "") -> None:
@@ -94,6 +102,15 @@ class Reader:
         """What was passed since `record`, and the end of recording."""
         kept = "".join(self._record or ())
         self._record = None
+        return kept
+
+    def keep(self, beginning: str) -> None:
+        self._kept = [beginning]
+
+    def kept(self) -> str:
+        """What was passed since `keep`, and its beginning; nothing more is kept."""
+        kept = "".join(self._kept or ())
+        self._kept = None
         return kept
 
     def unread(self, text: str) -> None:
@@ -119,20 +136,31 @@ class Reader:
                 return False
             yield
 
-    def sees_in_turn(self, literals: tuple[str, ...]) -> Steps[bool]:
-        """Whether the literals come next, with a little white space between them at most; passes nothing."""
-        while True:
-            at = self.at
-            for literal in literals:
-                at += len(self.text[at : at + MOST_SPACE]) - len(self.text[at : at + MOST_SPACE].lstrip(" \t\r\n"))
-                if not self.text.startswith(literal, at):
-                    break
-                at += len(literal)
-            else:
-                return True
-            if self.ended or not literal.startswith(self.text[at : at + len(literal)]):
-                return False
+    def sees_in_turn(self, places: tuple[tuple[str, ...], ...]) -> Steps[bool]:
+        """Whether the places come next, with a little white space between them at most; passes nothing.
+
+        A place is the first of its literals that fits. An empty one always does, where no other could.
+        """
+        while (seen := self._in_turn(places)) is None:
             yield
+        return seen
+
+    def _in_turn(self, places: tuple[tuple[str, ...], ...]) -> bool | None:
+        """None: what has arrived does not decide."""
+        at = self.at
+        for literals in places:
+            ahead = self.text[at : at + MOST_SPACE]
+            at += len(ahead) - len(ahead.lstrip(" \t\r\n"))
+            found = next((each for each in literals if self.text.startswith(each, at)), None)
+            if not found and not self.ended and any(map(self._may_become(at), literals)):
+                return None
+            if found is None:
+                return False
+            at += len(found)
+        return True
+
+    def _may_become(self, at: int) -> Callable[[str], bool]:
+        return lambda literal: literal != "" and literal.startswith(self.text[at : at + len(literal)])
 
     def ahead(self, size: int) -> Steps[str]:
         """The next `size` characters, or all that come; passes nothing."""

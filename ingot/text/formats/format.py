@@ -141,9 +141,11 @@ class CallForm:
     - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
     - A closing that is missing costs nothing: by then the call is complete.
     - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name a tool that was given;
-      `bare` ones must also begin a line, and others too where only that tells them from prose.
+      `bare` ones must also begin a line, outside of fenced code, and others a line where only that tells them from prose.
     - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
+    - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like
+      examples of them. What the answer's end cuts off is one all the same, and so is what grows too long to be held.
     """
 
     call: tuple[Part, ...]
@@ -154,21 +156,25 @@ class CallForm:
     repeats: bool = False
     opening_in_prompt: bool = False
     bare: bool = False
+    whole: bool = False
 
     def leading(self, *, opened: bool) -> str | None:
         """The first literal, after the opening's marker where that was `opened`; None where a name comes first."""
-        return next(iter(self.leads(opened=opened)), None)
+        return next((text for text, *others in self.leads(opened=opened) if not others), None)
 
-    def leads(self, *, opened: bool) -> tuple[str, ...]:
-        """The literals before a name or anything else that differs from call to call."""
-        found: list[str] = []
+    def leads(self, *, opened: bool) -> tuple[tuple[str, ...], ...]:
+        """The literals before a name or anything else that differs from call to call: what each place may hold, which
+        is also nothing where it may."""
+        found: list[tuple[str, ...]] = []
         for part in (self.opening[1:] if opened else ()) + self.call:
             match part:
                 case str():
-                    found.append(part)
+                    found.append((part,))
+                case Maybe():
+                    found.append((part.text, ""))
                 case JsonCall():
-                    return (*found, "{")
-                case Gap() | Maybe():
+                    return (*found, ("{",))
+                case Gap():
                     continue
                 case _:
                     return tuple(found)

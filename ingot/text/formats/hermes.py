@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot.text.formats.format import CallForm, Format, Gap, JsonCall
 from ingot.text.formats.thinking import THINK
+from ingot.text.formats.unmarked import UNMARKED
 
 TAGGED = CallForm(
     opening=("<tool_call>", Gap("\n")),
@@ -20,7 +21,7 @@ TAGGED_ARRAY = CallForm(
 
 HERMES = Format(
     name="hermes",
-    forms=(TAGGED, TAGGED_ARRAY),
+    forms=(TAGGED, TAGGED_ARRAY, *UNMARKED),
     thinking=THINK,
     signs=(("<tool_call>",),),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.notation import JSON
+from ingot.text.formats.unmarked import FENCED, FENCED_ARRAY
 
 BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)
 PYTHON_TAG = CallForm(opening=("<|python_tag|>", Gap()), call=(JsonCall("parameters"),), joint="; ")
@@ -14,7 +15,7 @@ FUNCTION_TAG = CallForm(
 
 LLAMA = Format(
     name="llama",
-    forms=(BARE, PYTHON_TAG, FUNCTION_TAG),
+    forms=(BARE, PYTHON_TAG, FUNCTION_TAG, FENCED, FENCED_ARRAY),
     strips=("<|eom_id|>",),
     signs=(("<|python_tag|>",), ('"parameters": dictionary',)),
     model_types=("llama", "llama4", "mllama"),

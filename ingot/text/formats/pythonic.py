@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Name
+from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.notation import PYTHON
 from ingot.text.formats.thinking import THINK
 
@@ -28,12 +28,19 @@ MARKED_ARRAY = CallForm(
     closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
 )
 BARE = CallForm(opening=("[", Gap()), call=_CALL, joint=", ", closing=(Gap(), "]"), bare=True)
+FENCED = CallForm(
+    opening=("```", Maybe("python"), Gap("\n"), "[", Gap()),
+    call=_CALL,
+    joint=", ",
+    closing=(Gap(), "]", Gap("\n"), "```"),
+    bare=True,
+)
 
 LFM2 = Format(
     name="lfm2",
-    forms=(MARKED, MARKED_ARRAY, MARKED_JSON, BARE),
+    forms=(MARKED, MARKED_ARRAY, MARKED_JSON, BARE, FENCED),
     thinking=THINK,
     signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     model_types=("lfm2", "lfm2_moe", "lfm2_vl"),
 )
-PYTHONIC = Format(name="pythonic", forms=(BARE, MARKED), thinking=THINK, signs=(("[func_name1(",),))
+PYTHONIC = Format(name="pythonic", forms=(BARE, MARKED, FENCED), thinking=THINK, signs=(("[func_name1(",),))

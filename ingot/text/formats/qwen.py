@@ -1,6 +1,7 @@
 """Qwen 2.5 and 3 (Hermes's tags around JSON), and Qwen3-Coder's XML, which Qwen 3.5, Step and Nemotron 3 share.
 
-Models of either kind drift into the other and, under long prompts, into a bracketed line; every Qwen reads all.
+Models of either kind drift into the other and, under long prompts, into a bracketed line; every Qwen reads all. Those
+of the first kind also leave the tags out, Qwen2.5-Coder always.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.thinking import THINK
+from ingot.text.formats.unmarked import UNMARKED
 
 XML = CallForm(
     opening=("<tool_call>", Gap("\n")),
@@ -33,7 +35,7 @@ BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Argu
 
 QWEN = Format(
     name="qwen",
-    forms=(TAGGED, TAGGED_ARRAY, XML, BRACKET),
+    forms=(TAGGED, TAGGED_ARRAY, XML, BRACKET, *UNMARKED),
     thinking=THINK,
     signs=(("<tool_call>", "<|im_start|>"),),
     model_types=("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl"),

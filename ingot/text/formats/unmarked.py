@@ -1,0 +1,34 @@
+"""Calls as JSON without a family's own markers: bare, in a fence, or between the tags around the tools in the prompt.
+
+Models that were shown tools more than they were taught to call them write so: Qwen2.5-Coder does nothing else. All of
+it also stands in examples, so a call is one only when it is whole, names a given tool and begins a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.text.formats.format import CallForm, Gap, JsonCall, Maybe
+
+_FENCE = ("```", Maybe("json"), Gap("\n"))
+_FENCE_END = (Gap("\n"), "```")
+
+BARE = CallForm(call=(JsonCall(),), joint="\n", bare=True, whole=True)
+BARE_ARRAY = replace(BARE, opening=("[", Gap()), joint=", ", closing=(Gap(), "]"))
+FENCED = replace(BARE, opening=_FENCE, closing=_FENCE_END)
+FENCED_ARRAY = replace(
+    BARE_ARRAY, opening=(*_FENCE, *BARE_ARRAY.opening), closing=(*BARE_ARRAY.closing, *_FENCE_END)
+)
+FENCED_TAGS = replace(
+    BARE,
+    opening=("```", Maybe("xml"), Gap("\n"), "<tool_call>", Gap("\n")),
+    closing=(Gap("\n"), "</tool_call>", *_FENCE_END),
+)
+TOOLS_TAGS = replace(BARE, opening=("<tools>", Gap("\n")), closing=(Gap("\n"), "</tools>"))
+TOOLS_ARRAY = replace(
+    BARE_ARRAY,
+    opening=("<tools>", Gap("\n"), *BARE_ARRAY.opening),
+    closing=(*BARE_ARRAY.closing, Gap("\n"), "</tools>"),
+)
+
+UNMARKED = (BARE, BARE_ARRAY, FENCED, FENCED_ARRAY, FENCED_TAGS, TOOLS_TAGS, TOOLS_ARRAY)
