@@ -34,7 +34,9 @@ class Answer:
     def __init__(self, index: int, reading: Reading, stop: Stop) -> None:
         self._index, self._reading, self._stop = index, reading, stop
         ids = id_maker(reading.format.ids, past_calls=reading.past_calls)
-        self._parser = Parser(reading.format, tools=reading.tools, thinking=reading.thinking, ids=ids)
+        self._parser = Parser(
+            reading.format, tools=reading.tools, thinking=reading.thinking, ids=ids, must_call=reading.must_call
+        )
         self._stops = StopMatcher(stop.strings, stop.keep)
         self.called = False  # at least one call is complete
         self.done = False  # the one call that was allowed is complete
@@ -43,10 +45,15 @@ class Answer:
     def push(self, text: str) -> list[AnswerEvent]:
         return self._told(self._parser.push(text))
 
-    def flush(self) -> list[AnswerEvent]:
-        """The text has ended."""
-        told = self._told(self._parser.flush())
+    def flush(self, *, cut: bool) -> list[AnswerEvent]:
+        """The text has ended, or was `cut`."""
+        told = self._told(self._parser.flush(cut=cut))
         return told if self._over else [*told, *self._between()]
+
+    @property
+    def missing(self) -> str:
+        """What is left to write of the call that the answer is done with."""
+        return self._parser.missing if self.done else ""
 
     @property
     def thinking(self) -> bool:

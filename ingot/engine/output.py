@@ -42,7 +42,7 @@ class Writer:
 
     def finish(self, reason: FinishReason, stopped_by: str | int | None = None) -> list[Event]:
         """Write out what is held back, and the end."""
-        events = self._text.flush()
+        events = self._text.flush(cut=reason == "length")
         if self._text.stopped_by is not None:
             return self._end(events, "stop", self._text.stopped_by)
         return self._end(events, reason, stopped_by)
@@ -84,6 +84,7 @@ class Writer:
             total,
             self.thinking_tokens,
             tuple(self._sequence.generated),
+            self._text.missing,
         )
         return [*events, self.ended]
 
@@ -99,6 +100,7 @@ class _PlainText:
     """Text as it stands, up to a stop string. A token's logprobs come with the text in which it begins."""
 
     called = done = thinking = False
+    missing = ""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self._index = sequence.index
@@ -113,7 +115,8 @@ class _PlainText:
             self._held.append((self._decoded, info))
         return self._release(self._found(self._detokenizer.push(token)))
 
-    def flush(self) -> list[AnswerEvent]:
+    def flush(self, *, cut: bool) -> list[AnswerEvent]:
+        """Whether it was `cut` or not, it is text."""
         text = self._found(self._detokenizer.flush())
         if self.stopped_by is not None:
             return self._release(text)
@@ -154,6 +157,10 @@ class _ReadText:
         return self._answer.done
 
     @property
+    def missing(self) -> str:
+        return self._answer.missing
+
+    @property
     def thinking(self) -> bool:
         return self._answer.thinking
 
@@ -168,11 +175,11 @@ class _ReadText:
         events = self._answer.push(text) if text else []
         return [*self._release(), *events] if events else []
 
-    def flush(self) -> list[AnswerEvent]:
+    def flush(self, *, cut: bool) -> list[AnswerEvent]:
         rest = self._detokenizer.flush()
         events = self._answer.push(rest) if rest else []
         if self.stopped_by is None and not self.done:
-            events += self._answer.flush()
+            events += self._answer.flush(cut=cut)
         return [*self._release(), *events]
 
     def _release(self) -> list[AnswerEvent]:

@@ -74,6 +74,7 @@ class Reading:
     tools: tuple[ToolSchema, ...] = ()  # without any, no call is read out of the text
     thinking: ThinkingStart = ThinkingStart.UNOPENED
     one_call: bool = False  # the answer ends with its first call
+    must_call: bool = False  # a guide sees to it that nothing but calls is written
     past_calls: int = 0  # in the conversation so far, for families that number them
 
 
@@ -225,6 +226,7 @@ class SequenceEnded:
     logprob_sum: float | None = None  # over the generated tokens, when logprobs were asked for
     thinking_tokens: int = 0  # of the completion's
     tokens: tuple[int, ...] = ()  # the generated ones, with the stop token that ended them
+    missing: str = ""  # what is left to write of the one call that ended it
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,10 +174,11 @@ def asked(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -> Aske
         tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools),
         start,
         one_call=bool(tools) and not ask.parallel,
+        must_call=bool(tools) and ask.choice != "auto",
         past_calls=sum(len(message.get("tool_calls") or ()) for message in ask.messages),
     )
     ignored = _unheeded_thinking(ask.thinking, names, can_think=thinks(served, format))
-    turn = Turn(served, prompt, format)
+    turn = Turn(served, prompt)
     return Asked(prompt.tokens, reading if _reads(reading) else None, guide, ignored, prompt, turn, may_think)
 
 

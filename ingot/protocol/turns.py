@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ingot.engine.request import CallArguments, CallBegan, Event, SequenceEnded, TextDelta, ThinkingDelta
 from ingot.protocol.served import Served
 from ingot.text.canonical import answered
-from ingot.text.formats.format import CallId, Format, Gap, Maybe, Name, Ordinal, Part, TagEnd
 from ingot.text.prompt import Prompt
 
 
@@ -27,8 +26,8 @@ class Turn:
     What is kept is bound to what the client was told: only a client that sends the same back gets it.
     """
 
-    def __init__(self, served: Served, prompt: Prompt, format: Format) -> None:
-        self._served, self._prompt, self._format = served, prompt, format
+    def __init__(self, served: Served, prompt: Prompt) -> None:
+        self._served, self._prompt = served, prompt
         self._said: dict[int, _Said] = {}
 
     def take(self, event: Event) -> None:
@@ -56,10 +55,7 @@ class Turn:
             return
         calls = [(id, name, "".join(arguments)) for id, name, arguments in said.calls]
         thread = answered(self._prompt.thread, self._prompt.begun + text, calls, ids=self._prompt.call_ids)
-        # The one call that was allowed ends an answer before its closing tag.
-        cut = end.reason == "tool_calls" and end.stopped_by is None
-        missing = rest_of_call(self._format, self._decoded(tokens)) if cut else ""
-        self._served.answers.keep(thread, self._prompt.opening, tokens, "".join(said.thought), missing)
+        self._served.answers.keep(thread, self._prompt.opening, tokens, "".join(said.thought), end.missing)
 
     def _own_tokens(self, end: SequenceEnded, said: str) -> Sequence[int]:
         """The answer's tokens without what ended it, which the client was not told of.
@@ -80,27 +76,3 @@ class Turn:
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         return self._served.tokenizer.decode(tokens, skip_special=False)
-
-
-def rest_of_call(format: Format, text: str) -> str:
-    """What is left to write of a call whose arguments are complete, as the format's first form has it."""
-    if not format.forms:
-        return ""
-    form = format.forms[0]
-    behind = list(form.call)
-    while behind and isinstance(behind[0], str | Gap | Maybe | Name | TagEnd | Ordinal | CallId):
-        del behind[0]
-    whole = "".join(_literal(part) for part in (*behind[1:], *form.closing))
-    written = next(size for size in range(len(whole), -1, -1) if text.endswith(whole[:size]))
-    return whole[written:]
-
-
-def _literal(part: Part) -> str:
-    match part:
-        case str():
-            return part
-        case Gap():
-            return part.written
-        case Maybe():
-            return part.text if part.written else ""
-    return ""

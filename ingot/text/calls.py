@@ -28,6 +28,7 @@ from ingot.text.formats.format import (
     TextParameters,
 )
 from ingot.text.formats.notation import JSON, Notation
+from ingot.text.left_to_write import left_to_write
 from ingot.text.parsed import ToolSchema
 from ingot.text.reader import Reader, Steps
 from ingot.text.tagged_arguments import TaggedArgumentReader
@@ -52,6 +53,12 @@ class CallReader:
         self._teller = teller
         self._tagged = TaggedArgumentReader(reader, tools, teller)
         self._elements = ElementReader(reader, tools, teller)
+        self._awaited: tuple[Part, ...] = ()  # from where the record began, once a call's arguments are complete
+
+    @property
+    def missing(self) -> str:
+        """What is left to write of the last call and what closes it, once its arguments are complete."""
+        return left_to_write(self._awaited, self._reader.unsettled)
 
     def section(self, forms: tuple[CallForm, ...], *, opened: bool, only_known: bool = False) -> Steps[None]:
         """Calls in one of the forms. The reader records, and stands behind the forms' common marker if `opened`, else
@@ -87,6 +94,7 @@ class CallReader:
     def _another(self, form: CallForm) -> Steps[bool]:
         """Whether one more call follows. From here on a record is kept again."""
         self._reader.record()
+        self._awaited = form.closing
         yield from self._reader.gap()
         if form.joint is None and not form.repeats:
             return False
@@ -99,11 +107,12 @@ class CallReader:
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
-        for part in form.closing:
+        for place, part in enumerate(form.closing, start=1):
             if not isinstance(part, str):
                 yield from self._plain(part)
             elif (yield from reader.literal(part)):
                 reader.record()
+                self._awaited = form.closing[place:]
             else:
                 if reader.cut_short((part,)):
                     reader.drop_rest()
@@ -113,7 +122,10 @@ class CallReader:
         draft = Draft(only_known, form.whole)
         closing = tuple(part for part in form.closing if isinstance(part, str))
         try:
-            for part in form.call:
+            for place, part in enumerate(form.call, start=1):
+                if not draft.ended:
+                    within = ("}",) if isinstance(part, JsonCall) else ()
+                    self._awaited = (*within, *form.call[place:], *form.closing)
                 yield from self._part(part, draft, closing)
                 if isinstance(part, TagEnd) and draft.ended:
                     break

@@ -88,7 +88,7 @@ class Parser:
         content = Prose(lambda text: self._events.append(ContentDelta(text)))
         named = {tool.name: tool for tool in tools}
         teller = Teller(self._reader, ids, self._events.append, content.restart)
-        calls = CallReader(self._reader, named, teller)
+        self._calls = calls = CallReader(self._reader, named, teller)
         opened = thinking is ThinkingStart.OPENED
         self._answer: ChannelReader | _TaggedReader
         if format.channels is not None:
@@ -107,6 +107,11 @@ class Parser:
     def thinking(self) -> bool:
         """Whether what was read last is thinking."""
         return self._answer.thinking
+
+    @property
+    def missing(self) -> str:
+        """What is left to write of a call that was just told to have ended."""
+        return self._calls.missing
 
     def push(self, text: str) -> list[ParsedEvent]:
         """What is certain now."""

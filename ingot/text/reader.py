@@ -104,6 +104,11 @@ class Reader:
         self._record = None
         return kept
 
+    @property
+    def unsettled(self) -> str:
+        """What is recorded, and what comes next as far as it has arrived."""
+        return "".join(self._record or ()) + self.text[self.at :]
+
     def keep(self, beginning: str) -> None:
         self._kept = [beginning]
 

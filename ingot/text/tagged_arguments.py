@@ -166,7 +166,9 @@ class TaggedArgumentReader:
         reader = self._reader
         if marker == part.end:
             for closing in ends.following:
-                if closing not in (part.key_open, part.end) and (yield from reader.sees_in_turn(((marker,), (closing,)))):
+                if closing not in (part.key_open, part.end) and (
+                    yield from reader.sees_in_turn(((marker,), (closing,)))
+                ):
                     return True
             return False
         heads = [f"{marker}{key}{close.text}" for key in ends.missing for close in part.key_closes]

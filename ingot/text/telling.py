@@ -9,7 +9,6 @@ from ingot.text.call_ids import IdMaker
 from ingot.text.parsed import ParsedEvent, ToolCallArguments, ToolCallBegan, ToolCallEnded
 from ingot.text.reader import Reader
 
-
 LONGEST_DOUBT = 8192
 """Characters of arguments that are held of a call that has to be whole."""
 

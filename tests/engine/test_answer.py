@@ -35,7 +35,7 @@ def read(pieces: list[str], reading: Reading, stop: Stop | None = None) -> tuple
         events += answer.push(piece)
         if answer.done or answer.stopped_by is not None:
             return answer, events
-    return answer, events + answer.flush()
+    return answer, events + answer.flush(cut=False)
 
 
 def told(events: list[AnswerEvent]) -> dict[str, str]:

@@ -19,8 +19,8 @@ from ingot.engine.request import (
 )
 from ingot.protocol.prompts import rendered
 from ingot.protocol.served import Served
-from ingot.protocol.turns import Turn, rest_of_call
-from ingot.text.formats.registry import FORMATS, format_named
+from ingot.protocol.turns import Turn
+from ingot.text.formats.registry import format_named
 from ingot.text.parsed import Call
 from ingot.text.render_calls import render_call
 from tests.http.scripted import CARD, ByteTokenizer, settings
@@ -36,13 +36,15 @@ def served() -> Served:
 
 def run(to: Served, events: list[Event], messages: list[dict[str, Any]] | None = None, **options: Any) -> None:
     prompt = rendered(to, [USER] if messages is None else messages, **options)
-    turn = Turn(to, prompt, HERMES)
+    turn = Turn(to, prompt)
     for event in [*events, Ended(Usage(), Timing())]:
         turn.take(event)
 
 
-def ended(text: str, *last: int, index: int = 0, by: Any = END, reason: Any = "stop") -> SequenceEnded:
-    return SequenceEnded(index, reason, by, 0, tokens=(*text.encode(), *last))
+def ended(
+    text: str, *last: int, index: int = 0, by: Any = END, reason: Any = "stop", missing: str = ""
+) -> SequenceEnded:
+    return SequenceEnded(index, reason, by, 0, tokens=(*text.encode(), *last), missing=missing)
 
 
 def next_prompt(to: Served, **answer: Any) -> str:
@@ -75,18 +77,10 @@ def test_a_call_that_was_cut_short_is_completed() -> None:
     to = served()
     began = [CallBegan(0, 0, "c1", "look"), CallArguments(0, 0, "{}"), CallEnded(0, 0, True)]
     written = render_call(HERMES, [Call("look", {})])
-    run(to, [*began, ended(written.removesuffix("\n</tool_call>"), by=None, reason="tool_calls")])
+    missing = "\n</tool_call>"
+    run(to, [*began, ended(written.removesuffix(missing), by=None, reason="tool_calls", missing=missing)])
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     assert f"{written}<|im_end|>" in next_prompt(to, content=None, tool_calls=[call])
-
-
-@pytest.mark.parametrize("format", [each for each in FORMATS if each.forms], ids=lambda format: format.name)
-def test_what_is_left_of_a_call_is_known_wherever_it_ends(format: Any) -> None:
-    written = render_call(format, [Call("look", {"a": "x"}, "functions.look:0")])
-    rest = rest_of_call(format, written[: written.rindex("x") + 1])
-    for size in range(len(rest) + 1):
-        begun = written[: len(written) - len(rest) + size]
-        assert begun + rest_of_call(format, begun) == written
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ WRITTEN = [("calls", "write_file", {"path": "a.txt", "content": "one\ntwo"})]
 
 scraps = st.sampled_from(
     [
-        *('{"name": "', '{"name": "fly", "arguments": {', '{"arguments": {"a": ', '"parameters": ', "```json\n", "```\n"),
+        *(
+            '{"name": "',
+            '{"name": "fly", "arguments": {',
+            '{"arguments": {"a": ',
+            '"parameters": ',
+            "```json\n",
+            "```\n",
+        ),
         *("```", "``", "<tools>\n", "</tools>", "[", "]", "{", "}", '"', ":", ",", "\\", "json", "python", "xml"),
         *("\n", " ", "1", "true", "Hello", "fly", '"}}', "\n```\n", "~", "é"),
     ]
@@ -102,7 +109,8 @@ def test_without_tools_it_is_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "pieces", [['{"na', "tion"], ['{"name": "w', "eather"], ["```", "py"], ["```json\n", "[1"], ["[", "1"], ["<tools", " "]]
+    "pieces",
+    [['{"na', "tion"], ['{"name": "w', "eather"], ["```", "py"], ["```json\n", "[1"], ["[", "1"], ["<tools", " "]],
 )
 def test_what_can_no_longer_be_a_call_is_let_go_at_once(pieces: list[str]) -> None:
     parser = new_parser(QWEN)

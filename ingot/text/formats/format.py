@@ -141,7 +141,7 @@ class CallForm:
     - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
     - A closing that is missing costs nothing: by then the call is complete.
     - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name a tool that was given;
-      `bare` ones must also begin a line, outside of fenced code, and others a line where only that tells them from prose.
+      `bare` ones must also begin a line outside of fenced code, others one where only that tells them from prose.
     - `repeats`: some models write several calls under an opening that we write for each.
     - `opening_in_prompt`: the answer may begin right after the opening.
     - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like

@@ -16,9 +16,7 @@ _FENCE_END = (Gap("\n"), "```")
 BARE = CallForm(call=(JsonCall(),), joint="\n", bare=True, whole=True)
 BARE_ARRAY = replace(BARE, opening=("[", Gap()), joint=", ", closing=(Gap(), "]"))
 FENCED = replace(BARE, opening=_FENCE, closing=_FENCE_END)
-FENCED_ARRAY = replace(
-    BARE_ARRAY, opening=(*_FENCE, *BARE_ARRAY.opening), closing=(*BARE_ARRAY.closing, *_FENCE_END)
-)
+FENCED_ARRAY = replace(BARE_ARRAY, opening=(*_FENCE, *BARE_ARRAY.opening), closing=(*BARE_ARRAY.closing, *_FENCE_END))
 FENCED_TAGS = replace(
     BARE,
     opening=("```", Maybe("xml"), Gap("\n"), "<tool_call>", Gap("\n")),
