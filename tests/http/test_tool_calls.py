@@ -13,6 +13,7 @@ from openai import OpenAI
 from foundry.lesson import Lesson, seeded
 from foundry.tool_lessons import tool_lesson
 from ingot.engine.start import start_engine
+from ingot.text.tokenizer import Tokenizer
 from tests.http.running import running
 from tests.http.scripted import settings
 
@@ -99,6 +100,25 @@ def test_a_named_tool_is_called_whatever_was_asked(client: OpenAI) -> None:
                 assert call.function.name == function["name"]
                 if answer.choices[0].finish_reason == "tool_calls":
                     assert set(json.loads(call.function.arguments)) <= set(function["parameters"]["properties"])
+
+
+def test_a_model_that_breaks_lines_wherever_it_may_comes_to_an_end_behind_its_calls(client: OpenAI) -> None:
+    [model] = client.models.list().data
+    tokenizer = Tokenizer.load(MODELS / model.id)
+    [newline] = tokenizer.encode("\n", add_special=False)
+    would_rather = {str(newline): 100} | {str(end): 50 for end in tokenizer.eos_ids}
+    clock = {"type": "function", "function": {"name": "clock", "parameters": SCHEMA, "strict": True}}
+    way = {"tools": [clock], "tool_choice": "required", "extra_body": {"enable_thinking": False}}
+    answer = client.chat.completions.create(**asked(lessons()[0], logit_bias=would_rather, **way)).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert len(answer.message.tool_calls or ()) == 1 and not answer.message.content
+
+
+def test_a_forced_call_that_is_cut_is_never_content(client: OpenAI) -> None:
+    for most in (1, 3, 6, 10, 20):
+        asking = asked(lessons()[0], tool_choice="required", max_tokens=most)
+        answer = client.chat.completions.create(**asking).choices[0]
+        assert answer.finish_reason == "length" and not answer.message.content
 
 
 def test_the_model_s_own_file_says_how_tokens_are_chosen(client: OpenAI) -> None:

@@ -45,7 +45,7 @@ def test_tools_are_shown_and_their_calls_read() -> None:
     found = ask(SWITCHED, tools=(LOOK,))
     assert prompt(found).startswith("<tool_call>look |")
     assert found.reading is not None and [tool.name for tool in found.reading.tools] == ["look"]
-    assert not found.reading.one_call
+    assert not found.reading.one_call and not found.reading.must_call
 
 
 def test_tool_choice_none_shows_no_tools_and_reads_no_calls() -> None:
@@ -57,6 +57,12 @@ def test_tool_choice_none_shows_no_tools_and_reads_no_calls() -> None:
 def test_without_parallel_calls_an_answer_ends_with_its_first() -> None:
     found = ask(SWITCHED, tools=(LOOK,), parallel=False)
     assert found.reading is not None and found.reading.one_call
+
+
+def test_a_forced_answer_is_read_as_one_that_must_call() -> None:
+    for choice in ("required", Named("look")):
+        found = ask(SWITCHED, tools=(LOOK,), choice=choice)
+        assert found.reading is not None and found.reading.must_call
 
 
 SHOWING = SWITCHED.replace("{{ t.function.name }}", "{{ t | tojson }}")

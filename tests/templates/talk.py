@@ -35,11 +35,19 @@ SHOWN: list[Dict] = [
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """What the model is to answer."""
+    """What the model is to answer. `wrapped`: its calls are JSON between these two, not in its family's first form."""
 
     text: str = "Well."
     thought: str = ""
     calls: tuple[Call, ...] = ()
+    wrapped: tuple[str, str] | None = None
+
+    def written(self, model: Real) -> str:
+        """Its calls."""
+        if self.wrapped is None:
+            return render_call(model.format, self.calls)
+        one_by_one = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in self.calls]
+        return "\n".join(one_by_one).join(self.wrapped)
 
 
 @dataclass
@@ -92,7 +100,7 @@ class Talk:
         start = ThinkingStart.after(self.prompt.text, tags)
         body = answer.text
         if answer.calls and self.tools:
-            body = (body + "\n" if body else "") + render_call(self.model.format, answer.calls)
+            body = (body + "\n" if body else "") + answer.written(self.model)
         if tags is not None and start is ThinkingStart.OPENED:
             return f"{answer.thought}\n{tags.close}\n\n{body}", start
         closed = tags is not None and self.prompt.text.rstrip().endswith(tags.close)

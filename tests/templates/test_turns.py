@@ -108,6 +108,22 @@ def test_what_was_computed_is_the_beginning_of_the_next_prompt(model: Real) -> N
     holds_for_all_turns(model)
 
 
+@pytest.mark.parametrize(
+    "wrapped", [("", ""), ("```json\n", "\n```"), ("```\n", "\n```\n"), ("<tools>\n", "\n</tools>")]
+)
+@pytest.mark.parametrize("text", ["", "Let me see."])
+def test_so_it_is_where_the_model_called_in_its_own_way(text: str, wrapped: tuple[str, str]) -> None:
+    [model] = [model for model in MODELS if model.name == "qwen-2.5"]
+    talk = Talk(model, tools=SHOWN, random=Random(7))
+    talk.asks({"role": "user", "content": "Hi"})
+    for calls in ((Call("ping", {}),), (Call("get_weather", {"city": "Köln"}), Call("ping", {}))):
+        before = talk.prompt
+        told = talk.says(Says(text, calls=calls, wrapped=wrapped))
+        assert told["content"] == text and len(told["tool_calls"]) == len(calls)
+        assert before is not None
+        check(talk, talk.asks(*results(talk.messages[-1])), before)
+
+
 @pytest.mark.parametrize("model", [model for model in models() if model.values[0].switch])
 def test_thinking_may_be_switched_on_and_off_between_turns(model: Real) -> None:
     if model.name in SWITCHING_REWRITES:

@@ -35,7 +35,7 @@ from ingot.text.grammar.notated import NotatedWriter
 from ingot.text.grammar.rules import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
 from ingot.text.grammar.text_parameters import ParameterWriter
 
-MOST_SPACE = 8
+MOST_SPACE = 4
 """Characters of white space that may come behind a call: a model that only breaks lines comes to an end."""
 
 _USUAL_KEYS = ("name", "tool_name", "type", "id", "tool_call_id", "arguments", "parameters")
