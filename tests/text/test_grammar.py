@@ -14,7 +14,9 @@ import pytest
 
 from ingot.errors import BadRequest, IngotError
 from ingot.text.grammar import limits
+from ingot.text.grammar.compiled import CompiledGrammar
 from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.trial import Trials
 from ingot.text.guide import GrammarTooComplex, GuideBroken, GuidePlan
 from tests.text.walks import END, Walker, allowed, byte_tokenizer
 
@@ -230,18 +232,17 @@ def test_a_schema_that_is_a_bomb_is_refused_in_time_and_the_next_one_served(gram
     began = time.monotonic()
     with pytest.raises(BadRequest):
         grammars.json_schema(BOMBS[name])
-    assert time.monotonic() - began < limits.COMPILE_S + 5
+    assert time.monotonic() - began < limits.COMPILE_WALL_S + 30  # of minutes
     assert takes(grammars.json_schema({"const": name}), json.dumps(name))
 
 
-def test_a_bomb_is_remembered(grammars: Grammars) -> None:
+def test_a_bomb_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = BOMBS["runs for minutes"]
     with pytest.raises(BadRequest):
         grammars.json_schema(bomb)
-    began = time.monotonic()
+    monkeypatch.setattr(Trials, "problem", lambda trials, grammar: pytest.fail("it was tried again"))
     with pytest.raises(BadRequest):
         grammars.json_schema(bomb)
-    assert time.monotonic() - began < limits.COMPILE_S / 2
 
 
 def test_other_threads_go_on_while_a_bomb_is_tried(grammars: Grammars) -> None:
@@ -271,12 +272,13 @@ def test_other_threads_go_on_while_a_bomb_is_tried(grammars: Grammars) -> None:
 def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: str) -> None:
     """Each mask has a bound of its own; past it the grammar is given up, never the bound."""
     chance = random.Random(3)
+    slow = 0
     try:
         guide = grammars.regex(pattern).begin()
         for _ in range(60):
             began = time.thread_time()
             mask = guide.mask()
-            assert time.thread_time() - began < 0.2
+            slow += time.thread_time() - began > 0.2
             assert mask is not None
             choices = [token for token in allowed(mask, TOKENIZER.vocab_size) if token not in TOKENIZER.eos_ids]
             if not choices:
@@ -284,6 +286,23 @@ def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: 
             guide.accept(chance.choice(choices))
     except BadRequest:
         pass  # while compiling, or later: either way it is refused, and nobody waited
+    assert slow < 3  # a machine may stall, once or twice
+
+
+def test_a_machine_that_stalls_makes_no_grammar_too_complex(grammars: Grammars) -> None:
+    plan = grammars.regex("[a-z]+ this one is kept")
+    assert isinstance(plan, CompiledGrammar)
+    for _ in range(limits.SLOW_MASKS):
+        plan.took(60.0)
+    for _ in range(200):
+        plan.took(60.0)
+        for _ in range(limits.SLOW_SHARE):
+            plan.took(limits.SLOW_MASK_S)
+    assert not plan.given_up
+    with pytest.raises(GrammarTooComplex):
+        for _ in range(400):
+            plan.took(2 * limits.SLOW_MASK_S)
+    assert plan.given_up
 
 
 def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
@@ -291,8 +310,9 @@ def test_a_grammar_that_costs_too_much_per_token_is_given_up_in_all_its_answers(
 ) -> None:
     plan = grammars.regex("[a-z]+ this one is given up")
     guide, other = plan.begin(), plan.begin()
-    monkeypatch.setattr(limits, "FIRST_MASKS_S", -1.0)
-    monkeypatch.setattr(limits, "MASK_S", 0.0)
+    monkeypatch.setattr(limits, "SLOW_MASK_S", -1.0)
+    monkeypatch.setattr(limits, "SLOW_MASKS", 0)
+    monkeypatch.setattr(limits, "SLOW_SHARE", 1000)
     for held in (guide, other):
         with pytest.raises(GrammarTooComplex):
             held.mask()

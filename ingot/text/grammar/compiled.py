@@ -24,14 +24,13 @@ _LIMITS = ("max is", "too many", "too complex", "too long", "limit", "fuel")
 class CompiledGrammar:
     """A plan: its matcher stands at the beginning and is only ever copied.
 
-    What it costs to follow is counted over all its answers. A grammar that takes too long per token, or runs into the
+    What it costs to follow is counted over all its answers. A grammar that is slow at too many tokens, or runs into the
     library's limits, is given up for good, so that it does not hold up everyone else's nor keep its memory.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher: LLMatcher | None = matcher
-        self._spent = 0.0
-        self._steps = 0
+        self._slow = self._steps = 0
 
     @property
     def given_up(self) -> bool:
@@ -44,9 +43,9 @@ class CompiledGrammar:
 
     def took(self, seconds: float) -> None:
         """One token's work is done. Called by the engine thread alone."""
-        self._spent += seconds
+        self._slow += seconds > limits.SLOW_MASK_S
         self._steps += 1
-        if self._spent > limits.FIRST_MASKS_S + limits.MASK_S * self._steps:
+        if self._slow > limits.SLOW_MASKS + self._steps // limits.SLOW_SHARE:
             raise self.failed("it takes too long for each token")
 
     def failed(self, message: str) -> GrammarTooComplex | GuideBroken:

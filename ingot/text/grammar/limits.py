@@ -13,7 +13,9 @@ MOST_COMPILED_CHARS = 1024 * 1024
 """Of what is made of it: the calls of many tools put together."""
 MOST_CHOICES = 4096
 COMPILE_S = 2.0
-"""Longest that compiling may take."""
+"""Processor time that compiling may take,"""
+COMPILE_WALL_S = 8.0
+"""and the longest that it is waited for, on a machine that is busy with other things."""
 COMPILERS = 4
 """Grammars that are compiled at the same time, each of another tenant."""
 WAITING = 8
@@ -22,8 +24,11 @@ WAIT_S = 8.0
 """Longest to wait for others' grammars to be compiled first."""
 KEPT = 32
 """Compiled grammars that are kept, the latest used."""
-FIRST_MASKS_S, MASK_S = 0.25, 0.005
-"""Processor time that following a grammar may take: so much at first, and per token."""
+SLOW_MASK_S = 0.005
+"""Processor time of a token's mask that is slow. How slow it can be, the library's own limits say."""
+SLOW_MASKS, SLOW_SHARE = 16, 4
+"""Slow masks that following a grammar may take: so many at first, and one in so many. They are counted, not summed up:
+a machine that stalls makes one mask slow, and no grammar too complex."""
 
 _LEXER_STATES = 50_000  # about 1 kB each; a text of limited length takes one for each of its characters
 _LEXER_STEP = 200_000  # about 14 ms

@@ -1,7 +1,7 @@
 """Tries grammars before the server compiles them.
 
 The library that compiles them bounds most of its work, but not all of it: there are short schemas for which it runs
-for minutes, and ones that crash it. So each grammar is compiled in a process of its own first, under a deadline.
+for minutes, and ones that crash it. So each grammar is compiled in a process of its own first, which may take so much processor time and no more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 from ingot.errors import Unavailable
 from ingot.text.grammar.lexicon import Lexicon
-from ingot.text.grammar.limits import COMPILE_S, COMPILERS, WAIT_S
+from ingot.text.grammar.limits import COMPILE_WALL_S, COMPILERS, WAIT_S
 
 log = logging.getLogger("ingot.grammar")
 
@@ -53,7 +53,7 @@ class Trial:
     def _tried(self, grammar: str) -> str | None:
         if self._process is None:
             self._start()
-        answer = self._asked(json.dumps(grammar), COMPILE_S)
+        answer = self._asked(json.dumps(grammar), COMPILE_WALL_S)
         if answer is None:
             log.warning("a grammar of %d characters took too long to compile, or crashed the compiler", len(grammar))
             self._end()

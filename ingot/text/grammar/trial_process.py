@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import random
 import resource
+import signal
 import sys
 import threading
 from typing import Any, TextIO
 
 from llguidance import LLMatcher, LLTokenizer
 
-from ingot.text.grammar.limits import parser_limits
+from ingot.text.grammar.limits import COMPILE_S, parser_limits
 
 STACK_BYTES = 4 << 20
 """Less than any thread of the server has: what fits here will not crash it."""
@@ -60,7 +61,11 @@ def serve(lines: TextIO, answers: TextIO) -> None:
     vocabulary = Bytes(**described)
     library = LLTokenizer(vocabulary, slices=[])  # type: ignore[arg-type]
     for line in lines:
-        answers.write(json.dumps(problem(vocabulary, library, json.loads(line))) + "\n")
+        # It ends the process: the library cannot be interrupted.
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
+        found = problem(vocabulary, library, json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
 
 
