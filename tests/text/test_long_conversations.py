@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ingot.text.roles import Line, in_order
 from ingot.text.taught import taught
 from ingot.text.traits import Traits
 from ingot.text.witness import Piece
+from tests.text.work import spent
 
 FEW, TIMES = 3000, 8
 MOST = 3 * TIMES  # work in proportion to the square would be 8 times 8
@@ -59,15 +59,4 @@ def placed(count: int) -> Callable[[], Any]:
 @pytest.mark.parametrize("made", [merged, instructed, told, shown, placed])
 def test_work_grows_no_faster_than_messages_do(made: Callable[[int], Callable[[], Any]]) -> None:
     few, many = made(FEW), made(FEW * TIMES)
-    assert spent(many) < MOST * max(spent(few), 0.001)
-
-
-def spent(work: Callable[[], Any]) -> float:
-    """Processor time of the fastest of a few runs."""
-
-    def once() -> float:
-        began = time.process_time()
-        work()
-        return time.process_time() - began
-
-    return min(once() for _ in range(3))
+    assert spent(many) < MOST * spent(few)

@@ -18,10 +18,10 @@ GO = [{"role": "user", "content": "go"}]
 def sprung(source: str, limits: Limits = TIGHT) -> IngotError:
     """The error of a template that behaves until a certain message comes."""
     template = ChatTemplate("{% if messages[0].content == 'go' %}" + source + "{% endif %}", limits=limits)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(IngotError) as caught:
         template.render(GO)
-    assert time.perf_counter() - start < limits.seconds + 10
+    assert time.process_time() - start < limits.seconds + 10
     return caught.value
 
 
@@ -118,10 +118,10 @@ def test_an_escape_is_the_model_s_fault_and_leads_nowhere(name: str) -> None:
 
 
 def test_a_bomb_that_goes_off_at_once_is_refused_when_loading() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ModelError, match="too much"):
         ChatTemplate(BOMBS["nested ranges"], limits=TIGHT)
-    assert time.perf_counter() - start < TIGHT.seconds + 10
+    assert time.process_time() - start < TIGHT.seconds + 10
 
 
 def test_the_ordinary_limits_end_a_bomb_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -41,3 +42,14 @@ def work(run: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return calls + sum(map(len, texts.values()))
+
+
+def spent(run: Callable[[], object]) -> float:
+    """Processor time of the fastest of a few runs, for what other languages do: good for ratios alone."""
+
+    def once() -> float:
+        began = time.process_time()
+        run()
+        return max(time.process_time() - began, 0.001)
+
+    return min(once() for _ in range(3))
