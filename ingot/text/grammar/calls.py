@@ -101,7 +101,8 @@ class _Tagged:
     def free(self) -> str:
         """Text, calls, and text again. A form without a marker of its own makes it either text or calls."""
         rules, form = self._rules, self._form
-        without = [pattern for form in self._format.forms for pattern in _beginnings(form, self._tools)]
+        beginnings = (pattern for form in self._format.forms for pattern in _beginnings(form, self._tools))
+        without = list(dict.fromkeys(beginnings))
         text = rules.text(without)
         if form.bare or not form.opening:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
@@ -225,6 +226,8 @@ def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:
         yield _spelled((*form.opening[1:], *form.call), tools)
     if form.bare:
         yield at_line_start(_spelled((*form.opening, *form.call), tools))
+        if form.leading(opened=False) is not None:
+            yield at_line_start(_spelled(form.call, tools))
         return
     if form.opening and isinstance(form.opening[0], str):
         yield anywhere(exactly(form.opening[0]))

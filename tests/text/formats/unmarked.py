@@ -73,6 +73,7 @@ UNMARKED += [
     Case("llama", f"```json\n{PARIS_JSON}\n```", [PARIS]),
     Case("llama", f"Sure:\n```\n[{PARIS_JSON}]\n```", [says("Sure:"), PARIS]),
     Case("llama", f"```python\n{PARIS_JSON}\n```", [says(f"```python\n{PARIS_JSON}\n```")]),
+    Case("xlam", f"{PARIS_JSON}, {OSLO_JSON}", [PARIS, OSLO]),
     Case("pythonic", '```python\n[get_weather(city="Paris")]\n```', [calls("get_weather", city="Paris")]),
     Case("pythonic", '```sh\n[get_weather(city="Paris")]\n```', [says('```sh\n[get_weather(city="Paris")]\n```')]),
 ]
