@@ -1,7 +1,8 @@
 """Tries grammars before the server compiles them.
 
 The library that compiles them bounds most of its work, but not all of it: there are short schemas for which it runs
-for minutes, and ones that crash it. So each grammar is compiled in a process of its own first, which may take so much processor time and no more.
+for minutes, and ones that crash it. So each grammar is compiled in a process of its own first, which may take so much
+processor time and no more.
 """
 
 from __future__ import annotations
