@@ -1,9 +1,9 @@
 """Turns GGUF weight blocks into what MLX holds: packed integers with scales and biases, or plain floats.
 
 GGUF blocks of 32 weights that share a scale (and a minimum) are the same thing as MLX's affine groups of 32, so
-they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. The K formats count scales in
-units, which MLX does not: a matrix keeps their blocks, and becomes what the device takes when it is loaded (`blocks`).
-Experts with a scale for every 16 weights become dense floats; formats of tables are put onto even steps (`lattices`).
+they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. The K formats count scales
+in units, which MLX does not: a matrix keeps their blocks, and becomes what the device takes when it is loaded
+(`blocks`); experts are repacked, or become dense floats. Formats of tables are put onto even steps (`lattices`).
 """
 
 from __future__ import annotations
