@@ -24,6 +24,7 @@ from ingot.models.gguf_parts import GGUFModel
 from ingot.models.gguf_tensors import (
     BLOCK_BITS,
     BLOCKS_KEY,
+    GROUP,
     KNOWN_KINDS,
     PACKED_BITS,
     dense,
@@ -143,7 +144,7 @@ def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
 
 def _written_bytes(entry: TensorEntry) -> int:
     weights = math.prod(entry.shape)
-    if entry.type in BLOCK_BITS:
+    if entry.type in BLOCK_BITS and len(entry.shape) == 2:
         return entry.size
     bits = PACKED_BITS.get(entry.type)
     if bits:
