@@ -121,6 +121,7 @@ def affine_bits(kind: Kind) -> int:
 def _quantized(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
     if kind in PACKED_BITS:
         packed = pack(raw, kind)
+        assert packed.biases is not None, "affine forms have biases"
         weight, scales, biases = (mx.array(part) for part in (packed.weight, packed.scales, packed.biases))
     else:
         weight, scales, biases = mx.quantize(mx.array(dense(raw, kind)), GROUP, affine_bits(kind))
@@ -148,8 +149,8 @@ def _joined(module: BlockLinear, chunks: list[mx.array]) -> mx.array:
     return mx.concatenate(chunks).reshape(*module.weight.shape[:-1], -1)
 
 
-def _made(cls: type, module: BlockLinear) -> Any:
-    made = cls.__new__(cls)
+def _made(cls: type[nn.Module], module: BlockLinear) -> Any:
+    made: Any = cls.__new__(cls)
     nn.Module.__init__(made)
     if "bias" in module:
         made.bias = module.bias

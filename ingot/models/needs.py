@@ -25,7 +25,8 @@ from ingot.models.blocks import BlockEmbedding, BlockLinear, affine_bits, is_blo
 from ingot.models.dialect import older_names
 from ingot.models.fused import layers_of
 from ingot.models.gguf_families import blueprint
-from ingot.models.gguf_file import GGUFFile, TensorEntry
+from ingot.models.gguf_file import TensorEntry
+from ingot.models.gguf_parts import GGUFModel
 from ingot.models.gguf_tensors import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
 from ingot.models.modules import parameters
 from ingot.models.precision import NARROW
@@ -60,7 +61,7 @@ def _of_folder(folder: Path, device: Device) -> Needs:
 
 
 def _of_gguf(path: Path, device: Device) -> Needs:
-    with GGUFFile(path) as file:
+    with GGUFModel(path) as file:
         config = blueprint(file).config
         weights = sum(_entry_bytes(entry, device) for entry in file.tensors.values())
         narrow = any(entry.type in BLOCK_BITS for entry in file.tensors.values())
@@ -75,9 +76,11 @@ def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> N
     per_token = full = 0
     for cache in _caches(model):
         if isinstance(cache, caches.ArraysCache):
-            full += sum(array.size * max(width, 4) for array in cache.cache if array is not None)
+            parts: list[Any] = cache.cache
+            full += sum(part.size * max(width, 4) for part in parts if part is not None)
             continue
-        size = width * sum(math.prod(array.shape) // array.shape[2] for array in (cache.keys, cache.values))
+        kept: list[Any] = [cache.keys, cache.values]
+        size = width * sum(math.prod(array.shape) // array.shape[2] for array in kept)
         window = cache.max_size if isinstance(cache, caches.RotatingKVCache) else None
         per_token += size if window is None else 0
         full += size * min(context, window or context)
