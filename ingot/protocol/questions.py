@@ -13,7 +13,7 @@ from ingot.protocol.anthropic import MESSAGES_BODY, read_messages
 from ingot.protocol.fields import Kind, Reading, Schema, Terms
 from ingot.protocol.openai_chat import CHAT_BODY, read_chat
 from ingot.protocol.openai_completions import COMPLETION_BODY, read_completion
-from ingot.protocol.records import Record
+from ingot.protocol.records import Record, specs_of
 from ingot.protocol.responses import Surroundings, read_response
 from ingot.protocol.responses_body import RESPONSES_BODY
 from ingot.protocol.served import Served
@@ -69,20 +69,26 @@ EXPLAIN_BODY = Question()
 
 
 def wire_of(value: object, reading: Callable[[], Reading]) -> Wire | None:
-    """The protocol that a body is of: the one that can read it, and knows the most of its fields. The first of those
-    that have its prompt's field where none can, to say why; None where there is none."""
+    """The protocol that a body is of: the one that knows the most of its fields' names, and of those that know as many
+    the first that can read it. None where no protocol has its prompt's field."""
     if not isinstance(value, dict):
         return None
     possible = [wire for wire in WIRES if any(name in value for name in wire.prompts)]
-    return min(possible, key=lambda wire: _unknown(wire.body, value, reading()), default=None)
+    known = [(_unknown(wire.body, value), wire) for wire in possible]
+    nearest = [wire for unknown, wire in known if unknown == min(known, key=lambda one: one[0])[0]]
+    return next((wire for wire in nearest if _reads(wire.body, value, reading())), next(iter(nearest), None))
 
 
-def _unknown(body: Record, value: object, reading: Reading) -> float:
+def _unknown(body: Record, value: dict[str, Any]) -> int:
+    return len(value.keys() - specs_of(body.cls).keys() - body.foreign.keys())
+
+
+def _reads(body: Record, value: object, reading: Reading) -> bool:
     try:
         body.parse(value, "", reading)
     except IngotError:
-        return float("inf")
-    return len(reading.ignored)
+        return False
+    return True
 
 
 def read_question(value: Any, served: Served, request_id: str, around: Surroundings) -> Job:

@@ -136,6 +136,11 @@ def test_a_body_of_any_protocol_is_explained_as_what_it_would_be_there(client: h
     assert "ingot" not in told, "it knows every field"
 
 
+def test_a_mistake_in_a_body_is_named_and_does_not_make_it_one_of_another_protocol(client: httpx.Client) -> None:
+    made = client.post("/v1/cache/explain", json={"messages": HI, "max_completion_tokens": "many"}, headers=ANN)
+    assert (made.status_code, made.json()["error"]["param"]) == (400, "max_completion_tokens")
+
+
 def test_what_holds_no_prompt_is_refused_with_what_would(client: httpx.Client) -> None:
     for body in ({"n": 1}, [], {"model": "default", "prompt": "", "stream": False}):
         made = client.post("/v1/cache/explain", json=body, headers=ANN)
