@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-SUBJECTS = ("serve", "http_share", "engine", "cpu", "hybrid", "grammar", "agent", "restore", "blocks")
+SUBJECTS = ("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks")
 
 
 def main(arguments: list[str]) -> None:

@@ -154,6 +154,11 @@ def has_wide() -> bool:
     return available() and _loaded().wide() is not None
 
 
+def has_narrow() -> bool:
+    """Whether many queries at once attend in numbers of 16 bits."""
+    return available() and bool(_loaded().narrow())
+
+
 class Stack:
     """Layers of Llama's kind in one operation over live states; only where `available`."""
 

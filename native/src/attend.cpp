@@ -23,8 +23,19 @@ namespace mx = mlx::core;
 namespace {
 
 constexpr int kTileRows = 96;   // queries times heads that share keys, of one task
-constexpr int kWideRows = 192;  // the same, where there are so many that all are taken at once
+constexpr int kWideRows = 192;  // the same, where there are so many that they are taken in another way
 constexpr int kMany = 48;       // from which on they are
+
+// How rows meet keys: in float32, with most keys in numbers of 16 bits (Floats::attend_narrow), or in register tiles (Wide).
+enum class Way { exact, narrow, tiles };
+
+Way way_of(const Heads& how, const Span& span, bool halves) {
+  if (takes_one_path() || span.count * (how.heads / how.kv_heads) < kMany) return Way::exact;
+  if (may_go_wide()) return Way::tiles;
+  // A window leaves few keys that all queries of a task see.
+  const bool narrow = halves && span.window == 0 && floats().attend_narrow != nullptr && NarrowTile::fits(how.size);
+  return narrow ? Way::narrow : Way::exact;
+}
 
 // What several tasks find for the same queries, each in one stretch of keys. The last of them merges it.
 struct Split {
@@ -34,14 +45,14 @@ struct Split {
 
   Stretches stretches;
   std::atomic<int> left;
-  std::vector<float> room;
+  Room<float> room;
 };
 
 // Some queries of the heads that share keys.
 struct Task {
   const Span* span;
   int kv_head, first, count;
-  bool wide;
+  Way way;
   Split* split = nullptr;
   int stretch = 0;  // where there is a split
 };
@@ -56,20 +67,22 @@ int seen_by(const Task& task) { return task.span->place + task.first + task.coun
 
 // How the work is shared out.
 struct Plan {
-  Plan(const Heads& how, const std::vector<Span>& spans, int capacity) {
+  Plan(const Heads& how, const std::vector<Span>& spans, const States& states) {
     const int group = how.heads / how.kv_heads;
     for (const Span& span : spans) {
-      const bool wide = may_go_wide() && span.count * group >= kMany;
-      const int block = std::max(1, (wide ? kWideRows : kTileRows) / group);
-      for (int first = 0; first < span.count; first += block)
-        for (int head = 0; head < how.kv_heads; head++)
-          tasks.push_back({&span, head, first, std::min(block, span.count - first), wide});
+      const Way way = way_of(how, span, states.halves);
+      const int most = std::max(1, (way == Way::exact ? kTileRows : kWideRows) / group);
+      for (int first = 0, count; first < span.count; first += count) {
+        count = std::min(most, span.count - first);
+        if (way == Way::narrow) count = std::min(count, kKeyBlock - (span.start + first) % kKeyBlock);
+        for (int head = 0; head < how.kv_heads; head++) tasks.push_back({&span, head, first, count, way});
+      }
     }
     // The latest queries see the most keys: they go first, so that the threads end together.
     std::reverse(tasks.begin(), tasks.end());
     // Those of one span read each other's keys.
     apart = tasks.size() == spans.size() * how.kv_heads;
-    if (static_cast<int>(tasks.size()) < 2 * Pool::shared().threads()) split(how, capacity);
+    if (static_cast<int>(tasks.size()) < 2 * Pool::shared().threads()) split(how, states.capacity);
   }
 
   std::vector<Task> tasks;
@@ -81,7 +94,7 @@ struct Plan {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
       const Stretches stretches(sight_of(how, *task.span, capacity), task.count, seen_by(task));
-      if (task.wide || stretches.first == stretches.last) {
+      if (task.way == Way::tiles || stretches.first == stretches.last) {
         parts.push_back(task);
         continue;
       }
@@ -164,7 +177,7 @@ class Attending {
   }
 
   void run() const {
-    if (task_.wide) return in_tiles(*wide());
+    if (task_.way == Way::tiles) return in_tiles(*wide());
     const size_t size = Found::size(rows(), how_.size), scratch = attend_scratch(rows(), how_.size);
     float* room = own_room(2 * size + scratch);
     Found all(rows(), how_.size, room);
@@ -201,9 +214,9 @@ class Attending {
   }
 
   void find(const float* q, int stretch, float* scratch, Found found) const {
-    const auto attend = [] {
+    const auto attend = [this] {
       if constexpr (std::is_same_v<Number, Half>)
-        return floats().attend_halves;
+        return task_.way == Way::narrow ? floats().attend_narrow : floats().attend_halves;
       else
         return floats().attend;
     }();
@@ -242,7 +255,7 @@ class Attending {
 
 void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
             const Prepare& prepare) {
-  const Plan plan(how, spans, states.capacity);
+  const Plan plan(how, spans, states);
   if (prepare && !plan.apart) prepare_all(how, spans, prepare);
   Pool::shared().each(static_cast<int>(plan.tasks.size()), [&](int index) {
     const Task& task = plan.tasks[index];

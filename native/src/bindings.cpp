@@ -11,6 +11,7 @@
 #include "attend.h"
 #include "draw.h"
 #include "experts.h"
+#include "floats.h"
 #include "kernels.h"
 #include "linear.h"
 #include "pool.h"
@@ -186,5 +187,8 @@ NB_MODULE(_native, module) {
   module.def(
       "wide", []() -> const char* { return ingot::wide() == nullptr ? nullptr : ingot::wide()->name; },
       "The instruction set for many rows at once, if there is one.");
+  module.def(
+      "narrow", [] { return ingot::wide() == nullptr && ingot::floats().attend_narrow != nullptr; },
+      "Whether many queries at once attend in numbers of 16 bits.");
   module.def("threads", [] { return ingot::Pool::shared().threads(); }, "How many threads work on an operation.");
 }

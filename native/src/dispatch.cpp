@@ -15,6 +15,9 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#ifndef HWCAP_ASIMDHP
+#define HWCAP_ASIMDHP (1 << 10)
+#endif
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
@@ -43,6 +46,7 @@ INGOT_SET(avx512vnni)
 extern const Wide wide_amx;
 #elif defined(__aarch64__)
 INGOT_SET(dotprod)
+INGOT_SET(fp16)
 #endif
 
 namespace {
@@ -58,7 +62,9 @@ const Set& pick() {
   if (vnni && !(asked != nullptr && std::strcmp(asked, "avx2") == 0)) return avx512vnni;
   if (has_avx2) return avx2;
 #elif defined(__aarch64__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return dotprod;
+  const unsigned long has = getauxval(AT_HWCAP);
+  const bool halves = (has & HWCAP_ASIMDHP) && !(asked != nullptr && std::strcmp(asked, "dotprod") == 0);
+  if (has & HWCAP_ASIMDDP) return halves ? fp16 : dotprod;
 #endif
   return portable;
 }

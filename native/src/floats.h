@@ -7,6 +7,9 @@
 
 namespace ingot {
 
+// As many floats as fill whole lines of a cache: what lies behind them begins where a line does.
+static inline size_t whole_lines(size_t floats) { return (floats + 15) / 16 * 16; }
+
 enum class Gate { silu, gelu, gelu_tanh, sigmoid };
 
 // How the queries of a head see its keys.
@@ -28,7 +31,7 @@ struct Found {
 
   Found(int rows, int dim, float* room)
       : rows(rows), dim(dim), sums(room), largest(room + static_cast<size_t>(rows) * dim), total(largest + rows) {}
-  static size_t size(int rows, int dim) { return static_cast<size_t>(rows) * (dim + 2); }
+  static size_t size(int rows, int dim) { return whole_lines(static_cast<size_t>(rows) * (dim + 2)); }
 };
 
 struct Floats {
@@ -50,6 +53,11 @@ struct Floats {
                  int keys, int stretch, float* scratch, Found found);
   void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
                         const Half* v, int keys, int stretch, float* scratch, Found found);
+  // The same of many rows, whose queries stand in one block of keys, by positions. All blocks before that are computed in
+  // numbers of 16 bits where those are near enough. Null where there is no arithmetic for it. What a row finds depends neither
+  // on other rows nor on how many there are.
+  void (*attend_narrow)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
+                        const Half* v, int keys, int stretch, float* scratch, Found found);
   // Adds what was found in one stretch to what was found in those before it.
   void (*merge)(Found all, Found more);
   // Each number as half_of has it.
@@ -70,10 +78,58 @@ struct Stretches {
   }
 };
 
+// What a tile of rows (queries times heads) needs while blocks of keys pass by.
+struct Tile {
+  static constexpr int kMostRows = 8, kMostPanel = 32;  // of any instruction set
+
+  Tile(float* scratch, int rows, int dim)
+      : padded((rows + kMostRows - 1) / kMostRows * kMostRows), q(scratch), panel(q + whole_lines(static_cast<size_t>(padded) * dim)),
+        scores(panel + static_cast<size_t>(kMostPanel) * dim), worth(scores + static_cast<size_t>(padded) * kKeyBlock),
+        values(worth + whole_lines(padded)), end(values + static_cast<size_t>(kKeyBlock) * dim) {}
+
+  static size_t size(int rows, int dim) {
+    const Tile tile(nullptr, rows, dim);
+    return tile.end - tile.q;
+  }
+
+  int padded;
+  float *q, *panel, *scores, *worth, *values, *end;
+};
+
+// What it needs besides where numbers have 16 bits: queries, and the block's keys without what they have in common, and values.
+struct NarrowTile {
+  static constexpr int kWhole = 32;  // dims are filled up to so many
+  static constexpr int kMostDims = 512;
+
+  static bool fits(int dim) { return dim % 16 == 0 && dim <= kMostDims; }
+
+  NarrowTile(float* scratch, int rows, int dim)
+      : dim(dim), dims((dim + kWhole - 1) / kWhole * kWhole), q(scratch), keys(q + whole_lines(static_cast<size_t>(rows) * dims / 2)),
+        values(keys + kKeyBlock * dims / 2), centre(values + kKeyBlock * dims / 2), key_steps(centre + dims),
+        value_shares(key_steps + kKeyBlock), reach(value_shares + kKeyBlock), steps(reach + whole_lines(rows)),
+        common(steps + whole_lines(rows)), end(common + whole_lines(rows)) {}
+
+  static size_t size(int rows, int dim) {
+    const NarrowTile tile(nullptr, rows, dim);
+    return tile.end - tile.q;
+  }
+
+  template <class Number>
+  static Number* as(float* room) {
+    return reinterpret_cast<Number*>(room);
+  }
+
+  int dim, dims;
+  float *q, *keys, *values;
+  float *centre, *key_steps, *value_shares;
+  float *reach, *steps, *common;  // of each row
+  float* end;
+  float value_step = 0;
+};
+
 // Values that `attend` needs room for.
 static inline size_t attend_scratch(int rows, int dim) {
-  const size_t padded = (rows + 7) / 8 * 8;
-  return padded * dim + static_cast<size_t>(32 + kKeyBlock) * dim + padded * kKeyBlock + padded;
+  return Tile::size(rows, dim) + NarrowTile::size((rows + Tile::kMostRows - 1) / Tile::kMostRows * Tile::kMostRows, dim);
 }
 
 const Floats& floats();  // of the same instruction set as kernels()

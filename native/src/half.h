@@ -12,6 +12,7 @@ struct Half {
 };
 
 constexpr float kLargestHalf = 65504;
+constexpr uint16_t kInfiniteHalf = 0x7c00;  // bits, from which on there are no numbers
 
 static inline float value(float number) { return number; }
 

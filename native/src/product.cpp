@@ -219,6 +219,8 @@ void use_blas(Sgemm sgemm) { blas = sgemm; }
 
 void use_one_path(bool one) { one_path = one; }
 
+bool takes_one_path() { return one_path; }
+
 bool may_go_wide() { return !one_path && wide() != nullptr; }
 
 Rounded::Rounded(const Wide& use, int count, int columns)

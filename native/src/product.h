@@ -87,7 +87,10 @@ void multiply(const std::vector<Product>& products, const Rounded& x, bool adds 
 // y = silu(x times the transpose of gate) * (x times that of up).
 void multiply_gated(const Matrix& gate, const Matrix& up, const Rounded& x, Rounded& y);
 
-// Whether a row may be computed in another way where there are many.
+// Whether a row is computed in the same way however many there are.
+bool takes_one_path();
+
+// Whether many rows are computed in register tiles.
 bool may_go_wide();
 
 // cblas_sgemm of a BLAS that may be called from several threads at once and uses one thread for each call. Plain

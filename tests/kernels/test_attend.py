@@ -27,6 +27,8 @@ EPS = 1e-5
 BOUND = 1e-5  # of the largest value
 HALF_BOUND = 2**-10
 """The same, where keys and values are kept in 16 bits, and a key that lies between two of them may become either."""
+NARROW_BOUND = 2**-7
+"""The same, where many queries at once are computed in numbers of 16 bits, and these hold keys only just."""
 WIDE_BOUND = 2**-6
 """The same, where many queries at once are computed as bfloat16."""
 
@@ -279,6 +281,81 @@ def test_a_long_prompt_is_right_to_its_end(one: bool, one_path: None) -> None:
     (found,) = in_pieces(reference, [row], [[2900], [100]], capacity=3000)
     bound = BOUND if one or not native.has_wide() else WIDE_BOUND
     assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+
+
+def many_ways(reference: Reference, row: Row) -> tuple[np.ndarray, np.ndarray]:
+    """A prompt in one launch, the fastest way and as each token is computed alone."""
+    found = []
+    for one in (False, True):
+        native.use_one_path(one)
+        again = Row(row.q, row.k, row.v)
+        found.append(in_pieces(reference, [again], [[len(row.q)]], capacity=len(row.q))[0])
+    return found[0], found[1]
+
+
+def error_of(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+@pytest.mark.parametrize("size", [16, 48, 64, 128, 256])
+def test_many_queries_attend_in_16_bits_where_there_is_arithmetic_for_it(size: int, one_path: None) -> None:
+    reference = Reference(8, 2, size, size, sunk=True, halves=True)
+    (row,) = made_rows(reference, [700], 11)
+    fast, exact = many_ways(reference, row)
+    expected = reference(row.q, row.k, row.v)
+    assert np.array_equal(fast, exact) != native.has_narrow()
+    assert np.array_equal(fast[:64], exact[:64])  # no block of keys lies before these
+    assert np.abs(fast - expected).max() <= HALF_BOUND * np.abs(expected).max()
+
+
+@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+@pytest.mark.parametrize("cap", [None, 20.0])
+def test_how_long_the_pieces_of_a_prompt_are_changes_no_bit_as_long_as_they_are_long(
+    cap: float | None, one_path: None
+) -> None:
+    native.use_one_path(False)
+    reference = Reference(14, 2, 64, 64, cap=cap, halves=True)
+    tokens, pieces = 1300, [[100], [7], [21], [8], [500], [63], [64], [65], [9], [463]]
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=tokens)[0]
+    beside = in_pieces(reference, made_rows(reference, [tokens, 900], 5), [[tokens, 900]], capacity=tokens)[0]
+    assert np.array_equal(whole, apart)
+    assert np.array_equal(whole, beside)
+
+
+@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+@pytest.mark.parametrize("alike", [0.0, 3.0, 300.0])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0, 200.0])
+def test_keys_may_be_of_any_size_and_mostly_alike(alike: float, spread: float, one_path: None) -> None:
+    reference = Reference(7, 1, 64, halves=True)
+    (row,) = made_rows(reference, [500], 12)
+    row.k = (row.k * spread + alike * np.sign(row.k[:1])).astype(np.float16).astype(np.float32)
+    fast, _ = many_ways(reference, row)
+    assert error_of(fast, reference(row.q, row.k, row.v)) <= (NARROW_BOUND if spread == 20 else HALF_BOUND)
+
+
+@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 1.0, 500.0, 12000.0])
+def test_values_may_be_of_any_size(spread: float, one_path: None) -> None:
+    reference = Reference(7, 1, 64, halves=True)
+    (row,) = made_rows(reference, [500], 13)
+    row.v *= spread
+    row.v[::7] *= 2**-6
+    row.v = row.v.astype(np.float16).astype(np.float32)
+    fast, _ = many_ways(reference, row)
+    assert error_of(fast, reference(row.q, row.k, row.v)) <= HALF_BOUND
+
+
+@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+def test_what_is_no_number_stays_so_and_stays_away_from_earlier_blocks(one_path: None) -> None:
+    reference = Reference(7, 1, 32, halves=True)
+    (row,) = made_rows(reference, [400], 14)
+    row.v[100, 3] = np.nan
+    fast, _ = many_ways(reference, row)
+    heads = fast.reshape(400, 7, 32)
+    assert np.isnan(heads[100:, :, 3]).all()
+    assert np.isfinite(heads[:64]).all() and np.isfinite(np.delete(heads, 3, axis=2)).all()
 
 
 def test_a_window_wider_than_the_states_shows_all_of_them() -> None:
