@@ -4,8 +4,8 @@ python -m bench.attention                        against computing each token in
 python -m bench.attention --before FOLDER        against the kernels in FOLDER, such as an earlier version's
 python -m bench.attention --depths 0,16384 --rounds 9
 
-One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits. For --before, build the other
-version with `pip install --no-build-isolation --no-deps --target FOLDER ./native` in a clone of it.
+One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits. For --before, build the
+other version with `pip install --no-build-isolation --no-deps --target FOLDER ./native` in a clone of it.
 """
 
 from __future__ import annotations
