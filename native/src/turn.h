@@ -1,3 +1,4 @@
+// From rows to columns, in vectors of 64 bytes.
 #pragma once
 
 #include <immintrin.h>
