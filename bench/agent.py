@@ -25,7 +25,7 @@ from bench import agent_models, servers
 from bench.agent_session import Message, Session
 from bench.serve import surroundings, words
 from ingot.errors import IngotError
-from ingot.models.progress import TerminalProgress
+from ingot.models.files.progress import TerminalProgress
 
 MODELS = ("default", *agent_models.CONFIGS)
 TOKENS = {"default": 7000}

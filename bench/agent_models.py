@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import model_folders, random_models
-from ingot.models.progress import Progress
+from ingot.models.files.progress import Progress
 
 SPELLING = Path(__file__).parent.parent / "foundry" / "models" / "hybrid"
 """Whose tokenizer and chat template they have."""

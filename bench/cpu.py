@@ -23,12 +23,12 @@ from typing import Any
 
 from bench import gguf_models, llama_cpp, servers, stock
 from bench.llama_cpp import Build
-from ingot.cli.bench_load import Plan, Target, prepare, run_level
+from ingot.cli.bench_load import LoadPlan, Target, prepare, run_level
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
-from ingot.models.gguf import convert_gguf
-from ingot.models.packaged import original
-from ingot.models.progress import TerminalProgress
+from ingot.models.files.packaged import original
+from ingot.models.files.progress import TerminalProgress
+from ingot.models.gguf.importer import convert_gguf
 
 PROMPTS = (512, 2048)
 DEPTHS = (0, 128, 512, 2048)
@@ -65,7 +65,7 @@ class Model:
 
     def products_per_token(self) -> int:
         """Multiplications with weights that each token of a prompt takes."""
-        from ingot.models.modules import PackedLinear
+        from ingot.models.layers.modules import PackedLinear
 
         shapes = [
             module.native.shape for _, module in self.adapter.model.named_modules() if isinstance(module, PackedLinear)
@@ -138,7 +138,7 @@ def through_http(
         servers.ingot(folder, logs / "ingot.log", most, own_kernels=True) as ours,
         servers.llama_cpp(build.server, weights, logs / "llama.log", most, threads) as theirs,
     ):
-        plan = Plan(endpoint="completions", prompt_tokens=192, output_tokens=answer, warmup=1)
+        plan = LoadPlan(endpoint="completions", prompt_tokens=192, output_tokens=answer, warmup=1)
         target = prepare(ours.client, plan)
         other = Target(theirs.client, theirs.model, is_ingot=False, words=target.words)
         for count in streams:

@@ -23,7 +23,7 @@ from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Failed, ModelCard, Request, Sampling, Stop
 from ingot.engine.stream import BlockingStream
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

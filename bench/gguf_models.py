@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ingot.config import DEFAULT_MODEL
-from ingot.models.packaged import original
-from ingot.models.progress import Progress
+from ingot.models.files.packaged import original
+from ingot.models.files.progress import Progress
 
 BLOCK = 32  # weights of a Q4_1 block: a scale and a minimum of 16 bits each, then 4 bits a weight
 

@@ -18,10 +18,10 @@ from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.start import start_engine
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.guide import Guide, GuidePlan, Mask
+from ingot.text.grammar.guide import Guide, GuidePlan, Mask
 
 _TEXT = {"type": "string"}
 _PERSON = {

@@ -25,13 +25,13 @@ from bench.comparison import unequal
 from bench.engine import measure, requests
 from bench.random_models import SHAPES
 from bench.serve import numbers, surroundings, words
-from ingot.cli.bench_load import Plan, Target, prepare, run_level
+from ingot.cli.bench_load import LoadPlan, Target, prepare, run_level
 from ingot.cli.client import ServerError
 from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.start import start_engine
 from ingot.errors import IngotError
-from ingot.models.progress import TerminalProgress
+from ingot.models.files.progress import TerminalProgress
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Shares:
         return [through / own for through, own in zip(self.http, self.engine, strict=True)]
 
 
-def measure_round(target: Target, engine: Engine, plan: Plan, streams: int, round_: int) -> tuple[float, float]:
+def measure_round(target: Target, engine: Engine, plan: LoadPlan, streams: int, round_: int) -> tuple[float, float]:
     """(through HTTP, the engine's own); the engine gets prompts as long as those that came through HTTP."""
     level = run_level(target, plan, streams)
     if (problem := unequal([level], plan.output_tokens)) is not None:
@@ -64,7 +64,7 @@ def measure_round(target: Target, engine: Engine, plan: Plan, streams: int, roun
     return level.output_tokens_per_second, own.tokens_per_second
 
 
-def compare(target: Target, engine: Engine, plan: Plan, streams: Sequence[int], rounds: int) -> list[Shares]:
+def compare(target: Target, engine: Engine, plan: LoadPlan, streams: Sequence[int], rounds: int) -> list[Shares]:
     found = {number: Shares(number) for number in streams}
     for round_ in range(rounds):
         for number, shares in found.items():
@@ -94,9 +94,9 @@ def run(model: str, chosen: argparse.Namespace) -> list[Shares]:
     return found
 
 
-def plan_for(model: str, chosen: argparse.Namespace) -> Plan:
+def plan_for(model: str, chosen: argparse.Namespace) -> LoadPlan:
     """Completions, as a chat's template begins all prompts alike, and the server would reuse what it knows of that."""
-    return Plan(
+    return LoadPlan(
         endpoint="completions",
         model=model,
         prompt_tokens=chosen.prompt_tokens,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.models.progress import Progress
+from ingot.models.files.progress import Progress
 
 PACKAGE = "llama-cpp-python==0.3.36"
 TARGETS = ("llama-bench", "llama-server")

@@ -13,9 +13,9 @@ from typing import Any
 
 from bench import random_models
 from ingot.config import DEFAULT_MODEL, Settings
-from ingot.models.packaged import ensure
-from ingot.models.progress import Progress
-from ingot.models.upstream import load_model
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import Progress
+from ingot.upstream import load_model
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DEFAULT = "default"

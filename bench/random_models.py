@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ingot.models.upstream import import_upstream
+from ingot.upstream import import_upstream
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 SMALL = {

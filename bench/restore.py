@@ -26,9 +26,9 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop, TextDelta
 from ingot.engine.reuse import STRIDE
 from ingot.engine.start import load
-from ingot.models.locate import locate
-from ingot.models.progress import TerminalProgress
-from ingot.text.tokenizer import Tokenizer
+from ingot.models.files.locate import locate
+from ingot.models.files.progress import TerminalProgress
+from ingot.text.tokens.tokenizer import Tokenizer
 
 BESIDE = 2 * STRIDE
 """Tokens of the prompt that is computed beside a stream."""

@@ -24,12 +24,12 @@ from bench import comparison_report as report
 from bench import model_folders, servers
 from bench.comparison import Duel, Figures, unequal
 from bench.random_models import SHAPES
-from ingot.cli.bench_load import PATHS, Plan, Target, prepare, run_level
+from ingot.cli.bench_load import PATHS, LoadPlan, Target, prepare, run_level
 from ingot.cli.bench_report import require_plot
 from ingot.cli.bench_stats import Level
 from ingot.cli.client import ServerError
 from ingot.errors import IngotError
-from ingot.models.progress import TerminalProgress
+from ingot.models.files.progress import TerminalProgress
 
 OURS, THEIRS = "ingot", "mlx_lm.server"
 
@@ -44,9 +44,9 @@ class Load:
     least_requests: int
     endpoint: str
 
-    def plan(self, model: str, streams: int, round_: int) -> Plan:
+    def plan(self, model: str, streams: int, round_: int) -> LoadPlan:
         """No prompt comes twice in a run: mlx_lm.server does not survive one that its cache holds whole."""
-        return Plan(
+        return LoadPlan(
             endpoint=self.endpoint,
             model=model,
             prompt_tokens=self.prompt_tokens,

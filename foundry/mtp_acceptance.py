@@ -12,7 +12,7 @@ import mlx.nn as nn
 from foundry.rows import lesson, written
 from ingot.kernels.device import current
 from ingot.models.precision import settle
-from ingot.models.upstream import import_upstream, load_model
+from ingot.upstream import import_upstream, load_model
 
 
 def acceptance(folder: Path, style: str, seeds: Iterable[int]) -> float:

@@ -21,8 +21,8 @@ from typing import Any
 
 from ingot.errors import ConfigError, nearest
 from ingot.text.formats.registry import format_problem, thinking_problem
-from ingot.text.generation_config import setting_problem as generation_config_problem
-from ingot.text.prompt_files import prompt_file_problem
+from ingot.text.prompt.prompt_files import prompt_file_problem
+from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
 
 DEFAULT_MODEL = "smollm2-135m"
 LEAST_KEY_CHARS = 8  # fewer are soon guessed
@@ -136,13 +136,13 @@ def _alias_problem(aliases: tuple[str, ...]) -> str | None:
 
 
 def _override_problem(overrides: dict[str, Any]) -> str | None:
-    from ingot.protocol.sampling_defaults import override_problem
+    from ingot.protocol.chat.sampling_defaults import override_problem
 
     return override_problem(overrides)
 
 
 def _variables_problem(variables: dict[str, Any]) -> str | None:
-    from ingot.protocol.template_variables import variables_problem
+    from ingot.protocol.schema.template_variables import variables_problem
 
     return variables_problem(variables)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.engine.encoding import OfferedEncoder
-from ingot.engine.encoding_request import EncoderCard, Role
-from ingot.text.floor import Floor
-from ingot.text.inputs import PairInputs, RerankInputs, TextInputs
+from ingot.engine.encoder_batches import OfferedEncoder
+from ingot.engine.encoder_request import EncoderCard, Role
+from ingot.text.tokens.encoder_inputs import PairInputs, RerankInputs, TextInputs
+from ingot.text.tokens.floor import Floor
 
 CLS, SEP, VOCAB = 256, 257, 300
 LENGTH, DIMENSION = 64, 4

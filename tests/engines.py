@@ -11,14 +11,14 @@ from typing import Any
 from bench.random_models import write_tokenizer
 from ingot.config import Settings
 from ingot.engine.budget import Budget
-from ingot.engine.encoding_request import Role
+from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
-from ingot.models.locate import ModelFolder
-from ingot.text.tokenizer import Tokenizer
+from ingot.models.files.locate import ModelFolder
+from ingot.text.tokens.tokenizer import Tokenizer
 from tests import tiny
 from tests.scripted import Wait
 

@@ -29,7 +29,7 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
 
 Script = Callable[[str], str]
 Wait = Callable[[int], None]

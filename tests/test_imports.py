@@ -21,7 +21,7 @@ FORBIDDEN = {
     "cli": MLX,
     "agents": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli", "ingot.models", "ingot.text", *MLX),
 }
-ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoding_request")
+ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoder_request")
 """What protocol and http may know of the engine at run time."""
 
 

@@ -36,7 +36,7 @@ class ArchiveError(BadRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class ArchiveSeal:
     """What a file is bound to: all that the states in it depend on, and the secret of whoever may have made it."""
 
     key: Mapping[str, str]
@@ -53,7 +53,7 @@ def check_going(going: Callable[[], bool]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorShape:
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArchivedRecord:
     """One node of the index: tokens behind its parent's, and what its record holds, in order.
 
     `deltas` has (begin, end, number of tensors) of each layer, None for recurrent ones; `checkpoint` says which parts
@@ -77,14 +77,16 @@ class Piece:
     landmark: bool
     deltas: tuple[tuple[int, int, int] | None, ...]
     checkpoint: tuple[tuple[bool, ...], ...] | None
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorShape, ...]
 
     @property
     def end(self) -> int:
         return self.begin + len(self.tokens)
 
 
-def write(path: Path, seal: Seal, pieces: Sequence[Piece], data: Callable[[int], Iterable[bytes]]) -> None:
+def write(
+    path: Path, seal: ArchiveSeal, pieces: Sequence[ArchivedRecord], data: Callable[[int], Iterable[bytes]]
+) -> None:
     """`data(i)` gives the bytes of piece i's tensors, in order; each is asked for once, one after another."""
     header = _header(seal.key, pieces)
     digest = blake2b(header, digest_size=DIGITS // 2)
@@ -108,7 +110,7 @@ def _opened(header: bytes, checksum: str, mac: str) -> bytes:
     return b"".join(parts)
 
 
-def _header(key: Mapping[str, str], pieces: Sequence[Piece]) -> bytes:
+def _header(key: Mapping[str, str], pieces: Sequence[ArchivedRecord]) -> bytes:
     manifest = {"format": FORMAT, "key": dict(key), "pieces": [_listed(piece) for piece in pieces]}
     metadata = {"checksum": ZEROS, "mac": ZEROS, "ingot": json.dumps(manifest)}
     entries: dict[str, Any] = {"__metadata__": metadata}
@@ -122,7 +124,7 @@ def _header(key: Mapping[str, str], pieces: Sequence[Piece]) -> bytes:
     return raw + b" " * (-len(raw) % 8)
 
 
-def _listed(piece: Piece) -> dict[str, Any]:
+def _listed(piece: ArchivedRecord) -> dict[str, Any]:
     return {
         "salt": piece.salt,
         "parent": piece.parent,
@@ -140,11 +142,11 @@ class Archive:
     """A file that was found whole and fitting."""
 
     path: Path
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ArchivedRecord, ...]
     offset: int  # where the data begins
 
     @classmethod
-    def open(cls, path: Path, seal: Seal, going: Callable[[], bool]) -> Archive:
+    def open(cls, path: Path, seal: ArchiveSeal, going: Callable[[], bool]) -> Archive:
         """Raises ArchiveError that says what is wrong with the file, and Cancelled once `going` says no."""
         with path.open("rb") as file:
             header = _read_header(file)
@@ -180,7 +182,7 @@ def _read_header(file: BinaryIO) -> bytes:
     return header
 
 
-def _check_seal(file: BinaryIO, header: bytes, seal: Seal, going: Callable[[], bool]) -> None:
+def _check_seal(file: BinaryIO, header: bytes, seal: ArchiveSeal, going: Callable[[], bool]) -> None:
     """Of a file that was read up to the header's end."""
     opening = _OPENING.match(header)
     if opening is None:
@@ -216,9 +218,9 @@ def _check_key(stated: object, key: Mapping[str, str]) -> None:
         raise ArchiveError(f"The file was made with another {' and another '.join(differing)} than this server's.")
 
 
-def _piece(stated: dict[str, Any]) -> Piece:
+def _piece(stated: dict[str, Any]) -> ArchivedRecord:
     checkpoint = stated["checkpoint"]
-    return Piece(
+    return ArchivedRecord(
         salt=str(stated["salt"]),
         parent=int(stated["parent"]),
         tokens=tuple(int(token) for token in stated["tokens"]),
@@ -235,14 +237,14 @@ def _triple(stated: Sequence[Any]) -> tuple[int, int, int]:
     return begin, end, count
 
 
-def _tensor(stated: Sequence[Any]) -> Tensor:
+def _tensor(stated: Sequence[Any]) -> TensorShape:
     dtype, *shape = stated
     if dtype not in SIZES or not all(isinstance(size, int) and 0 < size < 1 << 32 for size in shape):
         raise ValueError("no tensor")
-    return Tensor(dtype, tuple(shape))
+    return TensorShape(dtype, tuple(shape))
 
 
-def _check_tree(pieces: Sequence[Piece]) -> None:
+def _check_tree(pieces: Sequence[ArchivedRecord]) -> None:
     for number, piece in enumerate(pieces):
         held = sum(delta[2] for delta in piece.deltas if delta is not None)
         held += sum(sum(layer) for layer in piece.checkpoint or ())

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from ingot.cache.positions import Offset, Positions
 
-Piece = tuple[int, int, int, int]
+LaunchSpan = tuple[int, int, int, int]
 """A sequence's tokens in a forward pass: the first one's place, how many, the slot, the position of the first."""
 
 
@@ -54,7 +54,7 @@ class Launch:
         return len(set(self.starts)) > 1
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[LaunchSpan, ...]:
         rows = enumerate(zip(self.starts, self.valid, strict=True))
         return tuple((row * self.width, count, self.first + row, start) for row, (start, count) in rows)
 
@@ -79,7 +79,7 @@ class Mixed:
         return self.bounds[-1][1]
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[LaunchSpan, ...]:
         return tuple(
             (begin + first, count, slot, start)
             for (begin, _), part in zip(self.bounds, self.parts, strict=True)

@@ -17,17 +17,17 @@ import mlx.core as mx
 
 from ingot.cache.arrays import as_long, assign, blank, copied, empty_like, resized, with_rows
 from ingot.cache.footprint import CAPACITY_STEP, window_capacity
-from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted, Piece
+from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
 from ingot.cache.positions import Offset
-from ingot.models.upstream import ArraysCache, caches
+from ingot.upstream import ArraysCache, caches
 
-Kind = Literal["append", "window", "recurrent"]
+LayerKind = Literal["append", "window", "recurrent"]
 
 
 class LayerState:
     """What the three kinds share: the launch they are part of and how to move a row from slot to slot."""
 
-    kind: Kind
+    kind: LayerKind
 
     def __init__(self) -> None:
         self.launch: Launch | None = None
@@ -64,7 +64,7 @@ class LayerState:
         return self.open_launch.offset if self.whole is None else self.whole.offset
 
     @property
-    def pieces(self) -> Sequence[Piece]:
+    def pieces(self) -> Sequence[LaunchSpan]:
         """The sequences that are being computed, without padding."""
         return self.open_launch.pieces if self.whole is None else self.whole.pieces
 
@@ -112,7 +112,7 @@ class LayerState:
 
 
 class AppendState(LayerState):
-    kind: Kind = "append"
+    kind: LayerKind = "append"
 
     def __init__(self, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class AppendState(LayerState):
 class WindowState(AppendState):
     """Keeps a row's last tokens in order; `_first[slot]` is the position of the oldest one in the buffer."""
 
-    kind: Kind = "window"
+    kind: LayerKind = "window"
 
     def __init__(self, window: int, widest: int, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
         super().__init__(slots, window_capacity(window, widest, capacity))
@@ -304,7 +304,7 @@ class WindowState(AppendState):
 class RecurrentState(LayerState, ArraysCache):
     """Convolution tails, SSM and gated-delta states. An ArraysCache, since models tell recurrent layers by that."""
 
-    kind: Kind = "recurrent"
+    kind: LayerKind = "recurrent"
     left_padding = None
 
     def __init__(self, parts: int, slots: int = 1) -> None:

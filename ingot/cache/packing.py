@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.archive import ArchiveError, Piece, Tensor
-from ingot.cache.records import Checkpoint, Delta, Record
+from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
+from ingot.cache.records import Checkpoint, KVDelta, Record
 
 _NAMES = {
     mx.float32: "F32",
@@ -24,10 +24,10 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _BYTES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U8": "u1"}
 
 
-def described(record: Record, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool) -> Piece:
+def described(record: Record, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool) -> ArchivedRecord:
     deltas = tuple(None if delta is None else (delta.begin, delta.end, len(delta.arrays)) for delta in record.deltas)
     checkpoint = record.checkpoint
-    return Piece(
+    return ArchivedRecord(
         salt,
         parent,
         tokens,
@@ -35,7 +35,7 @@ def described(record: Record, salt: str, parent: int, tokens: tuple[int, ...], *
         landmark,
         deltas,
         None if checkpoint is None else tuple(tuple(part is not None for part in layer) for layer in checkpoint),
-        tuple(Tensor(_NAMES[array.dtype], tuple(array.shape)) for array in record.arrays()),
+        tuple(TensorShape(_NAMES[array.dtype], tuple(array.shape)) for array in record.arrays()),
     )
 
 
@@ -43,16 +43,16 @@ def packed(record: Record) -> list[bytes]:
     return [_raw(array) for array in record.arrays()]
 
 
-def unpacked(piece: Piece, data: Sequence[bytes]) -> Record:
+def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> Record:
     arrays = iter([_array(tensor, raw) for tensor, raw in zip(piece.tensors, data, strict=True)])
     deltas = tuple(
-        None if delta is None else Delta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
+        None if delta is None else KVDelta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
         for delta in piece.deltas
     )
     return Record(piece.begin, piece.end, deltas, _checkpoint(piece, arrays))
 
 
-def _checkpoint(piece: Piece, arrays: Iterator[mx.array]) -> Checkpoint | None:
+def _checkpoint(piece: ArchivedRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
     if piece.checkpoint is None:
         return None
     return tuple(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
@@ -90,7 +90,7 @@ def _fits(record: Record, form: Form) -> bool:
     )
 
 
-def _in_place(delta: Delta, record: Record, *, windowed: bool) -> bool:
+def _in_place(delta: KVDelta, record: Record, *, windowed: bool) -> bool:
     """Whether it covers its record, as an append layer's must; a window layer's may begin later, or hold nothing and
     say so by beginning behind the record."""
     if not windowed:
@@ -100,7 +100,7 @@ def _in_place(delta: Delta, record: Record, *, windowed: bool) -> bool:
     return 0 <= delta.begin < delta.end == record.end
 
 
-def _same_shapes(mine: Delta, theirs: Delta) -> bool:
+def _same_shapes(mine: KVDelta, theirs: KVDelta) -> bool:
     if not mine.arrays:
         return True
     if len(mine.arrays) != len(theirs.arrays):
@@ -134,6 +134,6 @@ def _raw(array: mx.array) -> bytes:
     return np.asarray(plain).tobytes()
 
 
-def _array(tensor: Tensor, raw: bytes) -> mx.array:
+def _array(tensor: TensorShape, raw: bytes) -> mx.array:
     plain = mx.array(np.frombuffer(raw, _BYTES[tensor.dtype]).reshape(tensor.shape))
     return plain.view(mx.bfloat16) if tensor.dtype == "BF16" else plain.astype(_DTYPES[tensor.dtype])

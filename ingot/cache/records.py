@@ -18,21 +18,21 @@ from ingot.cache.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class KVDelta:
     """Keys and values of tokens [begin, end) in one layer; no arrays when that is empty."""
 
     begin: int
     end: int
     arrays: tuple[mx.array, ...]
 
-    def part(self, begin: int, end: int) -> Delta:
+    def part(self, begin: int, end: int) -> KVDelta:
         begin, end = max(begin, self.begin), min(end, self.end)
         if (begin, end) == (self.begin, self.end):
             return self
         if begin >= end:
-            return Delta(begin, begin, ())
+            return KVDelta(begin, begin, ())
         cut = slice(begin - self.begin, end - self.begin)
-        return Delta(begin, end, tuple(copied(array[:, :, cut]) for array in self.arrays))
+        return KVDelta(begin, end, tuple(copied(array[:, :, cut]) for array in self.arrays))
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]
@@ -43,7 +43,7 @@ Checkpoint = tuple[tuple[mx.array | None, ...], ...]
 class Record:
     begin: int
     end: int
-    deltas: tuple[Delta | None, ...]  # one per layer state, None for recurrent ones
+    deltas: tuple[KVDelta | None, ...]  # one per layer state, None for recurrent ones
     checkpoint: Checkpoint | None = None
 
     def arrays(self) -> list[mx.array]:
@@ -70,9 +70,9 @@ class Record:
         mx.async_eval([half.arrays() for half in halves])
         return halves
 
-    def _split(self, delta: Delta, at: int) -> tuple[Delta, Delta]:
+    def _split(self, delta: KVDelta, at: int) -> tuple[KVDelta, KVDelta]:
         if delta.begin < self.begin:
-            return Delta(at, at, ()), delta  # it reaches back so as to need nobody before it, and still does
+            return KVDelta(at, at, ()), delta  # it reaches back so as to need nobody before it, and still does
         return delta.part(self.begin, at), delta.part(at, self.end)
 
     def without_checkpoint(self) -> Record:
@@ -90,7 +90,7 @@ def take(slots: Slots, slot: int, begin: int, back: int | None = None) -> Record
     Window layers begin there too, or at `back`, where nobody has what a token at its end sees of earlier ones.
     """
     end = slots.lengths[slot]
-    deltas: list[Delta | None] = []
+    deltas: list[KVDelta | None] = []
     checkpoint: list[tuple[mx.array | None, ...]] = []
     for state in slots.states:
         if isinstance(state, RecurrentState):
@@ -101,7 +101,7 @@ def take(slots: Slots, slot: int, begin: int, back: int | None = None) -> Record
         first = begin if back is None or not isinstance(state, WindowState) else back
         oldest = max(first, state.oldest(slot, end))
         held = state.tokens(slot, oldest, end) if oldest < end else []
-        deltas.append(Delta(oldest, end, tuple(copied(array) for array in held)))
+        deltas.append(KVDelta(oldest, end, tuple(copied(array) for array in held)))
         checkpoint.append(())
     return Record(begin, end, tuple(deltas), tuple(checkpoint) if "recurrent" in slots.kinds else None)
 

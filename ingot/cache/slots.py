@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ingot.cache.footprint import CAPACITY_STEP
 from ingot.cache.launch import Launch, Mixed
-from ingot.cache.layers import GroupState, Kind, LayerState
+from ingot.cache.layers import GroupState, LayerKind, LayerState
 from ingot.cache.positions import Offset, consecutive
 
 
@@ -28,7 +28,7 @@ class Slots:
         self.states = [part for layer in layers for part in _parts(layer)]
 
     @property
-    def kinds(self) -> set[Kind]:
+    def kinds(self) -> set[LayerKind]:
         return {state.kind for state in self.states}
 
     def arrays(self) -> list[mx.array]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.cli import bench_report as report
-from ingot.cli.bench_load import PATHS, REQUESTS_PER_STREAM, Plan, prepare, run_level
+from ingot.cli.bench_load import PATHS, REQUESTS_PER_STREAM, LoadPlan, prepare, run_level
 from ingot.cli.bench_stats import Level
 from ingot.cli.client import Client
 from ingot.cli.flags import CommandParser, add_settings, settle
@@ -62,7 +62,7 @@ def _serve(arguments: list[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser("bench serve", ABOUT)
-    usual = Plan()
+    usual = LoadPlan()
     levels = ",".join(map(str, usual.concurrency))
     parser.flag("--url", metavar="URL", help=f"the server (default: {URL})")
     parser.flag("--model", metavar="NAME", dest="name", help="the model to ask for (default: what the server lists)")
@@ -81,14 +81,14 @@ def _parser() -> CommandParser:
     return parser
 
 
-def read_plan(given: Mapping[str, Any]) -> Plan:
+def read_plan(given: Mapping[str, Any]) -> LoadPlan:
     """The plan that the flags describe. Raises ConfigError."""
-    usual = Plan()
+    usual = LoadPlan()
     endpoint = given.get("endpoint", usual.endpoint)
     if endpoint not in PATHS:
         raise ConfigError(f"--endpoint: {endpoint!r} is not one of {', '.join(PATHS)}")
     levels = given["concurrency"].split(",") if "concurrency" in given else usual.concurrency
-    return Plan(
+    return LoadPlan(
         endpoint=endpoint,
         model=given.get("name"),
         concurrency=tuple(_whole("--concurrency", part, 1, 4096) for part in levels),

@@ -33,7 +33,7 @@ WORDS = _WORDS.split()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     endpoint: str = "chat"
     model: str | None = None  # None: the one that the server lists first
     concurrency: tuple[int, ...] = (1, 4, 16)
@@ -57,7 +57,7 @@ class Target:
     words: int
 
 
-def prepare(client: Client, plan: Plan) -> Target:
+def prepare(client: Client, plan: LoadPlan) -> Target:
     """Find the model's name and the prompts' length. Raises ServerError or ConfigError."""
     ingot = is_ingot(client)
     model = plan.model or ("default" if ingot else _first_model(client))
@@ -78,7 +78,7 @@ def calibrate(wanted: int, count: Callable[[int], int]) -> int:
     return words
 
 
-def run_level(target: Target, plan: Plan, concurrency: int) -> Level:
+def run_level(target: Target, plan: LoadPlan, concurrency: int) -> Level:
     """Warm up, then keep `concurrency` requests under way until the level's number is done."""
     warmups = [_body(target, plan, f"warm-up {concurrency}/{index}") for index in range(plan.warmup)]
     _drive(target, plan, warmups, concurrency)
@@ -87,7 +87,7 @@ def run_level(target: Target, plan: Plan, concurrency: int) -> Level:
     return summarise(concurrency, _drive(target, plan, bodies, concurrency))
 
 
-def _drive(target: Target, plan: Plan, bodies: list[dict[str, Any]], concurrency: int) -> list[Sample]:
+def _drive(target: Target, plan: LoadPlan, bodies: list[dict[str, Any]], concurrency: int) -> list[Sample]:
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for body in bodies:
         waiting.put(body)
@@ -128,21 +128,21 @@ def measure(client: Client, path: str, body: Mapping[str, Any]) -> Sample:
     return Sample(started, time.perf_counter(), tuple(arrivals), prompt, completion)
 
 
-def _body(target: Target, plan: Plan, name: str) -> dict[str, Any]:
+def _body(target: Target, plan: LoadPlan, name: str) -> dict[str, Any]:
     body = _question(target, plan, name, target.words)
     body |= {"max_tokens": plan.output_tokens, "stream": True, "stream_options": {"include_usage": True}}
     # Only ingot is known to honour it; another server's answer may be shorter, and the counts then show it.
     return body | ({"ignore_eos": True} if target.is_ingot else {})
 
 
-def _question(target: Target, plan: Plan, name: str, words: int) -> dict[str, Any]:
+def _question(target: Target, plan: LoadPlan, name: str, words: int) -> dict[str, Any]:
     dice = random.Random(f"{plan.seed}/{name}")
     text = " ".join(dice.choices(WORDS, k=words))
     asked = {"prompt": text} if plan.endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
     return {"model": target.model, "temperature": 0, **asked}
 
 
-def _probe(target: Target, plan: Plan, words: int) -> int:
+def _probe(target: Target, plan: LoadPlan, words: int) -> int:
     body = _question(target, plan, f"probe {words}", words) | {"max_tokens": 1}
     answer = target.client.post(PATHS[plan.endpoint], body)
     tokens = (answer.get("usage") or {}).get("prompt_tokens") if isinstance(answer, dict) else None

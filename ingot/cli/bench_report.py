@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ingot.cli.bench_load import Plan, Target
+from ingot.cli.bench_load import LoadPlan, Target
 from ingot.cli.bench_stats import Level, Spread
 from ingot.errors import ConfigError
 from ingot.version import __version__
@@ -46,7 +46,7 @@ def _row(cells: Sequence[str]) -> str:
     return "  ".join(f"{cell:>{max(7, len(head))}}" for cell, head in zip(cells, (*HEAD, *SPREADS), strict=True))
 
 
-def as_json(target: Target, plan: Plan, levels: Sequence[Level]) -> dict[str, Any]:
+def as_json(target: Target, plan: LoadPlan, levels: Sequence[Level]) -> dict[str, Any]:
     """Times are in seconds."""
     server = {"url": target.client.url, "model": target.model, "is_ingot": target.is_ingot}
     return {
@@ -69,7 +69,7 @@ def require_plot(path: Path) -> None:
         raise ConfigError("--plot needs matplotlib: pip install matplotlib")
 
 
-def write_plot(path: Path, target: Target, plan: Plan, levels: Sequence[Level]) -> None:
+def write_plot(path: Path, target: Target, plan: LoadPlan, levels: Sequence[Level]) -> None:
     import matplotlib
 
     matplotlib.use("agg")

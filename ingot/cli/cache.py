@@ -187,6 +187,6 @@ def _parted(place: Any) -> list[str]:
 
 
 def _bytes(count: int) -> str:
-    from ingot.models.progress import format_bytes
+    from ingot.models.files.progress import format_bytes
 
     return format_bytes(count)

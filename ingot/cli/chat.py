@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ingot.cli.chat_commands import run_command
 from ingot.cli.client import Client, ServerError, delta_of, is_url
-from ingot.cli.conversation import SAMPLING, Conversation, sampling_value
+from ingot.cli.conversation import SAMPLING, ChatSession, sampling_value
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.config import SETTINGS, Settings
 from ingot.errors import ConfigError, ModelError
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
         client = _client(namespace, config.settings, stack)
         sampling = {name: sampling_value(name, given[name]) for name in SAMPLING if name in given}
         name = given.get("name") or _served_name(client)
-        conversation = Conversation(name, system=given.get("system"), sampling=sampling)
+        conversation = ChatSession(name, system=given.get("system"), sampling=sampling)
         if not sys.stdin.isatty():
             return _one_shot(client, conversation)
         return _converse(client, conversation)
@@ -77,7 +77,7 @@ def _served_name(client: Client) -> str:
         raise ModelError(f"{client.url} lists no models; name one with --name") from None
 
 
-def answer(client: Client, conversation: Conversation, question: str) -> Generator[tuple[str, str], None, None]:
+def answer(client: Client, conversation: ChatSession, question: str) -> Generator[tuple[str, str], None, None]:
     """(reasoning, text) as they arrive. What was said is kept, also when the answer is stopped or fails."""
     said: list[str] = []
     try:
@@ -91,7 +91,7 @@ def answer(client: Client, conversation: Conversation, question: str) -> Generat
             conversation.answered("".join(said))
 
 
-def _one_shot(client: Client, conversation: Conversation) -> int:
+def _one_shot(client: Client, conversation: ChatSession) -> int:
     question = sys.stdin.read().removesuffix("\n")
     if not question:
         raise ConfigError("nothing to ask: standard input is empty")
@@ -102,7 +102,7 @@ def _one_shot(client: Client, conversation: Conversation) -> int:
     return 0
 
 
-def _converse(client: Client, conversation: Conversation) -> int:
+def _converse(client: Client, conversation: ChatSession) -> int:
     print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D leaves")
     with _history(history_path()):
         while True:
@@ -139,7 +139,7 @@ def read_message(read: Callable[[str], str]) -> str:
     return line
 
 
-def _show_answer(client: Client, conversation: Conversation, question: str) -> None:
+def _show_answer(client: Client, conversation: ChatSession, question: str) -> None:
     """Ctrl-C ends the answer, not the program; a failed one is said and the chat goes on."""
     stream = answer(client, conversation, question)
     thinking = False

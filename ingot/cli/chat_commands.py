@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.cli.conversation import SAMPLING, Conversation, sampling_value
+from ingot.cli.conversation import SAMPLING, ChatSession, sampling_value
 from ingot.errors import ConfigError, nearest
 
 
@@ -23,10 +23,10 @@ class Outcome:
 class Command:
     usage: str
     help: str
-    run: Callable[[Conversation, str], Outcome]
+    run: Callable[[ChatSession, str], Outcome]
 
 
-def run_command(conversation: Conversation, line: str) -> Outcome:
+def run_command(conversation: ChatSession, line: str) -> Outcome:
     """Run `/name rest`. A mistake is something to say, never an exception."""
     name, _, rest = line[1:].partition(" ")
     if name not in COMMANDS:
@@ -35,14 +35,14 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     return COMMANDS[name].run(conversation, rest.strip())
 
 
-def _system(conversation: Conversation, text: str) -> Outcome:
+def _system(conversation: ChatSession, text: str) -> Outcome:
     if not text:
         return Outcome(conversation.system or "no system prompt is set")
     conversation.system = None if text == "none" else text
     return Outcome("system prompt removed" if text == "none" else "system prompt set")
 
 
-def _set(conversation: Conversation, text: str) -> Outcome:
+def _set(conversation: ChatSession, text: str) -> Outcome:
     name, _, value = text.partition(" ")
     if not name:
         return Outcome("\n".join(f"{key} {conversation.sampling.get(key, 'default')}" for key in SAMPLING))
@@ -56,17 +56,17 @@ def _set(conversation: Conversation, text: str) -> Outcome:
     return Outcome(f"{name} is {conversation.sampling[name]}")
 
 
-def _retry(conversation: Conversation, _: str) -> Outcome:
+def _retry(conversation: ChatSession, _: str) -> Outcome:
     question = conversation.retry()
     return Outcome("nothing was asked yet") if question is None else Outcome(ask=question)
 
 
-def _clear(conversation: Conversation, _: str) -> Outcome:
+def _clear(conversation: ChatSession, _: str) -> Outcome:
     conversation.clear()
     return Outcome("the conversation starts anew (system prompt and parameters are kept)")
 
 
-def _save(conversation: Conversation, name: str) -> Outcome:
+def _save(conversation: ChatSession, name: str) -> Outcome:
     if not name:
         return Outcome("say where to: /save FILE")
     try:
@@ -76,7 +76,7 @@ def _save(conversation: Conversation, name: str) -> Outcome:
     return Outcome(f"saved to {name}")
 
 
-def _help(_: Conversation, __: str) -> Outcome:
+def _help(_: ChatSession, __: str) -> Outcome:
     rows = [f"{command.usage:<26} {command.help}" for command in COMMANDS.values()]
     rows += [
         f"{'''line ending in a backslash''':<26} goes on in the next line",

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ingot.errors import ConfigError, IngotError
 from ingot.version import __version__
 
-Body = Mapping[str, Any] | BinaryIO | None
+Payload = Mapping[str, Any] | BinaryIO | None
 _READ = 1 << 16
 _LONGEST_ERROR = 1 << 20
 
@@ -32,7 +32,7 @@ class ServerError(IngotError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TimedEvent:
     """One event of a stream, and when its last byte was read, on the clock of time.perf_counter()."""
 
     at: float
@@ -89,7 +89,7 @@ class Client:
         """What the server answers to a file."""
         return self._json("POST", path, file)
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Chunk, None, None]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[TimedEvent, None, None]:
         """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
         connection = self._connect()
         try:
@@ -100,12 +100,12 @@ class Client:
                 for data in events.feed(piece):
                     if data == b"[DONE]":
                         return
-                    yield Chunk(now, _event(data))
+                    yield TimedEvent(now, _event(data))
             raise ServerError("the server closed the stream before its end")
         finally:
             connection.close()
 
-    def _json(self, method: str, path: str, body: Body) -> Any:
+    def _json(self, method: str, path: str, body: Payload) -> Any:
         connection = self._connect()
         try:
             response = self._ask(connection, method, path, body)
@@ -124,7 +124,7 @@ class Client:
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Body
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Payload
     ) -> http.client.HTTPResponse:
         target = path if path.startswith("/") else f"{self.base}/{path}"
         try:

@@ -42,7 +42,7 @@ def sampling_value(name: str, text: str) -> int | float:
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """Answered turns alternate between user and assistant; a question without an answer is not kept, but
     `asked` remembers it, so that it can be asked again."""
 

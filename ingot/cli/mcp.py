@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     namespace = parser.parse(arguments)
     key = vars(namespace).get("api_key") or os.environ.get("INGOT_API_KEY")
 
-    from ingot.mcp.offering import offered
+    from ingot.cli.mcp_offer import offered
 
     offered(Client(namespace.url, key)).run("stdio")
     return 0

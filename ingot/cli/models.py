@@ -14,14 +14,14 @@ from ingot.cli.flags import CommandParser, add_settings, settle
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
-    from ingot.models.needs import Needs
-    from ingot.models.shelf import Kept
+    from ingot.models.files.shelf import ShelvedModel
+    from ingot.models.needs import MemoryNeeds
 
 ABOUT = "List the models that are here, and those that can be fetched by name."
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ModelEntry:
     """`name` is what `ingot serve` takes; without a `path` the model is not here yet."""
 
     name: str
@@ -47,21 +47,21 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def packaged(folder: Path) -> Iterator[Listed]:
-    from ingot.models.packaged import PACKAGED
-    from ingot.models.shelf import inventory
+def packaged(folder: Path) -> Iterator[ModelEntry]:
+    from ingot.models.files.packaged import PACKAGED
+    from ingot.models.files.shelf import inventory
 
     here = {kept.path: kept for kept in inventory(folder)}
     for model in PACKAGED:
         kept = here.get(folder / model.name)
         size, path = (kept.size, str(kept.path)) if kept else (model.size, None)
-        yield Listed(model.name, "packaged", size, path, model.origin["source"])
+        yield ModelEntry(model.name, "packaged", size, path, model.origin["source"])
 
 
-def local(folder: Path) -> Iterator[Listed]:
+def local(folder: Path) -> Iterator[ModelEntry]:
     """Folders and .gguf files in the models folder, whether ingot put them there or the user did."""
-    from ingot.models.packaged import names
-    from ingot.models.shelf import inventory
+    from ingot.models.files.packaged import names
+    from ingot.models.files.shelf import inventory
 
     shelf = inventory(folder)
     sources, called = {kept.path: kept.source for kept in shelf}, _called(shelf)
@@ -70,10 +70,10 @@ def local(folder: Path) -> Iterator[Listed]:
             continue
         if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
             name = called.get(path, str(path))
-            yield Listed(name, "local", _size(path), str(path), sources.get(path, str(path)))
+            yield ModelEntry(name, "local", _size(path), str(path), sources.get(path, str(path)))
 
 
-def _called(shelf: list[Kept]) -> dict[Path, str]:
+def _called(shelf: list[ShelvedModel]) -> dict[Path, str]:
     """The shortest name of each: without its hash, where no other has the same."""
     times = Counter(kept.name.lower() for kept in shelf)
     return {kept.path: kept.name if times[kept.name.lower()] == 1 else kept.path.name for kept in shelf}
@@ -84,7 +84,7 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def cached_from_hub() -> Iterator[Listed]:
+def cached_from_hub() -> Iterator[ModelEntry]:
     """What `huggingface_hub` has fetched for anyone on this machine."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -96,14 +96,14 @@ def cached_from_hub() -> Iterator[Listed]:
     for repository in sorted(repositories, key=lambda found: found.repo_id):
         if repository.repo_type == "model":
             name, path = repository.repo_id, str(max(repository.revisions, key=_age).snapshot_path)
-            yield Listed(name, "hub", repository.size_on_disk, path, f"hub:{name}")
+            yield ModelEntry(name, "hub", repository.size_on_disk, path, f"hub:{name}")
 
 
 def _age(revision: CachedRevisionInfo) -> float:
     return revision.last_modified
 
 
-def _with_memory(model: Listed) -> Listed:
+def _with_memory(model: ModelEntry) -> ModelEntry:
     if model.path is None:
         return model
     from ingot.kernels.device import current
@@ -113,20 +113,20 @@ def _with_memory(model: Listed) -> Listed:
     return model if needed is None else replace(model, memory=asdict(needed))
 
 
-def spoken(needed: Needs) -> str:
+def describe(needed: MemoryNeeds) -> str:
     """What a model takes, in a sentence."""
-    from ingot.models.progress import format_bytes
+    from ingot.models.files.progress import format_bytes
 
     weights, each, full = (format_bytes(n) for n in (needed.weights, needed.per_token, needed.at_full_context))
     return f"takes {weights} of memory, and {each} for each token of a sequence: {full} for all {needed.context:,}"
 
 
-def _table(listed: list[Listed]) -> str:
-    from ingot.models.progress import format_bytes
+def _table(listed: list[ModelEntry]) -> str:
+    from ingot.models.files.progress import format_bytes
 
     width = max([len(model.name) for model in listed], default=0)
 
-    def line(model: Listed) -> str:
+    def line(model: ModelEntry) -> str:
         taken = "" if model.memory is None else _taken(model.memory)
         return (
             f"{model.name:<{width}}  {model.kind:<8}  {format_bytes(model.bytes):>9}  {taken:<34}  "
@@ -137,6 +137,6 @@ def _table(listed: list[Listed]) -> str:
 
 
 def _taken(memory: dict[str, int]) -> str:
-    from ingot.models.progress import format_bytes
+    from ingot.models.files.progress import format_bytes
 
     return f"{format_bytes(memory['weights'])} in memory, {format_bytes(memory['per_token'])} a token"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.cli.models import spoken
+from ingot.cli.models import describe
 
 ABOUT = "Fetch a model, convert it if need be, and keep it, so that a later start needs no network."
 
@@ -21,10 +21,10 @@ def run(arguments: list[str]) -> int:
     config = settle(parser.parse(arguments))
 
     from ingot.kernels.device import current
-    from ingot.models.locate import locate
+    from ingot.models.files.locate import locate
+    from ingot.models.files.progress import TerminalProgress
+    from ingot.models.files.quantization import moved_weights
     from ingot.models.needs import needs
-    from ingot.models.progress import TerminalProgress
-    from ingot.models.quantization import moved_weights
     from ingot.text.json_file import read_object
 
     folder = locate(config.settings.model, config.settings, TerminalProgress())
@@ -32,5 +32,5 @@ def run(arguments: list[str]) -> int:
     for note in moved_weights(read_object(folder.path / "config.json")):
         print(f"note: {note}", file=sys.stderr)
     if (needed := needs(folder.path, current())) is not None:
-        print(spoken(needed), file=sys.stderr)
+        print(describe(needed), file=sys.stderr)
     return 0

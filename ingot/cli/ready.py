@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from ingot.engine.encoding_request import EncoderCard
+from ingot.engine.encoder_request import EncoderCard
 from ingot.engine.request import ModelCard
 from ingot.text.formats.registry import FoundFormat
 

@@ -39,9 +39,9 @@ def run(arguments: list[str]) -> int:
 
 def removable(name: str, models_dir: Path) -> Removable:
     """The model of that name. Raises ModelError for what is not ingot's to remove, or not there."""
-    from ingot.models import packaged
-    from ingot.models.progress import silent
-    from ingot.models.shelf import named, remove
+    from ingot.models.files import packaged
+    from ingot.models.files.progress import silent
+    from ingot.models.files.shelf import named, remove
 
     model = packaged.find(name)
     kept = named(model.name if model else name, models_dir)
@@ -74,7 +74,7 @@ def _cached(name: str) -> Removable | None:
 
 
 def _agreed(found: list[Removable]) -> bool:
-    from ingot.models.progress import format_bytes
+    from ingot.models.files.progress import format_bytes
 
     if not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on; give --yes to remove without being asked")

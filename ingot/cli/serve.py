@@ -15,7 +15,7 @@ from ingot.cli.show_config import show
 from ingot.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
-    from ingot.engine.encoding_request import Role
+    from ingot.engine.encoder_request import Role
     from ingot.engine.engine import Engine
 
 ABOUT = "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
@@ -70,8 +70,8 @@ def _serve(settings: Settings) -> None:
 
 def start_engine(settings: Settings) -> Engine:
     """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
-    from ingot.models.locate import locate
-    from ingot.models.progress import TerminalProgress
+    from ingot.models.files.locate import locate
+    from ingot.models.files.progress import TerminalProgress
 
     progress = TerminalProgress()
     try:

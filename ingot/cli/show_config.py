@@ -11,9 +11,9 @@ from typing import Any
 
 from ingot.config import SETTINGS, Config, Setting, Settings
 from ingot.errors import ModelError
-from ingot.models.shelf import named
-from ingot.protocol.sampling_defaults import sampling_defaults, told
-from ingot.text.generation_config import generation_config
+from ingot.models.files.shelf import named
+from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
+from ingot.text.tokens.generation_config import generation_config
 
 
 def show(config: Config) -> str:
@@ -36,7 +36,7 @@ def _sampling(settings: Settings) -> list[str]:
     if folder is None and settings.generation_config == "auto":
         return []
     recommended = generation_config(settings.generation_config, folder or Path())
-    found = told(sampling_defaults(recommended, settings.override_generation_config))
+    found = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
     return [f"# where a request does not say: {_toml(found) if found else 'every token may come, as likely as it is'}"]
 
 

@@ -10,7 +10,7 @@ MEMORY = 0.95
 """How much of what was known is kept at each new measurement."""
 
 
-class Line:
+class CostLine:
     """cost = fixed + slope * size, fitted to recent measurements."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StepCosts:
 
     def __init__(self, *, mixes: bool = False) -> None:
         self._mixes = mixes
-        self._decode, self._prefill = Line(), Line()
+        self._decode, self._prefill = CostLine(), CostLine()
 
     def observe_decode(self, rows: int, milliseconds: float) -> None:
         self._decode.observe(rows, milliseconds)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from ingot.engine.jobs import Job
 from ingot.engine.request import ModelCard, Request
 from ingot.engine.sequence import Sequence
-from ingot.engine.stream import Reader
+from ingot.engine.stream import EventSink
 from ingot.errors import BadRequest, ContextOverflow, Overloaded
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
 
 FIRST_MARKS, LAST_MARKS = 2, 8
 """Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
@@ -45,7 +45,7 @@ class Door:
         self._mean_request_s = 1.0
         self._lock = threading.Lock()
 
-    def enter(self, request: Request, reader: Reader) -> Job:
+    def enter(self, request: Request, reader: EventSink) -> Job:
         """Raises BadRequest, ContextOverflow or Overloaded."""
         self._validate(request)
         count = len(request.prompts) * request.n

@@ -27,20 +27,20 @@ from ingot.engine import guided
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.door import Door, Limits
-from ingot.engine.encoding import OfferedEncoder
-from ingot.engine.encoding_request import Encoded, EncodingRequest, Role
-from ingot.engine.encodings import FAILED, Encodings
+from ingot.engine.encoder_batches import OfferedEncoder
+from ingot.engine.encoder_jobs import FAILED, EncoderJobs
+from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.jobs import Job
-from ingot.engine.keeping import Keeping
+from ingot.engine.kept import KeptPrefixes
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import Result, Runner, Step, leave_device
-from ingot.engine.scheduler import Plan, Scheduler
+from ingot.engine.scheduler import Scheduler, StepPlan
 from ingot.engine.sequence import Sequence
-from ingot.engine.stream import BlockingStream, Reader, Stream
+from ingot.engine.stream import BlockingStream, EventSink, Stream
 from ingot.errors import Cancelled, ClientLeft, DeadlineExceeded, IngotError, Unavailable
 from ingot.models.adapter import Adapter
 from ingot.observe.journal import Journal, outcome_of
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
 
 __all__ = ["Engine", "Limits", "Loaded", "Stream"]
 
@@ -172,10 +172,12 @@ class Engine:
         self._on_thread(self._check)
 
     @property
-    def kept(self) -> Keeping:
+    def kept(self) -> KeptPrefixes:
         """The prefixes that are kept."""
         loaded = self._loaded
-        return Keeping(lambda work: self._on_thread(lambda: work(self._runner.reuse)), loaded.adapter, loaded.folder)
+        return KeptPrefixes(
+            lambda work: self._on_thread(lambda: work(self._runner.reuse)), loaded.adapter, loaded.folder
+        )
 
     def _on_thread(self, work: Callable[[], T]) -> T:
         self._refuse_if_stopped()
@@ -192,7 +194,7 @@ class Engine:
             self._refuse_if_stopped()
         return done.result()
 
-    def _accept(self, request: Request, reader: Reader) -> None:
+    def _accept(self, request: Request, reader: EventSink) -> None:
         self._refuse_if_stopped()
         job = self._door.enter(request, reader)
         self._mail.put(lambda: self._begin(job))
@@ -208,7 +210,7 @@ class Engine:
     def _live(self) -> None:
         try:
             self._loaded = self._load()
-            self._encodings = Encodings(
+            self._encodings = EncoderJobs(
                 self._loaded.encoders, self._mail.put, self._limits.max_queue, self._limits.target_itl_ms
             )
             self._make_rooms()
@@ -467,7 +469,7 @@ class Engine:
         assert set(self._runner.seats.taken) <= held, "a slot is held by nobody"
 
 
-def _log_if_slow(plan: Plan, seconds: float) -> None:
+def _log_if_slow(plan: StepPlan, seconds: float) -> None:
     if seconds > SLOW_STEP_S:
         prompt = sum(chunk.count for chunk in plan.chunks)
         log.warning(

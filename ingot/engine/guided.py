@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ingot.engine.sequence import Sequence
 from ingot.errors import IngotError
-from ingot.text.guide import Mask
+from ingot.text.grammar.guide import Mask
 
 
 def begin(sequence: Sequence) -> None:

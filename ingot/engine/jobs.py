@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from ingot.engine.output import Writer
 from ingot.engine.request import CacheReport, Ended, Phase, Request, RequestStatus, Timing, Usage
 from ingot.engine.sequence import Sequence
-from ingot.engine.stream import Reader
-from ingot.text.tokenizer import Tokenizer
+from ingot.engine.stream import EventSink
+from ingot.text.tokens.tokenizer import Tokenizer
 
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
 
 
 class Job:
-    def __init__(self, request: Request, reader: Reader, sequences: list[Sequence], tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, reader: EventSink, sequences: list[Sequence], tokenizer: Tokenizer) -> None:
         self.request, self.reader, self.sequences = request, reader, sequences
         self.writers = {sequence: Writer(sequence, tokenizer) for sequence in sequences}
 

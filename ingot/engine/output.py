@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.engine.answer import Answer
+from ingot.engine.answer_text import AnswerText
 from ingot.engine.request import (
     AnswerEvent,
     Event,
@@ -15,8 +15,8 @@ from ingot.engine.request import (
 )
 from ingot.engine.runner import Logprobs, Result
 from ingot.engine.sequence import Sequence
-from ingot.text.stops import StopMatcher
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.stop_strings import StopMatcher
+from ingot.text.tokens.tokenizer import Tokenizer
 
 
 class Writer:
@@ -145,7 +145,7 @@ class _ReadText:
         assert reading is not None
         self._index = sequence.index
         self._detokenizer = tokenizer.detokenizer(tokenizer.special_where(reading.format.shows))
-        self._answer = Answer(sequence.index, reading, sequence.request.stop)
+        self._answer = AnswerText(sequence.index, reading, sequence.request.stop)
         self._held: list[TokenInfo] = []
 
     @property

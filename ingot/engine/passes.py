@@ -20,7 +20,7 @@ PADDING_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LaunchPart:
     """Rows of neighbouring slots: the next `counts[i]` tokens of each, after which it draws one where `draws[i]`."""
 
     rows: tuple[Sequence, ...]
@@ -60,7 +60,7 @@ class Passes:
     def __init__(self, adapter: Adapter, budget: Budget) -> None:
         self._adapter, self._budget = adapter, budget
 
-    def of(self, decoding: Many[Sequence], chunks: Many[Chunk], capacity: int) -> list[list[Part]]:
+    def of(self, decoding: Many[Sequence], chunks: Many[Chunk], capacity: int) -> list[list[LaunchPart]]:
         """The parts of each forward pass. `decoding` lie in slots 0, 1..; slots have room for `capacity` tokens.
 
         They must run in this order, as drawing a prompt's first token moves its row.
@@ -84,9 +84,9 @@ class Passes:
                 groups.append([row])
         return groups
 
-    def _packed(self, parts: Iterable[Part]) -> list[list[Part]]:
+    def _packed(self, parts: Iterable[LaunchPart]) -> list[list[LaunchPart]]:
         """As few forward passes as memory allows."""
-        passes: list[list[Part]] = []
+        passes: list[list[LaunchPart]] = []
         for part in parts:
             together = [*passes[-1], part] if passes else []
             if together and self._budget.runs([(each.tokens, each.context) for each in together]):
@@ -95,7 +95,7 @@ class Passes:
                 passes.append([part])
         return passes
 
-    def _padded(self, chunks: Iterable[Chunk], capacity: int) -> list[Part]:
+    def _padded(self, chunks: Iterable[Chunk], capacity: int) -> list[LaunchPart]:
         """Chunks of neighbouring slots and like widths together."""
         groups: list[list[Chunk]] = []
         for chunk in sorted(chunks, key=lambda chunk: chunk.sequence.slot or 0):
@@ -121,12 +121,12 @@ class Passes:
         )
 
 
-def _decoding(rows: Many[Sequence]) -> Part:
-    return Part(tuple(rows), (1,) * len(rows), (True,) * len(rows))
+def _decoding(rows: Many[Sequence]) -> LaunchPart:
+    return LaunchPart(tuple(rows), (1,) * len(rows), (True,) * len(rows))
 
 
-def _chunk(*chunks: Chunk) -> Part:
-    return Part(
+def _chunk(*chunks: Chunk) -> LaunchPart:
+    return LaunchPart(
         tuple(chunk.sequence for chunk in chunks),
         tuple(chunk.count for chunk in chunks),
         tuple(chunk.final for chunk in chunks),

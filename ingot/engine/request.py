@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.errors import IngotError
-from ingot.text.formats.format import Format
-from ingot.text.guide import GuidePlan
-from ingot.text.parse import ThinkingStart
-from ingot.text.parsed import ToolSchema
+from ingot.text.formats.table import Format
+from ingot.text.grammar.guide import GuidePlan
+from ingot.text.parse.events import ToolSchema
+from ingot.text.parse.parser import ThinkingStart
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Phase = Literal["queued", "prefill", "decode"]
@@ -67,7 +67,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class AnswerParsing:
     """How an answer's text is to be read: what is thinking, what calls a tool, what is the answer itself."""
 
     format: Format
@@ -91,7 +91,7 @@ class Request:
     n: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
-    reading: Reading | None = None  # None: the text is delivered as it stands
+    reading: AnswerParsing | None = None  # None: the text is delivered as it stands
     guide: GuidePlan | None = None  # what each answer is held to
     cache: bool = True  # may take over computed prefixes and leave its own
     salt: str = ""  # requests with different salts share nothing

@@ -20,15 +20,15 @@ from ingot.cache.slots import Slots
 from ingot.engine import guided
 from ingot.engine.budget import Budget, slot_count
 from ingot.engine.costs import StepCosts
-from ingot.engine.history import History, needs_history
-from ingot.engine.passes import Part, Passes
+from ingot.engine.passes import LaunchPart, Passes
+from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.reuse import Reuse, needs_of
 from ingot.engine.sampling import Drawn, draw, score
-from ingot.engine.scheduler import Plan
+from ingot.engine.scheduler import StepPlan
 from ingot.engine.seats import Seats
 from ingot.engine.sequence import Sequence
 from ingot.models.adapter import Adapter
-from ingot.text.guide import Mask
+from ingot.text.grammar.guide import Mask
 
 ROOMY = 4
 """Slots that take this many times what their rows need are made smaller: kept prefixes get what they give back."""
@@ -94,10 +94,10 @@ class Runner:
         # a record of them that is being made, are copied first.
         self._in_step = adapter.device.kind == "cpu"
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
-        self._histories: dict[Sequence, History] = {}  # of those with penalties, from their first draw on
+        self._histories: dict[Sequence, TokenHistory] = {}  # of those with penalties, from their first draw on
         self._free_at = 0.0
 
-    def launch(self, plan: Plan, catch_up: Callable[[], None]) -> Step:
+    def launch(self, plan: StepPlan, catch_up: Callable[[], None]) -> Step:
         """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done.
 
         `catch_up` is called where a row's draw depends on the tokens of the step before: it sees to it that the rows
@@ -151,7 +151,7 @@ class Runner:
 
     # Seating
 
-    def _seat(self, plan: Plan) -> None:
+    def _seat(self, plan: StepPlan) -> None:
         for sequence in plan.retired:
             self.reuse.keep(self.slots, sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
@@ -176,7 +176,7 @@ class Runner:
 
     # Forward passes
 
-    def _run(self, parts: list[Part], catch_up: Callable[[], None]) -> Launched:
+    def _run(self, parts: list[LaunchPart], catch_up: Callable[[], None]) -> Launched:
         """Start a forward pass and account for it as done."""
         if self._in_step:
             mx.synchronize()
@@ -196,7 +196,7 @@ class Runner:
         self._account(launched, parts)
         return launched
 
-    def _forward_mixed(self, parts: list[Part]) -> mx.array:
+    def _forward_mixed(self, parts: list[LaunchPart]) -> mx.array:
         """Logits of each row that draws, or of all tokens of a prompt that is scored."""
         tokens = [self._next_tokens(part.rows) if part.decoding else _prompt(part) for part in parts]
         ends = accumulate(count for part in parts for count in part.counts)
@@ -205,7 +205,7 @@ class Runner:
         with self.slots.mixed([(part.first, len(part.rows), part.width) for part in parts]) as layers:
             return self._adapter.forward_mixed(mx.concatenate(tokens), layers, None if parts[0].scoring else at)
 
-    def _forward(self, part: Part) -> mx.array:
+    def _forward(self, part: LaunchPart) -> mx.array:
         """The same for a model that cannot mix, and a single part."""
         tokens = self._next_tokens(part.rows)[:, None] if part.decoding else mx.array(_tokens(part))
         at = None if part.scoring else [count - 1 for count in part.counts]
@@ -247,12 +247,12 @@ class Runner:
             catch_up()
         return guided.masks(rows)
 
-    def _history(self, row: Sequence) -> History | None:
+    def _history(self, row: Sequence) -> TokenHistory | None:
         if needs_history(row.sampling) and row not in self._histories:
-            self._histories[row] = History(self._adapter.vocab, row.prompt, row.generated)
+            self._histories[row] = TokenHistory(self._adapter.vocab, row.prompt, row.generated)
         return self._histories.get(row)
 
-    def _score(self, part: Part, logits: mx.array) -> tuple[Sequence, Drawn] | None:
+    def _score(self, part: LaunchPart, logits: mx.array) -> tuple[Sequence, Drawn] | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict. What
         was scored before the row was preempted is not scored again."""
         row = part.rows[0]
@@ -264,7 +264,7 @@ class Runner:
         top = row.sampling.prompt_logprobs or 0
         return row, score(logits[known : known + len(targets)].astype(mx.float32), mx.array(targets), top)
 
-    def _account(self, launched: Launched, parts: list[Part]) -> None:
+    def _account(self, launched: Launched, parts: list[LaunchPart]) -> None:
         for place, row in enumerate(launched.rows):
             assert launched.drawn is not None
             self._latest[row] = (launched.drawn.tokens, place)
@@ -286,13 +286,13 @@ class Runner:
             self._costs.observe_decode(len(launched.rows), 1000 * spent)
 
 
-def _tokens(part: Part) -> list[list[int]]:
+def _tokens(part: LaunchPart) -> list[list[int]]:
     """The next tokens of its rows, padded on the right."""
     counted = zip(part.rows, part.counts, strict=True)
     return [row.tokens[row.computed : row.computed + n] + [0] * (part.width - n) for row, n in counted]
 
 
-def _prompt(part: Part) -> mx.array:
+def _prompt(part: LaunchPart) -> mx.array:
     return mx.array(_tokens(part)[0], dtype=mx.uint32)
 
 

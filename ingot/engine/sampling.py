@@ -14,10 +14,10 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from ingot.engine.history import History, penalised
+from ingot.engine.penalties import TokenHistory, penalised
 from ingot.engine.request import Sampling
 from ingot.kernels import native
-from ingot.text.guide import Mask
+from ingot.text.grammar.guide import Mask
 
 _MASK = (1 << 64) - 1
 
@@ -74,7 +74,7 @@ class Drawn:
 def draw(
     logits: mx.array,
     rows: Sequence[SampledRow],
-    histories: Sequence[History | None] = (),
+    histories: Sequence[TokenHistory | None] = (),
     masks: Sequence[Mask | None] = (),
 ) -> Drawn:
     """Draw one token for each row of `logits` [rows, vocab].

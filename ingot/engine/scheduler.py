@@ -46,7 +46,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     preempted: tuple[Sequence, ...] = ()
     retired: tuple[Sequence, ...] = ()  # all their tokens are drawn: the slot is free
     admitted: tuple[Sequence, ...] = ()
@@ -97,13 +97,15 @@ class Scheduler:
                 place.remove(sequence)
         _release(sequence)
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> StepPlan:
         retired = self._retire()
         preempted = [*self._clear_the_way(), *self._grow()]
         admitted, made_way = self._admit(now)
         preempted += made_way
         decode = tuple(sequence for sequence in self.running if sequence.decoding)
-        return Plan(tuple(preempted), tuple(retired), tuple(admitted), decode, tuple(self._chunks(now, len(decode))))
+        return StepPlan(
+            tuple(preempted), tuple(retired), tuple(admitted), decode, tuple(self._chunks(now, len(decode)))
+        )
 
     def check(self) -> None:
         everyone = self.waiting + self.running

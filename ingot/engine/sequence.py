@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
 from ingot.errors import IngotError
-from ingot.text.guide import Guide
+from ingot.text.grammar.guide import Guide
 
 
 @dataclass(eq=False, slots=True)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
-from ingot.engine.encoding_request import Role
+from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
 from ingot.engine.start_encoders import offer
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
-from ingot.models.locate import ModelFolder
-from ingot.text.generation_config import generation_config
-from ingot.text.tokenizer import Tokenizer
+from ingot.models.files.locate import ModelFolder
+from ingot.text.tokens.generation_config import generation_config
+from ingot.text.tokens.tokenizer import Tokenizer
 
 DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
 """The part of the device's memory that is used when the settings do not say."""

@@ -7,16 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot.config import Settings
-from ingot.engine.encoding import OfferedEncoder
-from ingot.engine.encoding_request import EncoderCard, Role
+from ingot.engine.encoder_batches import OfferedEncoder
+from ingot.engine.encoder_request import EncoderCard, Role
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.encoders.encoder import Encoder
 from ingot.models.encoders.load import is_decoder, load_embedder, load_reranker, read_config
 from ingot.models.encoders.recipe import Recipe, read_recipe
-from ingot.models.locate import ModelFolder
-from ingot.text.inputs import JudgeInputs, PairInputs, RerankInputs, TextInputs, answer_tokens, load_vocabulary
-from ingot.text.vocabulary import Vocabulary
+from ingot.models.files.locate import ModelFolder
+from ingot.text.tokens.encoder_inputs import (
+    JudgeInputs,
+    PairInputs,
+    RerankInputs,
+    TextInputs,
+    answer_tokens,
+    load_vocabulary,
+)
+from ingot.text.tokens.vocabulary import Vocabulary
 
 BATCH_TOKENS = 4096
 """Tokens computed together, unless a single input may be longer: more would hardly be faster."""

@@ -23,7 +23,7 @@ def is_last(batch: Batch) -> bool:
     return isinstance(batch[-1], Ended | Failed)
 
 
-class Reader(Protocol):
+class EventSink(Protocol):
     """Where the engine puts a request's events. Called from the engine thread only."""
 
     def post(self, batch: Batch) -> None: ...
@@ -91,7 +91,7 @@ class Stream:
             self._waiting.append(Failed(Cancelled(behind)))
             self._cancel()
         if len(self._waiting) > self._join_at:
-            self._waiting = joined(self._waiting)
+            self._waiting = merge_deltas(self._waiting)
             self._join_at = max(JOINED, 2 * len(self._waiting))
         self._arrived.set()
 
@@ -109,7 +109,7 @@ def size_of(event: Event) -> int:
     return EVENT_BYTES
 
 
-def joined(events: Sequence[Event]) -> Batch:
+def merge_deltas(events: Sequence[Event]) -> Batch:
     """The same events with each sequence's together, and neighbouring pieces of a text as one. The last stays last."""
     own: dict[int | None, Batch] = {}
     for event in events:

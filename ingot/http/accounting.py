@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import ClientLeft
-from ingot.http.edge import Answer
+from ingot.http.edge import Reply
 from ingot.http.service import Service
-from ingot.protocol.answers import Job
-from ingot.protocol.receipts import CacheReceipt, headers
-from ingot.protocol.requests import RequestBody
+from ingot.protocol.chat.answers import GenerationTask
+from ingot.protocol.chat.receipts import CacheReceipt, headers
+from ingot.protocol.ours.requests import RequestBody
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Stream
 
 
-class Accounted:
+class CountedStream:
     """`close` closes the stream, and notes that nobody waited for its end where nobody did."""
 
-    def __init__(self, stream: Stream, job: Job, answer: Answer, service: Service) -> None:
+    def __init__(self, stream: Stream, job: GenerationTask, answer: Reply, service: Service) -> None:
         self._stream, self._job, self._answer, self._service = stream, job, answer, service
         self._noted = False
 

@@ -16,30 +16,30 @@ from starlette.routing import Match, Route
 
 from ingot.config import Settings
 from ingot.errors import MethodNotAllowed, NotFound, nearest
-from ingot.http.cache import cache_endpoints
 from ingot.http.edge import Edge, Json, answer_of
-from ingot.http.encoding import EncodingEndpoint
-from ingot.http.generation import Generation
+from ingot.http.endpoints.cache import cache_endpoints
+from ingot.http.endpoints.encoders import EncodingEndpoint
+from ingot.http.endpoints.generation import Generation
+from ingot.http.endpoints.ollama import ollama_endpoints, refused_routes
+from ingot.http.endpoints.page import page_routes
+from ingot.http.endpoints.requests import request_endpoints
 from ingot.http.guard import Guard
-from ingot.http.ollama import ollama_endpoints, refused_routes
-from ingot.http.page import page_routes
-from ingot.http.requests import request_endpoints
-from ingot.http.response_creation import CreateResponse
-from ingot.http.responses import Responses
+from ingot.http.responses.create import CreateResponse
+from ingot.http.responses.endpoints import Responses
 from ingot.http.service import Service
-from ingot.http.sse import named_events
-from ingot.protocol.anthropic import count_tokens, read_messages
-from ingot.protocol.anthropic_answers import Ping
-from ingot.protocol.embeddings import read_embeddings
-from ingot.protocol.health import HealthBody
-from ingot.protocol.models import list_models, retrieve_model
-from ingot.protocol.ollama_models import show
-from ingot.protocol.openai_chat import read_chat
-from ingot.protocol.openai_completions import read_completion
+from ingot.http.streaming.sse import named_events
+from ingot.protocol.anthropic.answers import Ping
+from ingot.protocol.anthropic.body import count_tokens, read_messages
+from ingot.protocol.ollama.models import show
+from ingot.protocol.openai.chat import read_chat
+from ingot.protocol.openai.completions import read_completion
+from ingot.protocol.openai.embeddings import read_embeddings
+from ingot.protocol.openai.models import list_models, retrieve_model
 from ingot.protocol.openapi import OPERATIONS, document
+from ingot.protocol.ours.health import HealthBody
+from ingot.protocol.ours.tokenize import detokenize, tokenize
 from ingot.protocol.rerank import read_rerank
 from ingot.protocol.served import Served
-from ingot.protocol.tokens import detokenize, tokenize
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine

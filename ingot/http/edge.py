@@ -39,7 +39,7 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answer = Answer(scope, send)
+        answer = Reply(scope, send)
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
@@ -50,7 +50,7 @@ class Edge:
             answer.write_log()
 
 
-class Answer:
+class Reply:
     """The answer to one request, as it goes out. `headers` go with it whatever it will be, an error included."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -92,8 +92,8 @@ class Answer:
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
 
 
-def answer_of(scope: Scope) -> Answer:
-    answer: Answer = scope["state"]["answer"]
+def answer_of(scope: Scope) -> Reply:
+    answer: Reply = scope["state"]["answer"]
     return answer
 
 

@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized, Unavailable
-from ingot.http.edge import Answer, answer_of
+from ingot.http.edge import Reply, answer_of
 from ingot.http.tenants import Tenants
-from ingot.protocol.cache import IMPORT_PATH
+from ingot.protocol.chat.receipts import RECEIPT_HEADERS
 from ingot.protocol.openapi import OPERATIONS
-from ingot.protocol.receipts import RECEIPT_HEADERS
+from ingot.protocol.ours.cache import IMPORT_PATH
 
 PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
 PROBES: Final = PUBLIC - {"/"}
@@ -97,7 +97,7 @@ class Guard:
             "--cors-origins and that origin."
         )
 
-    def _check_key(self, headers: Headers, answer: Answer) -> None:
+    def _check_key(self, headers: Headers, answer: Reply) -> None:
         given = keys_in(headers)
         tenant = self.tenants.of(given)
         if len(set(given)) > 1:

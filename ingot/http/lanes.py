@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from ingot.errors import Overloaded
-from ingot.text import stopping
+from ingot.text import cancellation
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0
@@ -36,7 +36,7 @@ class Lane:
         left = threading.Event()
 
         def watched() -> T:
-            stopping.current.set(lambda: not left.is_set())
+            cancellation.current.set(lambda: not left.is_set())
             return work()
 
         loop = asyncio.get_running_loop()

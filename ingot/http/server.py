@@ -18,11 +18,11 @@ from ingot.config import Settings, own_key_problem
 from ingot.engine.request import Request
 from ingot.errors import ConfigError, Unavailable
 from ingot.http.app import build_app
-from ingot.http.connections import Connections, affordable
 from ingot.http.guard import as_address
 from ingot.http.service import Service
+from ingot.http.socket.connections import Connections, affordable
+from ingot.http.socket.http11 import BoundedHttp
 from ingot.http.warming import warm, warm_requests
-from ingot.http.wire import BoundedHttp
 from ingot.observe.notices import Notice
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from ingot.config import Settings
 from ingot.http.body import Bodies, decode
 from ingot.http.exchange import Exchange, Live
 from ingot.http.lanes import Lane
-from ingot.http.response_store import store_of
+from ingot.http.responses.store import store_of
 from ingot.mcp.config import read_servers
 from ingot.mcp.servers import McpServers
 from ingot.observe.recent import Recent
-from ingot.protocol.requests import RequestBody
+from ingot.protocol.ours.requests import RequestBody
 from ingot.protocol.served import Served
 from ingot.text.grammar import limits
 from ingot.text.grammar.compiled import CompiledGrammar

@@ -12,8 +12,8 @@ from ingot.engine.request import Failed, Request
 from ingot.errors import IngotError
 from ingot.http.service import Service
 from ingot.http.tenants import Tenants
-from ingot.protocol.warming import warm_request
-from ingot.text.prompt_files import read_prompts
+from ingot.protocol.chat.warm_prompts import warm_request
+from ingot.text.prompt.prompt_files import read_prompts
 
 log = logging.getLogger("ingot.warm")
 

@@ -22,7 +22,7 @@ GROUPS = (32, 64, 128)
 MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
 
 
-class Gating(NamedTuple):
+class GateCurve(NamedTuple):
     """gate * sigmoid(slope * gate) * (up + offset), with gate cut off above `limit`, up on both sides."""
 
     slope: float = 1.0
@@ -117,7 +117,7 @@ def gather(x: mx.array, indices: mx.array, weights: Any) -> mx.array:
     return product
 
 
-def gather_gated(x: mx.array, indices: mx.array, experts: Sequence[Any], gating: Gating) -> mx.array:
+def gather_gated(x: mx.array, indices: mx.array, experts: Sequence[Any], gating: GateCurve) -> mx.array:
     """The MLPs of the experts `indices` [..., k], whose weights are `experts` (gate, up, down): [..., k, rows]."""
     gate, up, down = experts
     slope, limit, offset = gating
@@ -217,7 +217,7 @@ class Stack:
         return y, states[: self._size], states[self._size :]
 
 
-Span = tuple[int, int, int, int, int, int]
+KernelSpan = tuple[int, int, int, int, int, int]
 """(first token, tokens, slot, position of the first, its place in the states, window or 0) of one sequence."""
 HeadNorm = tuple["mx.array", float, bool, bool]
 """(weight, eps, whether all heads of a token are normed as one, whether the mean is taken off) of queries or keys."""
@@ -262,7 +262,7 @@ class Attention:
         )
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, keys: mx.array, values: mx.array, spans: Sequence[Span]
+        self, q: mx.array, k: mx.array, v: mx.array, keys: mx.array, values: mx.array, spans: Sequence[KernelSpan]
     ) -> tuple[mx.array, mx.array, mx.array]:
         """What queries [..., heads * size] attend to, and the states [slots, kv_heads, capacity, size] after it.
 

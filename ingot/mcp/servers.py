@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ingot.errors import ConfigError, IngotError, Unavailable
 from ingot.mcp.config import ServerConfig
-from ingot.protocol.responses_tools import RemoteTool, RemoteTools
+from ingot.protocol.responses.tools import RemoteTool, RemoteTools
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -30,8 +30,8 @@ UNASKED_BYTES: Final = 4 * MESSAGE_BYTES  # that a server may say without answer
 LEAVE_S: Final = 2.0  # what a process gets to end by itself, and again once it was told to
 LOOK_S: Final = 0.01
 
-Heard = MemoryObjectSendStream[SessionMessage | Exception]
-Asked = MemoryObjectReceiveStream[SessionMessage]
+Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 class SaysTooMuch(Exception):
@@ -81,7 +81,7 @@ async def started(config: ServerConfig) -> Process:
     )
 
 
-async def hear(process: Process, heard: Heard) -> None:
+async def hear(process: Process, heard: Incoming) -> None:
     """Hand on what the server says until it ends. Raises SaysTooMuch."""
     assert process.stdout is not None
     junk = Notice(log)
@@ -109,7 +109,7 @@ async def hear(process: Process, heard: Heard) -> None:
             return
 
 
-async def speak(process: Process, asked: Asked) -> None:
+async def speak(process: Process, asked: Outgoing) -> None:
     assert process.stdin is not None
     async with asked:
         with contextlib.suppress(ConnectionError):  # that it is gone is seen where it is heard

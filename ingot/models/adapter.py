@@ -22,19 +22,19 @@ from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.attention import TILE, MixedAttention
-from ingot.models.blocks import with_blocks
-from ingot.models.dialect import older_names
-from ingot.models.fused import fuse_layers
-from ingot.models.gates import swap_gates
-from ingot.models.mixers import swap_mixers, tiled
-from ingot.models.modules import Selection, parameters, select_at_heads, swap_ropes
-from ingot.models.norms import swap_norms
+from ingot.models.files.dialect import older_names
+from ingot.models.files.quantization import moved_weights, weight_format
+from ingot.models.gguf.blocks import with_blocks
+from ingot.models.layers.attention import TILE, MixedAttention
+from ingot.models.layers.fused import fuse_layers
+from ingot.models.layers.mixers import swap_mixers, tiled
+from ingot.models.layers.mlp import swap_gates
+from ingot.models.layers.modules import Selection, parameters, select_at_heads, swap_ropes
+from ingot.models.layers.norms import swap_norms
+from ingot.models.layers.recurrent import swap_recurrences
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
-from ingot.models.quantization import moved_weights, weight_format
-from ingot.models.recurrent import swap_recurrences
-from ingot.models.upstream import caches, load_config, load_model, model_classes
+from ingot.upstream import caches, load_config, load_model, model_classes
 
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),

@@ -20,23 +20,23 @@ from mlx.utils import tree_unflatten
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import stated_context
-from ingot.models.attention import wiring_of
-from ingot.models.blocks import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in, with_blocks
-from ingot.models.dialect import older_names
-from ingot.models.fused import layers_of
-from ingot.models.gguf_families import blueprint
-from ingot.models.gguf_file import TensorEntry
-from ingot.models.gguf_parts import GGUFModel
-from ingot.models.gguf_tensors import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
-from ingot.models.modules import parameters
+from ingot.models.files.dialect import older_names
+from ingot.models.gguf.blocks import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in, with_blocks
+from ingot.models.gguf.families import blueprint
+from ingot.models.gguf.file import TensorEntry
+from ingot.models.gguf.parts import GGUFModel
+from ingot.models.gguf.tensors import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
+from ingot.models.layers.attention import wiring_of
+from ingot.models.layers.fused import layers_of
+from ingot.models.layers.modules import parameters
 from ingot.models.precision import NARROW
-from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
+from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
 
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryNeeds:
     """Bytes. States are those of one sequence; those of attention that sees everything grow with each token."""
 
     weights: int
@@ -45,7 +45,7 @@ class Needs:
     context: int
 
 
-def needs(path: Path, device: Device) -> Needs | None:
+def needs(path: Path, device: Device) -> MemoryNeeds | None:
     """Of a model folder or a .gguf file; None where that cannot be told without loading it."""
     try:
         return _of_gguf(path, device) if path.suffix == ".gguf" else _of_folder(path, device)
@@ -54,13 +54,13 @@ def needs(path: Path, device: Device) -> Needs | None:
         return None
 
 
-def _of_folder(folder: Path, device: Device) -> Needs:
+def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
     changes = older_names(load_config(folder))
     model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes))
     return _told(model, config, _weights(model, device), device)
 
 
-def _of_gguf(path: Path, device: Device) -> Needs:
+def _of_gguf(path: Path, device: Device) -> MemoryNeeds:
     with GGUFModel(path) as file:
         config = blueprint(file).config
         weights = sum(_entry_bytes(entry, device) for entry in file.tensors.values())
@@ -70,7 +70,7 @@ def _of_gguf(path: Path, device: Device) -> Needs:
     return _told(model, {**config, BLOCKS_KEY: narrow}, weights, device)
 
 
-def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> Needs:
+def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
     context = stated_context(config)
     width = _state_width(model, config, device)
     per_token = full = 0
@@ -84,7 +84,7 @@ def _told(model: Any, config: dict[str, Any], weights: int, device: Device) -> N
         window = cache.max_size if isinstance(cache, caches.RotatingKVCache) else None
         per_token += size if window is None else 0
         full += size * min(context, window or context)
-    return Needs(weights, per_token, full, context)
+    return MemoryNeeds(weights, per_token, full, context)
 
 
 def _caches(model: Any) -> Iterator[Any]:

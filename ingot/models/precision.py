@@ -17,9 +17,9 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models import blocks
-from ingot.models.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
-from ingot.models.modules import (
+from ingot.models.gguf import blocks
+from ingot.models.layers.experts import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
+from ingot.models.layers.modules import (
     DenseEmbedding,
     DenseLinear,
     PackedEmbedding,
@@ -28,7 +28,7 @@ from ingot.models.modules import (
     packed,
     parameters,
 )
-from ingot.models.upstream import QuantizedSwitchLinear, SwitchLinear
+from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 NARROW = (mx.bfloat16, mx.float16)

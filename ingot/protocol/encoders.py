@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.encoding_request import Encoded, EncodingRequest, Role
+from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.errors import ModelNotFound
-from ingot.protocol.fields import Reading
+from ingot.protocol.schema.fields import BodyReading
 
 if TYPE_CHECKING:
-    from ingot.engine.encoding import OfferedEncoder
+    from ingot.engine.encoder_batches import OfferedEncoder
     from ingot.protocol.served import Served
 
 WAYS = {
@@ -32,7 +32,7 @@ def encoder_for(served: Served, role: Role) -> OfferedEncoder:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodingJob:
+class EncodingTask:
     """A body, read: what the engine is to compute, and how the answer's body is made of it."""
 
     request: EncodingRequest
@@ -57,7 +57,7 @@ class EncodingReceipt(Struct, kw_only=True):
 
     @classmethod
     def of(
-        cls, encoded: Encoded, request: EncodingRequest, reading: Reading, *, cut_from: int | None = None
+        cls, encoded: Encoded, request: EncodingRequest, reading: BodyReading, *, cut_from: int | None = None
     ) -> EncodingReceipt:
         return cls(
             timing=EncodingTiming(round(encoded.queue_s, 6), round(encoded.compute_s, 6)),

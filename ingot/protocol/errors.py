@@ -7,8 +7,8 @@ import math
 from msgspec import Struct
 
 from ingot.errors import IngotError
-from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.ollama_errors import OllamaError
+from ingot.protocol.anthropic.errors import AnthropicError
+from ingot.protocol.ollama.errors import OllamaError
 
 
 class ErrorDetail(Struct):

@@ -9,33 +9,33 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ingot.protocol.anthropic import COUNT_BODY, MESSAGES_BODY, TokenCount
-from ingot.protocol.anthropic_answers import MESSAGE_EVENTS, MessageBody
-from ingot.protocol.anthropic_errors import AnthropicError
-from ingot.protocol.cache import FILE, IMPORT_PATH, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
-from ingot.protocol.chat_answers import ChatChunk, ChatCompletion
-from ingot.protocol.completion_answers import Completion
-from ingot.protocol.embeddings import EMBEDDING_BODY, EmbeddingList
+from ingot.protocol.anthropic.answers import MESSAGE_EVENTS, MessageBody
+from ingot.protocol.anthropic.body import COUNT_BODY, MESSAGES_BODY, TokenCount
+from ingot.protocol.anthropic.errors import AnthropicError
 from ingot.protocol.errors import ErrorBody
-from ingot.protocol.fields import Kind, Refused, Schema, Terms
-from ingot.protocol.health import HealthBody
-from ingot.protocol.models import ModelBody, ModelList
-from ingot.protocol.ollama import CHAT_BODY as OLLAMA_CHAT_BODY
-from ingot.protocol.ollama import GENERATE_BODY
-from ingot.protocol.ollama_answers import OllamaChat, OllamaCompletion
-from ingot.protocol.ollama_embed import EMBED_BODY, OLD_EMBEDDING_BODY, OldEmbedding, OllamaEmbedded
-from ingot.protocol.ollama_errors import OllamaError
-from ingot.protocol.ollama_models import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
-from ingot.protocol.openai_chat import CHAT_BODY
-from ingot.protocol.openai_completions import COMPLETION_BODY
-from ingot.protocol.questions import EXPLAIN_BODY
-from ingot.protocol.records import Record, specs_of
-from ingot.protocol.requests import CancelledBody, RequestBody, RunningList
+from ingot.protocol.ollama.answers import OllamaChat, OllamaCompletion
+from ingot.protocol.ollama.body import CHAT_BODY as OLLAMA_CHAT_BODY
+from ingot.protocol.ollama.body import GENERATE_BODY
+from ingot.protocol.ollama.embed import EMBED_BODY, OLD_EMBEDDING_BODY, OldEmbedding, OllamaEmbedded
+from ingot.protocol.ollama.errors import OllamaError
+from ingot.protocol.ollama.models import SHOW_BODY, OllamaRunning, OllamaShown, OllamaTags, OllamaVersion
+from ingot.protocol.openai.chat import CHAT_BODY
+from ingot.protocol.openai.chat_answers import ChatChunk, ChatCompletion
+from ingot.protocol.openai.completion_answers import Completion
+from ingot.protocol.openai.completions import COMPLETION_BODY
+from ingot.protocol.openai.embeddings import EMBEDDING_BODY, EmbeddingList
+from ingot.protocol.openai.models import ModelBody, ModelList
+from ingot.protocol.ours.cache import FILE, IMPORT_PATH, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.ours.health import HealthBody
+from ingot.protocol.ours.questions import EXPLAIN_BODY
+from ingot.protocol.ours.requests import CancelledBody, RequestBody, RunningList
+from ingot.protocol.ours.tokenize import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
 from ingot.protocol.rerank import RERANK_BODY, Reranked
-from ingot.protocol.responses_answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
-from ingot.protocol.responses_body import RESPONSES_BODY
-from ingot.protocol.responses_queries import ITEMS_QUERY, RESPONSE_QUERY
-from ingot.protocol.tokens import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
+from ingot.protocol.responses.answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
+from ingot.protocol.responses.body import RESPONSES_BODY
+from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY
+from ingot.protocol.schema.fields import Kind, Refused, Schema, Terms
+from ingot.protocol.schema.objects import ObjectOf, specs_of
 from ingot.version import __version__
 
 REFS = "#/components/schemas/{name}"
@@ -69,7 +69,7 @@ class Operation:
     events: tuple[type[Struct], ...] = ()  # of the answer where it is streamed as named events
     line: type[Struct] | None = None  # of the answer where it is streamed line by line
     failure: type[Struct] = ErrorBody  # what errors look like
-    query: Record | None = None  # what may follow the path
+    query: ObjectOf | None = None  # what may follow the path
     takes_file: bool = False  # as its body
     public: bool = False
 
@@ -366,7 +366,7 @@ def path_parameter(name: str, terms: Terms) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def query_parameters(query: Record, terms: Terms) -> list[Schema]:
+def query_parameters(query: ObjectOf, terms: Terms) -> list[Schema]:
     """None of them is required. A query has no null."""
     return [
         {"name": spec.name, "in": "query", "schema": spec.metadata["kind"].schema(terms)}

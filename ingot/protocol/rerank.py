@@ -10,15 +10,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.encoding_request import Encoded, EncoderCard, EncodingRequest
+from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import Unsupported
-from ingot.protocol import bounds
-from ingot.protocol.encoder_fields import EncoderName
-from ingot.protocol.encoders import EncodingJob, EncodingReceipt, encoder_for
-from ingot.protocol.fields import Bool, Either, Int, ListOf, Reading, Text, Timeout
-from ingot.protocol.records import Record, accepts, refuses, requires
+from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.encoder_fields import EncoderName
+from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, Text, Timeout
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import DEFAULT_NAME, Served
-from ingot.text.inputs import RerankInputs
+from ingot.text.tokens.encoder_inputs import RerankInputs
 
 Version = Literal["1", "2"]
 
@@ -32,7 +32,7 @@ class Document:
 class RerankBody:
     query: str = requires(Text(least=1), "What the documents are to answer.")
     documents: tuple[str | Document, ...] = requires(
-        ListOf(Either((Text(), Record(Document))), bounds.RERANK_DOCUMENTS, least=1),
+        ListOf(Either((Text(), ObjectOf(Document))), bounds.RERANK_DOCUMENTS, least=1),
         "Texts, or objects with a `text`.",
     )
     model: str = accepts(EncoderName("rerank"), "The reranking model's name, or `default`.", default=DEFAULT_NAME)
@@ -62,7 +62,7 @@ class RerankBody:
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-RERANK_BODY = Record(RerankBody)
+RERANK_BODY = ObjectOf(RerankBody)
 
 
 class RankedDocument(Struct):
@@ -105,7 +105,7 @@ class Reranked(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_rerank(value: Any, served: Served, request_id: str, *, version: Version = "1") -> EncodingJob:
+def read_rerank(value: Any, served: Served, request_id: str, *, version: Version = "1") -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     encoder = encoder_for(served, "rerank")
     reading = served.reading()
@@ -131,15 +131,15 @@ def read_rerank(value: Any, served: Served, request_id: str, *, version: Version
         tenant=served.tenant,
         deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
     )
-    return EncodingJob(request, lambda encoded: told(encoded, request, body, encoder.card, reading, version))
+    return EncodingTask(request, lambda encoded: answer_body(encoded, request, body, encoder.card, reading, version))
 
 
-def told(
+def answer_body(
     encoded: Encoded,
     request: EncodingRequest,
     body: RerankBody,
     card: EncoderCard,
-    reading: Reading,
+    reading: BodyReading,
     version: Version,
 ) -> bytes:
     texts = body.texts()

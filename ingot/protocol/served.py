@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, cast
 from ingot.config import Settings
 from ingot.engine.request import ModelCard, Sampling
 from ingot.errors import ConfigError
-from ingot.protocol.encoder_fields import terms_of
-from ingot.protocol.fields import Reading, Terms
-from ingot.protocol.names import check_aliases, with_aliases
-from ingot.protocol.sampling_defaults import sampling_defaults, told
-from ingot.protocol.sealing import Seal
-from ingot.text.encodings import Encodings
-from ingot.text.formats.format import Format
+from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
+from ingot.protocol.chat.sealing import ThinkingSeal
+from ingot.protocol.model_names import check_aliases, with_aliases
+from ingot.protocol.schema.encoder_fields import terms_of
+from ingot.protocol.schema.fields import BodyReading, Terms
 from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
+from ingot.text.formats.table import Format
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.remembered import Answers
-from ingot.text.witness import History
+from ingot.text.prompt.encoded import EncodedTexts
+from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.text.template.witness import TemplateHistory
 from ingot.version import __version__
 
 if TYPE_CHECKING:
-    from ingot.engine.encoding import OfferedEncoder
-    from ingot.engine.encoding_request import Role
-    from ingot.text.tokenizer import Tokenizer
+    from ingot.engine.encoder_batches import OfferedEncoder
+    from ingot.engine.encoder_request import Role
+    from ingot.text.tokens.tokenizer import Tokenizer
 
 DEFAULT_NAME = "default"
 Secret = Callable[[], bytes]
@@ -50,10 +50,12 @@ class Served:
     thinking_budget: int | None = None
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen, where a request says nothing
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, likewise
-    history: History = "stable"  # how past turns are rendered, where a request says nothing
+    history: TemplateHistory = "stable"  # how past turns are rendered, where a request says nothing
     trusting: bool = False  # control tokens are tokens in messages too, not only where the template writes them
-    answers: Answers = field(default_factory=Answers)  # what was generated, for the turns that follow
-    encodings: Encodings = field(default_factory=Encodings)  # what was encoded, for the same
+    answers: RememberedAnswers = field(
+        default_factory=RememberedAnswers
+    )  # what was generated, for the turns that follow
+    encodings: EncodedTexts = field(default_factory=EncodedTexts)  # what was encoded, for the same
     tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
     secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
     keeps_prefixes: bool = True
@@ -96,20 +98,20 @@ class Served:
             settings.thinking_budget,
             sampling,
             default_variables(settings, terms),
-            cast(History, settings.template_history),
+            cast(TemplateHistory, settings.template_history),
             settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
             encoders=encoders or {},
             format_source=found.source,
         )
 
-    def reading(self) -> Reading:
-        return Reading(self.terms)
+    def reading(self) -> BodyReading:
+        return BodyReading(self.terms)
 
     @property
-    def seal(self) -> Seal:
+    def seal(self) -> ThinkingSeal:
         """Signs what the model thought, for clients to send back."""
-        return Seal.of(self.secret(), self.tenant)
+        return ThinkingSeal.of(self.secret(), self.tenant)
 
 
 def default_variables(settings: Settings, terms: Terms) -> dict[str, Any]:
@@ -145,5 +147,5 @@ def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> Foun
 def fingerprint(card: ModelCard, sampling: Sampling) -> str:
     """Names the program and everything about the model that its output may depend on."""
     model = (card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes))
-    facts = (__version__, *model, str(told(sampling)))
+    facts = (__version__, *model, str(sampling_body(sampling)))
     return "fp_" + blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()

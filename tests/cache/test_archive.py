@@ -12,25 +12,32 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.archive import Archive, ArchiveError, Piece, Seal, Tensor, write
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, ArchiveSeal, TensorShape, write
 from ingot.errors import Cancelled
 
 SECRET = b"a secret"
 KEY = {"model": "abc", "tokenizer": "def"}
-FIRST = Piece(
-    "", -1, (1, 2, 3), 0, True, ((0, 3, 1), None), ((), (True, False)), (Tensor("F32", (1, 3)), Tensor("U8", (2,)))
+FIRST = ArchivedRecord(
+    "",
+    -1,
+    (1, 2, 3),
+    0,
+    True,
+    ((0, 3, 1), None),
+    ((), (True, False)),
+    (TensorShape("F32", (1, 3)), TensorShape("U8", (2,))),
 )
-SECOND = Piece("", 0, (4, 5), 3, False, ((3, 5, 1), None), None, (Tensor("BF16", (1, 2)),))
+SECOND = ArchivedRecord("", 0, (4, 5), 3, False, ((3, 5, 1), None), None, (TensorShape("BF16", (1, 2)),))
 DATA = [[b"a" * 12, b"bc"], [b"defg"]]
 
 
 def opened(path: Path, key: dict[str, str] = KEY, secret: bytes = SECRET) -> Archive:
-    return Archive.open(path, Seal(key, secret), lambda: True)
+    return Archive.open(path, ArchiveSeal(key, secret), lambda: True)
 
 
-def written(folder: Path, *pieces: Piece, key: dict[str, str] = KEY, data: Any = None) -> Path:
+def written(folder: Path, *pieces: ArchivedRecord, key: dict[str, str] = KEY, data: Any = None) -> Path:
     path = folder / "kept.safetensors"
-    write(path, Seal(key, SECRET), pieces or (FIRST, SECOND), lambda number: (data or DATA)[number])
+    write(path, ArchiveSeal(key, SECRET), pieces or (FIRST, SECOND), lambda number: (data or DATA)[number])
     return path
 
 
@@ -50,7 +57,7 @@ def test_it_is_a_safetensors_file(tmp_path: Path) -> None:
 
 def test_an_empty_archive_is_one_too(tmp_path: Path) -> None:
     path = tmp_path / "empty"
-    write(path, Seal(KEY, SECRET), (), lambda number: ())
+    write(path, ArchiveSeal(KEY, SECRET), (), lambda number: ())
     assert opened(path).pieces == ()
 
 
@@ -115,7 +122,7 @@ def test_some_other_safetensors_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_pieces_that_do_not_fit_together_are_refused_though_the_checksum_is_right(
-    tmp_path: Path, pieces: tuple[Piece, ...]
+    tmp_path: Path, pieces: tuple[ArchivedRecord, ...]
 ) -> None:
     with pytest.raises(ArchiveError, match="does not fit the others"):
         opened(written(tmp_path, *pieces))
@@ -143,4 +150,4 @@ def test_whoever_has_no_secret_cannot_make_a_file_though_its_checksum_is_right(t
 
 def test_reading_stops_when_nobody_waits_any_more(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
-        Archive.open(written(tmp_path), Seal(KEY, SECRET), lambda: False)
+        Archive.open(written(tmp_path), ArchiveSeal(KEY, SECRET), lambda: False)

@@ -21,7 +21,7 @@ TOLERANCE = 2e-4
 
 def exact(kind: str, tokens: list[int]) -> mx.array:
     """Logits after `tokens`, with caches of mlx-lm's own."""
-    from ingot.models.upstream import caches
+    from ingot.upstream import caches
 
     model = REFERENCE.setdefault(kind, tiny.build(kind))
     return model(mx.array([tokens]), cache=caches.make_prompt_cache(model))[0, -1]

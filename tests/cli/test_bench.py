@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot.cli.bench import read_plan
-from ingot.cli.bench_load import WORDS, Plan, calibrate, measure, prepare, run_level
+from ingot.cli.bench_load import WORDS, LoadPlan, calibrate, measure, prepare, run_level
 from ingot.cli.client import Client
 from ingot.errors import ConfigError
 from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server
@@ -39,7 +39,7 @@ def measured(script: Script) -> list[dict[str, Any]]:
 
 def test_prompts_have_the_wanted_length_by_the_servers_own_count() -> None:
     with scripted_server(Script(answer=counting)) as script:
-        plan = Plan(prompt_tokens=101, output_tokens=4, concurrency=(2,), requests=3, warmup=0)
+        plan = LoadPlan(prompt_tokens=101, output_tokens=4, concurrency=(2,), requests=3, warmup=0)
         level = run_level(prepare(Client(script.url), plan), plan, 2)
     assert level.prompt_tokens == 3 * 101
     assert level.output_tokens == level.chunks == 3 * 4
@@ -48,7 +48,7 @@ def test_prompts_have_the_wanted_length_by_the_servers_own_count() -> None:
 def test_no_two_prompts_share_their_first_words_and_a_seed_repeats_them() -> None:
     def prompts(seed: int) -> list[str]:
         with scripted_server(Script(answer=counting)) as script:
-            plan = Plan(prompt_tokens=201, requests=6, warmup=2, seed=seed)
+            plan = LoadPlan(prompt_tokens=201, requests=6, warmup=2, seed=seed)
             run_level(prepare(Client(script.url), plan), plan, 1)
         return [text_of(body) for body in measured(script)]
 
@@ -60,7 +60,7 @@ def test_no_two_prompts_share_their_first_words_and_a_seed_repeats_them() -> Non
 
 def test_so_many_streams_run_at_once_and_no_more() -> None:
     with scripted_server(Script(answer=counting, gathers=3)) as script:
-        plan = Plan(prompt_tokens=51, requests=7, warmup=0)
+        plan = LoadPlan(prompt_tokens=51, requests=7, warmup=0)
         level = run_level(prepare(Client(script.url), plan), plan, 3)
     assert level.failed == 0
     assert script.most_at_once == 3
@@ -69,7 +69,7 @@ def test_so_many_streams_run_at_once_and_no_more() -> None:
 def test_ingot_is_asked_to_go_on_to_the_wanted_length_and_others_are_not() -> None:
     for owner, asked in (("ingot", True), ("someone", None)):
         with scripted_server(Script(answer=counting, owned_by=owner)) as script:
-            plan = Plan(prompt_tokens=51, requests=1)
+            plan = LoadPlan(prompt_tokens=51, requests=1)
             run_level(prepare(Client(script.url), plan), plan, 1)
         assert {body.get("ignore_eos") for body in measured(script)} == {asked}
         assert {body["model"] for body in measured(script)} == {"default" if asked else "scripted"}
@@ -77,7 +77,7 @@ def test_ingot_is_asked_to_go_on_to_the_wanted_length_and_others_are_not() -> No
 
 def test_completions_are_measured_as_well_as_chats() -> None:
     with scripted_server(Script(answer=counting)) as script:
-        plan = Plan(endpoint="completions", prompt_tokens=51, output_tokens=3, requests=2, warmup=0)
+        plan = LoadPlan(endpoint="completions", prompt_tokens=51, output_tokens=3, requests=2, warmup=0)
         level = run_level(prepare(Client(script.url), plan), plan, 2)
     assert (level.failed, level.output_tokens) == (0, 6)
 
@@ -106,9 +106,9 @@ def test_the_words_are_many_and_distinct() -> None:
 
 
 def test_the_plan_is_read_from_the_flags() -> None:
-    assert read_plan({}) == Plan()
+    assert read_plan({}) == LoadPlan()
     given = {"concurrency": "1,2", "requests": "9", "endpoint": "completions", "name": "m", "seed": "3"}
-    expected = Plan(concurrency=(1, 2), requests=9, endpoint="completions", model="m", seed=3)
+    expected = LoadPlan(concurrency=(1, 2), requests=9, endpoint="completions", model="m", seed=3)
     assert read_plan(given) == expected
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli import bench_report
-from ingot.cli.bench_load import Plan, Target
+from ingot.cli.bench_load import LoadPlan, Target
 from ingot.cli.bench_stats import Sample, summarise
 from ingot.cli.client import Client
 from ingot.errors import ConfigError
@@ -31,7 +31,7 @@ def test_rows_line_up_with_the_head() -> None:
 
 
 def test_the_json_holds_every_figure(tmp_path: Path) -> None:
-    bench_report.write_json(tmp_path / "x.json", bench_report.as_json(TARGET, Plan(), [GOOD, BAD]))
+    bench_report.write_json(tmp_path / "x.json", bench_report.as_json(TARGET, LoadPlan(), [GOOD, BAD]))
     report = json.loads((tmp_path / "x.json").read_text())
     assert report["server"] == {"url": "http://127.0.0.1:1", "model": "m", "is_ingot": False}
     assert report["levels"][0]["inter_token"]["p50"] == 0.75
@@ -40,7 +40,7 @@ def test_the_json_holds_every_figure(tmp_path: Path) -> None:
 
 def test_a_plot_is_drawn_also_where_a_level_failed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    bench_report.write_plot(tmp_path / "x.svg", TARGET, Plan(), [GOOD, BAD])
+    bench_report.write_plot(tmp_path / "x.svg", TARGET, LoadPlan(), [GOOD, BAD])
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 

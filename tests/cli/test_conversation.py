@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.conversation import Conversation, sampling_value
+from ingot.cli.conversation import ChatSession, sampling_value
 from ingot.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def test_a_request_holds_the_system_prompt_the_turns_and_the_parameters() -> None:
-    chat = Conversation("m", system="be brief", sampling={"temperature": 0.5})
+    chat = ChatSession("m", system="be brief", sampling={"temperature": 0.5})
     chat.ask("one")
     chat.answered("1")
     assert chat.ask("two") == {
@@ -30,13 +30,13 @@ def test_a_request_holds_the_system_prompt_the_turns_and_the_parameters() -> Non
 
 
 def test_a_question_without_an_answer_is_not_kept() -> None:
-    chat = Conversation("m")
+    chat = ChatSession("m")
     chat.ask("lost")
     assert chat.ask("next")["messages"] == [user("next")]
 
 
 def test_retry_forgets_the_last_answer_and_nothing_else() -> None:
-    chat = Conversation("m")
+    chat = ChatSession("m")
     chat.ask("hi")
     chat.answered("first")
     chat.ask("hi")  # fails
@@ -49,7 +49,7 @@ def test_retry_forgets_the_last_answer_and_nothing_else() -> None:
 
 
 def test_clear_keeps_the_system_prompt() -> None:
-    chat = Conversation("m", system="s")
+    chat = ChatSession("m", system="s")
     chat.ask("hi")
     chat.answered("ho")
     chat.clear()
@@ -58,7 +58,7 @@ def test_clear_keeps_the_system_prompt() -> None:
 
 
 def test_a_saved_conversation_never_overwrites_a_file(tmp_path: Path) -> None:
-    chat = Conversation("m")
+    chat = ChatSession("m")
     chat.ask("hi")
     chat.answered("ho\n")
     chat.save(tmp_path / "a.json")

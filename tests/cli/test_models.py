@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.config import DEFAULT_MODEL
 from tests.cli.scripted import INGOT, environment
-from tests.models.gguf_making import CONTEXT, as_q4_k_m, tiny_model
+from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
 
 
 def models(home: Path, *flags: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.models.progress import silent
-from ingot.models.shelf import keep
+from ingot.models.files.progress import silent
+from ingot.models.files.shelf import keep
 from tests.cli.scripted import INGOT, environment
 
 

@@ -17,10 +17,10 @@ from ingot.cli.ready import ready_record
 from ingot.config import DEFAULT_MODEL, load
 from ingot.engine.request import ModelCard
 from ingot.errors import Unsupported
-from ingot.models.packaged import find
-from ingot.models.shelf import is_kept
-from ingot.protocol.openai_chat import read_chat
-from ingot.protocol.openai_completions import read_completion
+from ingot.models.files.packaged import find
+from ingot.models.files.shelf import is_kept
+from ingot.protocol.openai.chat import read_chat
+from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import Served
 from ingot.text.formats.registry import FoundFormat, format_named, found_format
 from tests.cli.scripted import INGOT, environment

@@ -21,7 +21,7 @@ from ingot.engine.request import (
     Stop,
     TextDelta,
 )
-from ingot.engine.stream import Reader
+from ingot.engine.stream import EventSink
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from tests import engines
 
@@ -256,7 +256,7 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
     at_the_door, let_in = threading.Event(), threading.Event()
     enter = Door.enter
 
-    def slow(self: Door, request: Request, reader: Reader) -> Job:
+    def slow(self: Door, request: Request, reader: EventSink) -> Job:
         at_the_door.set()
         assert let_in.wait(10)
         return enter(self, request, reader)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ingot.engine.encodings import Encodings
+from ingot.engine.encoder_jobs import EncoderJobs
 from ingot.engine.engine import Engine
 from ingot.engine.output import Writer
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
@@ -92,10 +92,10 @@ def test_a_letter_that_fails_fails_who_runs_and_the_engine_goes_on(engine: Engin
 
 
 def test_encoders_that_fail_leave_the_answers_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Encodings, step_s: float, *, streaming: bool) -> None:
+    def broken(self: EncoderJobs, step_s: float, *, streaming: bool) -> None:
         raise RuntimeError("the encoders are broken")
 
-    monkeypatch.setattr(Encodings, "advance", broken)
+    monkeypatch.setattr(EncoderJobs, "advance", broken)
     assert isinstance(engines.answer(engine, asked("fine"))[-1], Ended)
 
 

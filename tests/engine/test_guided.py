@@ -18,8 +18,8 @@ from ingot.engine.sampling import draw, masked
 from ingot.errors import IngotError
 from ingot.text.formats.registry import format_named
 from ingot.text.grammar.grammars import Grammars
-from ingot.text.guide import GrammarTooComplex, GuideBroken, Mask
-from ingot.text.parse import ThinkingStart
+from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, Mask
+from ingot.text.parse.parser import ThinkingStart
 from tests import engines, tiny
 from tests.engine.test_sampling import Row
 

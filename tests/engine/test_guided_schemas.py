@@ -19,16 +19,24 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, ModelCard, Request, Sampling, SequenceEnded
 from ingot.engine.start import start_engine
 from ingot.errors import BadRequest
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
-from ingot.text.call_ids import id_maker
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
 from ingot.text.formats.hermes import HERMES
-from ingot.text.grammar.grammars import Grammars, GuidedTool, Named, ToolChoice
-from ingot.text.guide import GuidePlan
-from ingot.text.parse import ContentDelta, Parser, ThinkingStart, ToolCallArguments, ToolCallBegan, ToolSchema, merged
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.grammar.grammars import CallChoice, ForcedCall, Grammars, GuidedTool
+from ingot.text.grammar.guide import GuidePlan
+from ingot.text.parse.call_ids import id_maker
+from ingot.text.parse.parser import (
+    ContentDelta,
+    Parser,
+    ThinkingStart,
+    ToolCallArguments,
+    ToolCallBegan,
+    ToolSchema,
+    merged,
+)
+from ingot.text.tokens.tokenizer import Tokenizer
 from tests import engines
-from tests.text.schemas import Schema, schemas
+from tests.text.grammar.schemas import Schema, schemas
 
 NUMBERS = itertools.count()
 SETTINGS = Settings(memory="3GB", context=1024)
@@ -181,7 +189,7 @@ TOOLS = [
         "add", _object(a={"type": "integer", "maximum": 999}, b={"type": "integer", "maximum": 999}), strict=True
     ),
 ]
-CHOICES: list[ToolChoice] = ["required", "required", Named("get_weather"), Named("add")]
+CHOICES: list[CallChoice] = ["required", "required", ForcedCall("get_weather"), ForcedCall("add")]
 
 
 def test_smollm2_calls_the_tools_that_it_must(smollm: Engine, grammars: Grammars) -> None:
@@ -201,5 +209,5 @@ def test_smollm2_calls_the_tools_that_it_must(smollm: Engine, grammars: Grammars
         [began] = [event for event in events if isinstance(event, ToolCallBegan)]
         [arguments] = [json.loads(event.fragment) for event in events if isinstance(event, ToolCallArguments)]
         assert not any(isinstance(event, ContentDelta) for event in events)
-        assert not isinstance(choice, Named) or began.name == choice.name
+        assert not isinstance(choice, ForcedCall) or began.name == choice.name
         jsonschema.validate(arguments, dict(next(tool.parameters for tool in TOOLS if tool.name == began.name)))

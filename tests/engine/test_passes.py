@@ -8,7 +8,7 @@ from typing import Any
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.footprint import Footprint
 from ingot.engine.budget import Budget
-from ingot.engine.passes import Part, Passes
+from ingot.engine.passes import LaunchPart, Passes
 from ingot.engine.request import Request, Sampling
 from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
@@ -30,7 +30,7 @@ def passes(*, widest: int = 256, **can: bool) -> Passes:
     return Passes(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, "padded": True, **can}), budget)
 
 
-def slots(found: list[list[Part]]) -> list[list[list[int | None]]]:
+def slots(found: list[list[LaunchPart]]) -> list[list[list[int | None]]]:
     return [[[each.slot for each in part.rows] for part in parts] for parts in found]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.history import History, needs_history
+from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.request import Sampling
 from ingot.engine.sampling import Drawn, uniform
 from ingot.engine.sampling import draw as draw_with
@@ -26,7 +26,9 @@ class Row:
 
 
 def draw(logits: mx.array, rows: list[Row]) -> Drawn:
-    histories = [History(VOCAB, row.prompt, row.generated) if needs_history(row.sampling) else None for row in rows]
+    histories = [
+        TokenHistory(VOCAB, row.prompt, row.generated) if needs_history(row.sampling) else None for row in rows
+    ]
     return draw_with(logits, rows, histories)
 
 

@@ -11,8 +11,8 @@ from ingot.config import Settings
 from ingot.engine.start_encoders import BATCH_TOKENS, offer
 from ingot.errors import ModelError
 from ingot.kernels.device import current
-from ingot.models.locate import ModelFolder
-from ingot.text.inputs import JudgeInputs, PairInputs, TextInputs
+from ingot.models.files.locate import ModelFolder
+from ingot.text.tokens.encoder_inputs import JudgeInputs, PairInputs, TextInputs
 from tests.encoders import write_encoder, write_sentence_files
 from tests.models.encoders.test_encoders import write_decoder
 

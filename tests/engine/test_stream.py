@@ -24,7 +24,7 @@ from ingot.engine.request import (
     TokenLogprob,
     Usage,
 )
-from ingot.engine.stream import Stream, joined
+from ingot.engine.stream import Stream, merge_deltas
 from ingot.errors import Cancelled
 
 pytestmark = pytest.mark.anyio
@@ -135,7 +135,7 @@ def without_tokens(pieces: list[object]) -> list[object]:
 
 @given(st.lists(deltas, max_size=30))
 def test_joining_changes_nothing_that_a_sequence_says(events: list[Event]) -> None:
-    after = joined(events)
+    after = merge_deltas(events)
     assert len(after) <= len(events)
     for index in range(3):
         before_pieces, after_pieces = told(events, index), told(after, index)

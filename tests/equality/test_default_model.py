@@ -10,8 +10,8 @@ from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.start import start_engine
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
 from tests.engines import answer, text_of
 
 QUESTIONS = [

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingot.cache.archive import Archive, ArchiveError, Piece, write
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, write
 from ingot.engine.engine import Engine
 from ingot.errors import Cancelled
 from ingot.http import server
-from tests.engine.test_archiving import SECRET, ask, prompts, start
+from tests.engine.test_kept_files import SECRET, ask, prompts, start
 from tests.http.running import connect, running
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -22,24 +22,24 @@ FILE = {"content-type": "application/octet-stream"}
 ANN, ROOT = {"x-api-key": "ann-the-key"}, {"x-api-key": "root-key"}
 
 
-def hollow(piece: Piece, layer: int) -> Piece:
+def hollow(piece: ArchivedRecord, layer: int) -> ArchivedRecord:
     """Its layer holds nothing, and says that this is all there is."""
     return recut(piece, layer, (piece.begin, piece.begin, 0))
 
 
-def short(piece: Piece, layer: int) -> Piece:
+def short(piece: ArchivedRecord, layer: int) -> ArchivedRecord:
     """Its layer ends a token early."""
     begin, end, count = piece.deltas[layer] or (0, 0, 0)
     return recut(piece, layer, (begin, end - 1, count))
 
 
-def late(piece: Piece, layer: int) -> Piece:
+def late(piece: ArchivedRecord, layer: int) -> ArchivedRecord:
     """Its layer claims to begin a token later than it does."""
     begin, end, count = piece.deltas[layer] or (0, 0, 0)
     return recut(piece, layer, (begin + 1, end, count))
 
 
-def recut(piece: Piece, layer: int, delta: tuple[int, int, int]) -> Piece:
+def recut(piece: ArchivedRecord, layer: int, delta: tuple[int, int, int]) -> ArchivedRecord:
     held = [each[2] for each in piece.deltas if each is not None]
     before = sum(each[2] for each in piece.deltas[:layer] if each is not None)
     count = (piece.deltas[layer] or (0, 0, 0))[2]
@@ -56,7 +56,7 @@ def recut(piece: Piece, layer: int, delta: tuple[int, int, int]) -> Piece:
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 @pytest.mark.parametrize("forge", [hollow, short, late])
 def test_a_file_that_leaves_states_out_is_refused_however_well_it_is_sealed(
-    kind: str, forge: Callable[[Piece, int], Piece], tmp_path: Path
+    kind: str, forge: Callable[[ArchivedRecord, int], ArchivedRecord], tmp_path: Path
 ) -> None:
     engine = start(kind, tmp_path / "model")
     ask(engine, "mine", prompts()[0])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ingot.http.app import build_app
-from ingot.protocol.openai_chat import ChatBody
-from ingot.protocol.openai_completions import CompletionBody
+from ingot.protocol.openai.chat import ChatBody
+from ingot.protocol.openai.completions import CompletionBody
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 

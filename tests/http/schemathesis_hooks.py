@@ -6,7 +6,7 @@ from typing import Any
 
 import schemathesis
 
-from ingot.protocol.bounds import IDENTIFIER_CHARS
+from ingot.protocol.schema.bounds import IDENTIFIER_CHARS
 
 SAID = (
     "must be at least n",  # best_of against n

@@ -32,8 +32,8 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
-from ingot.text.controls import Controls
-from ingot.text.template import ChatTemplate
+from ingot.text.prompt.control_tokens import Controls
+from ingot.text.template.chat_template import ChatTemplate
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from ingot.engine.encoding_request import Encoded, EncodingRequest
+from ingot.engine.encoder_request import Encoded, EncodingRequest
 from tests.encoders import offered, row_of
 from tests.http.scripted import ScriptedEngine
 

@@ -15,7 +15,7 @@ from ingot.errors import Cancelled, Overloaded
 from ingot.http.app import build_app
 from ingot.http.lanes import Lane
 from ingot.http.service import LONG_BODY, Service
-from ingot.text.stopping import checkpoint
+from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
 

@@ -14,7 +14,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.engine.engine import Engine, Limits
-from ingot.models.locate import ModelFolder
+from ingot.models.files.locate import ModelFolder
 from tests import engines
 from tests.encoders import write_encoder, write_sentence_files
 from tests.http.running import connect, post, running

@@ -17,8 +17,8 @@ import pytest
 from ingot.engine.request import TextDelta
 from ingot.errors import ConfigError
 from ingot.http import server as servers
-from ingot.http import wire
 from ingot.http.server import listen
+from ingot.http.socket import http11
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -136,7 +136,7 @@ def test_what_is_no_http_is_refused_in_our_words() -> None:
 
 
 def test_a_client_that_never_finishes_its_head_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_S", 0.1)
+    monkeypatch.setattr(http11, "HEAD_S", 0.1)
     with running(ScriptedEngine(), settings()) as url, connect(url) as silent, connect(url) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nhost: ")
         assert everything(silent) == b""

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.kernels.device import current
-from ingot.models import mixers
 from ingot.models.adapter import Adapter, adapt
-from ingot.models.attention import MixedAttention
-from ingot.models.ragged import RaggedAttention
-from tests.models import family_configs
+from ingot.models.layers import mixers
+from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.native_attention import RaggedAttention
+from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 

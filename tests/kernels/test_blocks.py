@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
-from ingot.models.gguf_tensors import BLOCK_BITS
+from ingot.models.gguf.tensors import BLOCK_BITS
 from tests.kernels.test_native import activations, allowed
-from tests.models.gguf_making import random_rows
+from tests.models.gguf.making import random_rows
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 

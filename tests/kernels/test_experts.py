@@ -17,9 +17,9 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import adapt
-from ingot.models.experts import DenseSwitchLinear, GatedExperts, PackedSwitchLinear, UnsortedExperts
+from ingot.models.layers.experts import DenseSwitchLinear, GatedExperts, PackedSwitchLinear, UnsortedExperts
 from ingot.models.precision import settle
-from ingot.models.upstream import QuantizedSwitchLinear, SwigluOAI, SwitchGLU, SwitchLinear
+from ingot.upstream import QuantizedSwitchLinear, SwigluOAI, SwitchGLU, SwitchLinear
 from tests import tiny
 from tests.kernels.rounding import half_steps
 
@@ -110,11 +110,11 @@ def gated(
     experts=st.integers(1, 9),
     tokens=st.sampled_from([1, 2, 7, 40, 130]),
     spread=st.sampled_from([1.0, 5.0]),
-    gating=st.sampled_from([native.Gating(), native.Gating(1.702, 7.0, 1.0), native.Gating(limit=1.5)]),
+    gating=st.sampled_from([native.GateCurve(), native.GateCurve(1.702, 7.0, 1.0), native.GateCurve(limit=1.5)]),
     data=st.data(),
 )
 def test_the_mlps_of_experts_are_right(
-    form: str, experts: int, tokens: int, spread: float, gating: native.Gating, data: st.DataObject
+    form: str, experts: int, tokens: int, spread: float, gating: native.GateCurve, data: st.DataObject
 ) -> None:
     hidden, inner, k = 96, 64, data.draw(st.integers(1, experts))
     shapes = [(experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner)]
@@ -158,7 +158,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="each token"):
         native.gather(mx.ones((2, 32)), one, weights)
     with pytest.raises(ValueError, match="fit together"):
-        native.gather_gated(mx.ones((1, 32)), one, [weights, other, down], native.Gating())
+        native.gather_gated(mx.ones((1, 32)), one, [weights, other, down], native.GateCurve())
     with pytest.raises(ValueError, match="experts"):
         native.linear(mx.ones((1, 32)), weights)
 

@@ -15,7 +15,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import adapt
-from ingot.models.modules import DenseEmbedding, DenseLinear, PackedLinear
+from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedLinear
 from ingot.models.precision import settle
 from tests import tiny
 from tests.kernels.rounding import WIDE_BOUND, half_steps

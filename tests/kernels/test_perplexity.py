@@ -15,10 +15,10 @@ from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models import adapter
-from ingot.models.packaged import ensure
+from ingot.models.files.packaged import ensure
 from ingot.models.precision import unpack
-from ingot.models.upstream import load_model
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.upstream import load_model
 
 TOKENS = 256
 TEXT = Path(__file__).parents[2] / "foundry" / "held_out.txt.xz"

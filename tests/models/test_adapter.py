@@ -15,11 +15,11 @@ from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels import native
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, adapt, load
-from ingot.models.gguf import convert_gguf
-from ingot.models.progress import silent
+from ingot.models.files.progress import silent
+from ingot.models.gguf.importer import convert_gguf
 from tests import engines, tiny
-from tests.models import family_configs
-from tests.models.gguf_making import tiny_model
+from tests.models.gguf.making import tiny_model
+from tests.models.layers import family_configs
 
 natively = pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="native kernels attend on CPUs")
 

@@ -12,23 +12,23 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels.device import Device
 from ingot.models.adapter import load
-from ingot.models.needs import Needs, needs
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
+from ingot.models.needs import MemoryNeeds, needs
 from tests.engines import GPU
-from tests.models.gguf_making import CONTEXT, as_q4_k_m, tiny_model
-from tests.models.test_gguf import converted
+from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
+from tests.models.gguf.test_importer import converted
 
 CPU = Device("cpu", "a CPU", 1 << 34)
 
 
-def told(path: Path, device: Device) -> Needs:
+def told(path: Path, device: Device) -> MemoryNeeds:
     found = needs(path, device)
     assert found is not None
     return found
 
 
-def assert_true(found: Needs, folder: Path, device: Device) -> None:
+def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
     adapter = load(folder, device)
     assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
     assert found.per_token == adapter.footprint.append

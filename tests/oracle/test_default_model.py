@@ -17,12 +17,12 @@ from ingot.engine.request import Request, Sampling, Stop, TextDelta
 from ingot.engine.start import start_engine
 from ingot.kernels.device import current
 from ingot.models.adapter import adapt
-from ingot.models.packaged import ensure
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
 from ingot.models.precision import unpack
 from ingot.models.probe import apart
-from ingot.models.progress import silent
-from ingot.models.upstream import load_model
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.upstream import load_model
 from tests.engines import answer
 
 torch = pytest.importorskip("torch")

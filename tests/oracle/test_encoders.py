@@ -15,8 +15,8 @@ from ingot.kernels.device import current
 from ingot.models.encoders.encoder import Encoder
 from ingot.models.encoders.load import load_embedder, load_reranker
 from ingot.models.encoders.recipe import Normalize, Recipe, read_recipe
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.encoding import OfferedEncoder
-from ingot.engine.encoding_request import Encoded
+from ingot.engine.encoder_batches import OfferedEncoder
+from ingot.engine.encoder_request import Encoded
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, Unsupported
-from ingot.protocol.encoders import EncodingJob
+from ingot.protocol.encoders import EncodingTask
 from ingot.protocol.rerank import read_rerank, squashed
 from ingot.protocol.served import Served
-from ingot.text.inputs import JudgeInputs
+from ingot.text.tokens.encoder_inputs import JudgeInputs
 from tests.encoders import CLS, SEP, ByteVocabulary, card, offered
 from tests.http.scripted import CARD, ByteTokenizer, settings
 
@@ -30,11 +30,11 @@ SERVED = served(offered("rerank"))
 DOCUMENTS = ["zero", {"text": "one"}, "two"]
 
 
-def read(documents: Any = DOCUMENTS, query: Any = "q", **fields: Any) -> EncodingJob:
+def read(documents: Any = DOCUMENTS, query: Any = "q", **fields: Any) -> EncodingTask:
     return read_rerank({"query": query, "documents": documents, **fields}, SERVED, "id")
 
 
-def answer(job: EncodingJob, scores: tuple[float, ...] = (0.0, 2.0, -1.0)) -> Any:
+def answer(job: EncodingTask, scores: tuple[float, ...] = (0.0, 2.0, -1.0)) -> Any:
     rows = tuple(array("f", [score]) for score in scores[: len(job.request.inputs)])
     return json.loads(job.told(Encoded(rows, job.request.tokens, 0.5, 0.25)))
 

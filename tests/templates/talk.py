@@ -9,9 +9,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from ingot.text.canonical import answered
-from ingot.text.conversation import Composer, Conversation
-from ingot.text.parse import (
+from ingot.text.parse.events import PastCall
+from ingot.text.parse.parser import (
     ContentDelta,
     ParsedEvent,
     ReasoningDelta,
@@ -19,13 +18,14 @@ from ingot.text.parse import (
     ToolCallArguments,
     ToolCallBegan,
 )
-from ingot.text.parsed import Call
-from ingot.text.prompt import Prompt
-from ingot.text.remembered import Answers
-from ingot.text.render_calls import render_call
-from ingot.text.witness import History
+from ingot.text.prompt.canonical import thread_with_answer
+from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.past_calls import render_call
+from ingot.text.prompt.prompt import Prompt
+from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.text.template.witness import TemplateHistory
 from tests.templates.real import Real
-from tests.text.answers import TOOLS, new_parser
+from tests.text.parse.answers import TOOLS, new_parser
 
 Dict = dict[str, Any]
 SHOWN: list[Dict] = [
@@ -39,7 +39,7 @@ class Says:
 
     text: str = "Well."
     thought: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[PastCall, ...] = ()
     wrapped: tuple[str, str] | None = None
 
     def written(self, model: Real) -> str:
@@ -56,12 +56,12 @@ class Talk:
 
     model: Real
     tools: Sequence[Dict] = ()
-    history: History = "stable"
+    history: TemplateHistory = "stable"
     echoes_thinking: bool = False
     remembers: bool = True
     random: Random = field(default_factory=lambda: Random(0))
     messages: list[Dict] = field(default_factory=list)
-    answers: Answers = field(default_factory=Answers)
+    answers: RememberedAnswers = field(default_factory=RememberedAnswers)
     computed: tuple[int, ...] = ()  # what the engine has computed so far: prompt, answer and its end
     called: bool = False  # the last answer called a tool
     prompt: Prompt | None = None
@@ -70,7 +70,7 @@ class Talk:
         self.messages += messages
         switch = self.model.switch
         variables = {switch[0]: switch[1] if thinking else switch[2]} if switch and thinking is not None else None
-        composer = Composer(self.model.tokenizer, self.model.template, self.answers)
+        composer = PromptBuilder(self.model.tokenizer, self.model.template, self.answers)
         wanted = Conversation(
             self.messages, self.tools, variables, history=self.history, remembers=self.remembers, salt="mine"
         )
@@ -87,7 +87,7 @@ class Talk:
         calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in told["tool_calls"]]
         ids = self.model.template.traits_for(bool(self.tools)).call_ids
         if self.prompt.thread:
-            thread = answered(self.prompt.thread, told["content"], calls, ids=ids)
+            thread = thread_with_answer(self.prompt.thread, told["content"], calls, ids=ids)
             self.answers.keep(thread, self.prompt.opening, tokens, told["reasoning_content"])
         self.called = bool(calls)
         self.computed = (*self.prompt.tokens, *tokens, *self._end())

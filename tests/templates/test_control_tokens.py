@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.text.conversation import Composer, Conversation
-from ingot.text.prompt import Prompt
-from ingot.text.remembered import Answers
+from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.prompt import Prompt
+from ingot.text.prompt.remembered import RememberedAnswers
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN
 
@@ -54,7 +54,7 @@ def result(text: str) -> dict[str, Any]:
 
 
 def composed(model: Real, *messages: dict[str, Any], **options: Any) -> Prompt:
-    composer = Composer(model.tokenizer, model.template, Answers())
+    composer = PromptBuilder(model.tokenizer, model.template, RememberedAnswers())
     return composer.compose(Conversation(messages, remembers=False, **options), model.format)
 
 

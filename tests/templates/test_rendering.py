@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from ingot.text.conversation import Composer, Conversation
-from ingot.text.parsed import Call
-from ingot.text.remembered import Answers
-from ingot.text.template import prepare_messages
+from ingot.text.parse.events import PastCall
+from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.text.template.chat_template import prepare_messages
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN, Says, Talk, results
 
 SHOWN_ELSEWHERE = {"llama3_2", "gemma3", "mistral_nemo"}
 """Templates that put the system's words, or the first question, into what another message wrote."""
-LOOK = Call("get_weather", {"city": "Oslo"})
+LOOK = PastCall("get_weather", {"city": "Oslo"})
 
 
 def user(text: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_the_keys_of_tools_may_come_in_any_order(name: str) -> None:
             return {key: backwards(value[key]) for key in reversed(list(value))}
         return [backwards(each) for each in value] if isinstance(value, list) else value
 
-    composer = Composer(model.tokenizer, model.template, Answers())
+    composer = PromptBuilder(model.tokenizer, model.template, RememberedAnswers())
     texts = [
         composer.compose(Conversation([user("Hi")], tools), model.format).text for tools in (SHOWN, backwards(SHOWN))
     ]

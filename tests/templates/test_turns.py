@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.text.parsed import Call
-from ingot.text.prompt import Prompt
+from ingot.text.parse.events import PastCall
+from ingot.text.prompt.prompt import Prompt
 from tests.templates.real import MODELS, Real
 from tests.templates.talk import SHOWN, Says, Talk, results
 
@@ -33,9 +33,9 @@ FORGETS_WHO_SPEAKS = {
 
 PLACES = st.sampled_from(["Köln", "a\nb", '"quoted"', "x" * 40])
 CALLS = st.one_of(
-    st.builds(lambda city, days: Call("get_weather", {"city": city, "days": days}), PLACES, st.integers(0, 9)),
-    st.builds(lambda text: Call("write_file", {"path": "a.txt", "content": text}), PLACES),
-    st.just(Call("ping", {})),
+    st.builds(lambda city, days: PastCall("get_weather", {"city": city, "days": days}), PLACES, st.integers(0, 9)),
+    st.builds(lambda text: PastCall("write_file", {"path": "a.txt", "content": text}), PLACES),
+    st.just(PastCall("ping", {})),
 )
 SAID = st.sampled_from(["Well.", "It's 3 °C.", "First,\n\n- a\n- b", "```py\nx = 1\n```", "  indented", "Ünïcode 😀"])
 THOUGHT = st.sampled_from(["", "Hm.", "Let me see.\n\nOr not.", "1 + 1 = 2"])
@@ -116,7 +116,7 @@ def test_so_it_is_where_the_model_called_in_its_own_way(text: str, wrapped: tupl
     [model] = [model for model in MODELS if model.name == "qwen-2.5"]
     talk = Talk(model, tools=SHOWN, random=Random(7))
     talk.asks({"role": "user", "content": "Hi"})
-    for calls in ((Call("ping", {}),), (Call("get_weather", {"city": "Köln"}), Call("ping", {}))):
+    for calls in ((PastCall("ping", {}),), (PastCall("get_weather", {"city": "Köln"}), PastCall("ping", {}))):
         before = talk.prompt
         told = talk.says(Says(text, calls=calls, wrapped=wrapped))
         assert told["content"] == text and len(told["tool_calls"]) == len(calls)

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Library
 
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.tokens.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
 

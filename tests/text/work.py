@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ingot.text.reader import Reader
+from ingot.text.parse.reader import TextReader
 
 ROOM = "ingot.text."
 
@@ -29,7 +29,7 @@ def work(run: Callable[[], object]) -> int:
         if event == "call":
             calls += 1
             texts.update((id(value), value) for value in frame.f_locals.values() if type(value) is str)
-        elif event == "return" and frame.f_code is Reader.feed.__code__:
+        elif event == "return" and frame.f_code is TextReader.feed.__code__:
             unread = frame.f_locals["self"].text
             texts[id(unread)] = unread
         elif event == "return" and type(given) is str:

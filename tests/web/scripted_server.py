@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ingot.http.page import HEADERS, page_routes
+from ingot.http.endpoints.page import HEADERS, page_routes
 
 WAIT_S = 20.0
 

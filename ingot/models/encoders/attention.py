@@ -70,7 +70,7 @@ def heads_of(x: mx.array, heads: int) -> mx.array:
     return x.reshape(rows, width, heads, -1).transpose(0, 2, 1, 3)
 
 
-def joined(x: mx.array) -> mx.array:
+def merge_heads(x: mx.array) -> mx.array:
     """The reverse of `heads_of`."""
     rows, _, width, _ = x.shape
     return x.transpose(0, 2, 1, 3).reshape(rows, width, -1)

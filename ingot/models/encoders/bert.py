@@ -11,8 +11,8 @@ import mlx.nn as nn
 
 from ingot.errors import ModelError
 from ingot.models.encoders.activations import activation
-from ingot.models.encoders.attention import attend, heads_of, joined
-from ingot.models.encoders.config import Stated
+from ingot.models.encoders.attention import attend, heads_of, merge_heads
+from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.rows import Rows
 
 UNNEEDED = (r"position_ids$", r"token_type_ids$", r"^pooler\.", r"^cls\.", r"^lm_head\.", r"^classifier\.")
@@ -34,7 +34,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
-        stated = Stated(config)
+        stated = EncoderConfig(config)
         kind = config.get("position_embedding_type") or "absolute"
         if kind != "absolute":
             raise ModelError(f"The model's config asks for {kind!r} positions; ingot knows absolute ones")
@@ -80,10 +80,10 @@ class SelfAttention(nn.Module):
 
     def __call__(self, x: mx.array, rows: Rows) -> mx.array:
         queries, keys, values = (heads_of(part(x), self._heads) for part in (self.query, self.key, self.value))
-        return joined(attend(queries, keys, values, seen=rows.seen))
+        return merge_heads(attend(queries, keys, values, seen=rows.seen))
 
 
-class Added(nn.Module):
+class ResidualNorm(nn.Module):
     """A product added to what came in before, then the norm."""
 
     def __init__(self, wide: int, shape: Shape) -> None:
@@ -99,7 +99,7 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self["self"] = SelfAttention(shape)
-        self.output = Added(shape.hidden, shape)
+        self.output = ResidualNorm(shape.hidden, shape)
 
     def __call__(self, x: mx.array, rows: Rows) -> mx.array:
         return self.output(self["self"](x, rows), x)
@@ -120,7 +120,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(shape)
         self.intermediate = Intermediate(shape)
-        self.output = Added(shape.inner, shape)
+        self.output = ResidualNorm(shape.inner, shape)
 
     def __call__(self, x: mx.array, rows: Rows) -> mx.array:
         attended = self.attention(x, rows)

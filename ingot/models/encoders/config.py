@@ -9,7 +9,7 @@ from ingot.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class EncoderConfig:
     config: dict[str, Any]
 
     def number(self, key: str, default: int | None = None) -> int:

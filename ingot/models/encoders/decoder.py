@@ -19,15 +19,15 @@ from ingot.cache.footprint import rounded
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, adapt
-from ingot.models.blocks import with_blocks
-from ingot.models.dialect import older_names
 from ingot.models.encoders import tensors
-from ingot.models.encoders.encoder import Encoder, Numbers, Traits, Work, numbers, weight_bytes
+from ingot.models.encoders.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
 from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.rows import Rows
-from ingot.models.modules import SELECTIVE, Selection, adopt
+from ingot.models.files.dialect import older_names
+from ingot.models.gguf.blocks import with_blocks
+from ingot.models.layers.modules import SELECTIVE, Selection, adopt
 from ingot.models.precision import settle
-from ingot.models.upstream import load_config, load_model, model_classes
+from ingot.upstream import load_config, load_model, model_classes
 
 CHUNK = 512
 """Most tokens of a row in one launch, after which streams may have their turn."""
@@ -59,7 +59,7 @@ _TIED = {kind: type(f"Bare{kind.__name__}", (_KeepsHidden, kind), {}) for kind i
 class DecoderEncoder(Encoder):
     """Rows through a decoder. `_finish` makes numbers of what the launches gave, which are hidden states or logits."""
 
-    def __init__(self, adapter: Adapter, traits: Traits) -> None:
+    def __init__(self, adapter: Adapter, traits: EncoderTraits) -> None:
         self._adapter, self.traits = adapter, traits
 
     def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
@@ -116,7 +116,7 @@ class DecoderEncoder(Encoder):
 
 
 class EmbeddingDecoder(DecoderEncoder):
-    def __init__(self, adapter: Adapter, traits: Traits, pooling: Pooling) -> None:
+    def __init__(self, adapter: Adapter, traits: EncoderTraits, pooling: Pooling) -> None:
         super().__init__(_without_head(adapter), traits)
         self._pooling = pooling
 
@@ -138,7 +138,7 @@ class EmbeddingDecoder(DecoderEncoder):
 class JudgingDecoder(DecoderEncoder):
     """The score of a row is how much likelier than "no" it goes on with "yes", as the logarithm of the ratio."""
 
-    def __init__(self, adapter: Adapter, traits: Traits, *, yes: int, no: int) -> None:
+    def __init__(self, adapter: Adapter, traits: EncoderTraits, *, yes: int, no: int) -> None:
         super().__init__(adapter, traits)
         self._yes, self._no = yes, no
 

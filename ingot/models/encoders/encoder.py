@@ -18,14 +18,14 @@ import numpy as np
 
 from ingot.models.encoders.attention import TILE_BYTES
 from ingot.models.encoders.rows import Rows
-from ingot.models.modules import parameters
+from ingot.models.layers.modules import parameters
 
 Numbers: TypeAlias = "list[array[float]]"
 Work: TypeAlias = "Generator[None, None, list[array[float]]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class EncoderTraits:
     """What the rest of the program may know of an encoder."""
 
     family: str
@@ -37,7 +37,7 @@ class Traits:
 
 
 class Encoder(ABC):
-    traits: Traits
+    traits: EncoderTraits
 
     @abstractmethod
     def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
@@ -64,7 +64,7 @@ class TrunkEncoder(Encoder):
     """A BERT-type model. `model` has `stages`, and `finish` makes [rows, dimension] of what the last one gave."""
 
     def __init__(
-        self, model: Any, finish: Any, traits: Traits, *, pad: int, hidden: int, inner: int, heads: int
+        self, model: Any, finish: Any, traits: EncoderTraits, *, pad: int, hidden: int, inner: int, heads: int
     ) -> None:
         self._model, self._finish, self.traits = model, finish, traits
         self._pad, self._hidden, self._inner, self._heads = pad, hidden, inner, heads

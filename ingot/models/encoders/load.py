@@ -12,9 +12,9 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, stated_context
 from ingot.models.encoders import tensors
-from ingot.models.encoders.config import Stated
+from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.decoder import EmbeddingDecoder, JudgingDecoder, known_upstream, load_decoder
-from ingot.models.encoders.encoder import Encoder, Traits, TrunkEncoder
+from ingot.models.encoders.encoder import Encoder, EncoderTraits, TrunkEncoder
 from ingot.models.encoders.families import BUFFERS, FAMILIES, Family
 from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.recipe import Recipe
@@ -78,7 +78,7 @@ def load_reranker(
                 f"The tokenizer of {folder.name} has no single tokens for yes and no, which it judges with"
             )
         adapter = load_decoder(folder, device, dtype=dtype, headless=False)
-        traits = Traits(adapter.family, adapter.vocab, adapter.context, 1, False, adapter.notes)
+        traits = EncoderTraits(adapter.family, adapter.vocab, adapter.context, 1, False, adapter.notes)
         return JudgingDecoder(adapter, traits, yes=yes, no=no)
     if not _classifying(config):
         raise ModelError(
@@ -120,16 +120,16 @@ def _built(
 
 def _traits(
     config: dict[str, Any], longest: int, stated: int | None, dimension: int, unit: bool, notes: list[str]
-) -> Traits:
+) -> EncoderTraits:
     length = longest if stated is None else min(longest, stated)
     if stated is not None and stated > longest:
         notes = [*notes, f"the files ask for inputs of {stated} tokens, the model has positions for {longest}"]
-    vocab = Stated(config).number("vocab_size")
-    return Traits(str(config["model_type"]), vocab, length, dimension, unit, tuple(notes))
+    vocab = EncoderConfig(config).number("vocab_size")
+    return EncoderTraits(str(config["model_type"]), vocab, length, dimension, unit, tuple(notes))
 
 
-def _trunk(model: Any, finish: Any, traits: Traits, config: dict[str, Any], family: Family) -> Encoder:
-    stated = Stated(config)
+def _trunk(model: Any, finish: Any, traits: EncoderTraits, config: dict[str, Any], family: Family) -> Encoder:
+    stated = EncoderConfig(config)
     return TrunkEncoder(
         model,
         finish,
@@ -143,10 +143,10 @@ def _trunk(model: Any, finish: Any, traits: Traits, config: dict[str, Any], fami
 
 def _embedding_decoder(adapter: Adapter, config: dict[str, Any], recipe: Recipe) -> Encoder:
     text = {**config, **(config.get("text_config") or {})}
-    pooling = Pooling(recipe, Stated(text).number("hidden_size"))
+    pooling = Pooling(recipe, EncoderConfig(text).number("hidden_size"))
     longest = stated_context(config)
     length = longest if recipe.length is None else min(longest, recipe.length)
-    traits = Traits(
+    traits = EncoderTraits(
         adapter.family, adapter.vocab, length, pooling.dimension, recipe.unit, (*recipe.notes, *adapter.notes)
     )
     mx.eval(pooling.parameters())

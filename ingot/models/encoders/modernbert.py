@@ -11,8 +11,8 @@ import mlx.nn as nn
 
 from ingot.errors import ModelError
 from ingot.models.encoders.activations import activation
-from ingot.models.encoders.attention import attend, heads_of, joined
-from ingot.models.encoders.config import Stated
+from ingot.models.encoders.attention import attend, heads_of, merge_heads
+from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.rows import Rows
 
 UNNEEDED = (r"^head\.", r"^decoder\.", r"^classifier\.")
@@ -37,7 +37,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Shape:
-        stated = Stated(config)
+        stated = EncoderConfig(config)
         return cls(
             vocab=stated.number("vocab_size"),
             hidden=stated.number("hidden_size"),
@@ -54,7 +54,7 @@ class Shape:
         )
 
 
-def _kinds(config: dict[str, Any], stated: Stated) -> tuple[str, ...]:
+def _kinds(config: dict[str, Any], stated: EncoderConfig) -> tuple[str, ...]:
     kinds = config.get("layer_types")
     if kinds is None:
         every = stated.number("global_attn_every_n_layers", 3)
@@ -96,7 +96,7 @@ class Attention(nn.Module):
     def __call__(self, x: mx.array, rows: Rows) -> mx.array:
         queries, keys, values = (heads_of(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
         return self.Wo(
-            joined(attend(self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach))
+            merge_heads(attend(self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach))
         )
 
     def _turned(self, x: mx.array) -> mx.array:
@@ -151,7 +151,7 @@ class ModernBert(nn.Module):
 class Head(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        shape, stated = Shape.of(config), Stated(config)
+        shape, stated = Shape.of(config), EncoderConfig(config)
         self._act = activation(stated.text("classifier_activation", "gelu"))
         self.dense = nn.Linear(shape.hidden, shape.hidden, bias=stated.flag("classifier_bias", False))
         self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
@@ -165,7 +165,7 @@ class ModernBertClassifier(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        pooling = Stated(config).text("classifier_pooling", "cls")
+        pooling = EncoderConfig(config).text("classifier_pooling", "cls")
         if pooling not in ("cls", "mean"):
             raise ModelError(
                 f"The model's config.json asks for the pooling {pooling!r}, which ModernBERT does not have"
@@ -186,4 +186,4 @@ class ModernBertClassifier(nn.Module):
 
 
 def longest(config: dict[str, Any]) -> int:
-    return Stated(config).number("max_position_embeddings", 8192)
+    return EncoderConfig(config).number("max_position_embeddings", 8192)

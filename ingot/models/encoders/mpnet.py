@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 
 from ingot.errors import ModelError
-from ingot.models.encoders.attention import attend, heads_of, joined
-from ingot.models.encoders.bert import Added, Intermediate, Shape
-from ingot.models.encoders.config import Stated
+from ingot.models.encoders.attention import attend, heads_of, merge_heads
+from ingot.models.encoders.bert import Intermediate, ResidualNorm, Shape
+from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.rows import Rows
 from ingot.models.encoders.xlm_roberta import Head
 
@@ -24,7 +24,7 @@ wider up to `FARTHEST`."""
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
-    buckets = Stated(config).number("relative_attention_num_buckets", BUCKETS)
+    buckets = EncoderConfig(config).number("relative_attention_num_buckets", BUCKETS)
     if buckets != BUCKETS:
         raise ModelError(f"The model's config asks for {buckets} buckets of distances; MPNet has {BUCKETS}")
     return Shape.of({"layer_norm_eps": 1e-12, "pad_token_id": PAD} | config)
@@ -51,7 +51,7 @@ class SelfAttention(nn.Module):
 
     def __call__(self, x: mx.array, rows: Rows, bias: mx.array) -> mx.array:
         queries, keys, values = (heads_of(part(x), self._heads) for part in (self.q, self.k, self.v))
-        return self.o(joined(attend(queries, keys, values, seen=rows.seen, bias=bias)))
+        return self.o(merge_heads(attend(queries, keys, values, seen=rows.seen, bias=bias)))
 
 
 class Attention(nn.Module):
@@ -69,7 +69,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(shape)
         self.intermediate = Intermediate(shape)
-        self.output = Added(shape.inner, shape)
+        self.output = ResidualNorm(shape.inner, shape)
 
     def __call__(self, x: mx.array, rows: Rows, bias: mx.array) -> mx.array:
         attended = self.attention(x, rows, bias)

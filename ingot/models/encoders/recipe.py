@@ -44,13 +44,13 @@ class Normalize:
     """Scale to length 1."""
 
 
-Step = Dense | Normalize
+RecipeStep = Dense | Normalize
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     pooling: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RecipeStep, ...]
     length: int | None = None  # the longest input, where the files state one
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -87,13 +87,13 @@ def _prompts(library: dict[str, Any]) -> dict[str, str]:
     return stated
 
 
-def _modules(folder: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], tuple[Step, ...], list[str]]:
+def _modules(folder: Path, usual: str, *, prompted: bool) -> tuple[tuple[str, ...], tuple[RecipeStep, ...], list[str]]:
     modules = _listed(folder / "modules.json")
     if modules is None:
         note = f"no modules.json: vectors are made by {usual} pooling and scaled to length 1, which is a guess"
         return (usual,), (Normalize(),), [note]
     pooling: tuple[str, ...] = ()
-    steps: list[Step] = []
+    steps: list[RecipeStep] = []
     notes: list[str] = []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]

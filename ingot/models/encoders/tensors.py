@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.errors import ModelError
-from ingot.models.modules import parameters
+from ingot.models.layers.modules import parameters
 
 NAMED = 5
 """Tensors that an error names; of the others it says how many they are."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.notation import unescaped
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import GEMMA_THINK
 
 

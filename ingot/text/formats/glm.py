@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.table import CallForm, Format, Gap, KeyClose, Name, TextParameters
 from ingot.text.formats.thinking import THINK
 
 GLM = Format(

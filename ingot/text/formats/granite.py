@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import CallForm, Format, Gap, JsonCall
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
+from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
 from ingot.text.formats.thinking import THINK
 
 MARKED_ARRAY = CallForm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Channels, Format
+from ingot.text.formats.table import Channels, Format
 
 HARMONY = Format(
     name="harmony",

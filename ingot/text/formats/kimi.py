@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import (
-    Arguments,
-    CallForm,
-    Format,
-    Gap,
-    KeyClose,
-    Name,
-    Ordinal,
-    TextParameters,
-)
 from ingot.text.formats.notation import JSON
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name, Ordinal, TextParameters
 from ingot.text.formats.thinking import KIMI_K3_THINK, THINK
-from ingot.text.schema_types import Kind, Kinds
+from ingot.text.parse.schema_types import JsonType, JsonTypes
 
 KIMI_K2 = Format(
     name="kimi-k2",
@@ -44,8 +35,8 @@ KIMI_K2 = Format(
 )
 
 
-def _json_close(type: str, *kinds: Kind) -> KeyClose:
-    return KeyClose(f'" type="{type}"<|sep|>', "json", Kinds(kinds))
+def _json_close(type: str, *kinds: JsonType) -> KeyClose:
+    return KeyClose(f'" type="{type}"<|sep|>', "json", JsonTypes(kinds))
 
 
 KIMI_K3 = Format(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.notation import JSON
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.unmarked import FENCED, FENCED_ARRAY
 
 BARE = CallForm(call=(JsonCall("parameters"),), joint="; ", bare=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.text.formats.format import CallForm, Elements, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.table import CallForm, Elements, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.thinking import INTERLEAVED_THINK, MINIMAX_M3_THINK
 
 MINIMAX_M2 = Format(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.notation import JSON
+from ingot.text.formats.table import Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.thinking import MISTRAL_THINK
 
 ARRAY = CallForm(

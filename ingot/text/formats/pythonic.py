@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.notation import PYTHON
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.thinking import THINK
 
 _CALL = (Name(), Gap(), Arguments(PYTHON))

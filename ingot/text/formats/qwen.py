@@ -6,9 +6,9 @@ of the first kind also leave the tags out, Qwen2.5-Coder always.
 
 from __future__ import annotations
 
-from ingot.text.formats.format import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
 from ingot.text.formats.thinking import THINK
 from ingot.text.formats.unmarked import UNMARKED
 

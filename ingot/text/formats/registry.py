@@ -16,7 +16,6 @@ from ingot.text.formats.cohere import COHERE
 from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
 from ingot.text.formats.dots import DOTS
 from ingot.text.formats.firefunction import FIREFUNCTION
-from ingot.text.formats.format import Format, Thinking
 from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
 from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from ingot.text.formats.gigachat import GIGACHAT3, GIGACHAT31
@@ -38,6 +37,7 @@ from ingot.text.formats.pythonic import LFM2, PYTHONIC
 from ingot.text.formats.qwen import QWEN, QWEN3_CODER
 from ingot.text.formats.seed import SEED_OSS
 from ingot.text.formats.solar import SOLAR_OPEN
+from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.formats.thinking import THINKINGS
 from ingot.text.formats.tool_calls import APRIEL, HUNYUAN_A13B, JAMBA, MINIMAX_M1
 from ingot.text.formats.xlam import XLAM
@@ -94,7 +94,7 @@ FORMATS: tuple[Format, ...] = (
     PLAIN,
 )
 _BY_NAME = {known.name: known for known in FORMATS}
-_THINKING_BY_NAME: dict[str, Thinking | None] = {known.name: known for known in THINKINGS} | {"none": None}
+_THINKING_BY_NAME: dict[str, ThinkingFormat | None] = {known.name: known for known in THINKINGS} | {"none": None}
 
 FORMAT_NAMES = tuple(sorted(_BY_NAME))
 THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
@@ -135,7 +135,7 @@ def format_named(name: str, *, param: str | None = None) -> Format:
     return _BY_NAME[name]
 
 
-def thinking_named(name: str, *, param: str | None = None) -> Thinking | None:
+def thinking_named(name: str, *, param: str | None = None) -> ThinkingFormat | None:
     """The tags of that name, None for `none`. Raises BadRequest, which lists the known names."""
     if (problem := thinking_problem(name)) is not None:
         raise BadRequest(problem, param=param)
@@ -168,7 +168,7 @@ def _by_type(model_type: str) -> Format | None:
     return next((known for known in FORMATS if model_type in known.model_types), None)
 
 
-def _thinking(template: str, found: Format) -> Thinking | None:
+def _thinking(template: str, found: Format) -> ThinkingFormat | None:
     if found.channels is not None:
         return None
     shown = [known for known in THINKINGS if known.open in template or known.close in template]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.text.formats.format import CallForm, Gap, JsonCall, Maybe
+from ingot.text.formats.table import CallForm, Gap, JsonCall, Maybe
 
 _FENCE = ("```", Maybe("json"), Gap("\n"))
 _FENCE_END = (Gap("\n"), "```")

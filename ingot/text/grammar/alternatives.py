@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ingot.errors import BadRequest
+from ingot.text.grammar.lark import Rules, quoted, slashed
 from ingot.text.grammar.members import Scope
 from ingot.text.grammar.patterns import matches_nothing, whole
-from ingot.text.grammar.rules import Rules, quoted, slashed
 
 ValueKind = Literal["values", "string", "number", "integer", "boolean", "null", "array", "object"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.formats.format import (
+from ingot.text.formats.notation import JSON
+from ingot.text.formats.table import (
     Arguments,
     CallForm,
     CallId,
@@ -28,11 +29,10 @@ from ingot.text.formats.format import (
     TagEnd,
     TextParameters,
 )
-from ingot.text.formats.notation import JSON
 from ingot.text.grammar.elements import ElementWriter
+from ingot.text.grammar.lark import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
 from ingot.text.grammar.members import Scope
 from ingot.text.grammar.notated import NotatedWriter
-from ingot.text.grammar.rules import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
 from ingot.text.grammar.text_parameters import ParameterWriter
 
 MOST_SPACE = 4
@@ -51,24 +51,26 @@ class GuidedTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ForcedCall:
     """This one function must be called, once."""
 
     name: str
 
 
-ToolChoice = Literal["auto", "required"] | Named
+CallChoice = Literal["auto", "required"] | ForcedCall
 
 
 def call_grammar(
-    rules: Rules, format: Format, tools: Sequence[GuidedTool], choice: ToolChoice, *, parallel: bool, opened: bool
+    rules: Rules, format: Format, tools: Sequence[GuidedTool], choice: CallChoice, *, parallel: bool, opened: bool
 ) -> str:
     """The source of the grammar. `opened`: the prompt already ends with the form's opening marker."""
-    if isinstance(choice, Named):
+    if isinstance(choice, ForcedCall):
         tools = [tool for tool in tools if tool.name == choice.name]
         parallel = False
     if not tools:
-        raise BadRequest(f"There is no tool {choice.name!r}." if isinstance(choice, Named) else "There are no tools.")
+        raise BadRequest(
+            f"There is no tool {choice.name!r}." if isinstance(choice, ForcedCall) else "There are no tools."
+        )
     if format.channels is not None:
         return _Messages(rules, format.channels, tools).source(free=choice == "auto")
     if not format.forms:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingot.text.grammar import limits
-from ingot.text.guide import GrammarTooComplex, Guide, GuideBroken, Mask
+from ingot.text.grammar.guide import GrammarTooComplex, Guide, GuideBroken, Mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

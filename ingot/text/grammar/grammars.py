@@ -11,21 +11,21 @@ from contextvars import ContextVar
 from typing import Any
 
 from ingot.errors import BadRequest
-from ingot.text.formats.format import Format
+from ingot.text.formats.table import Format
 from ingot.text.grammar import limits
-from ingot.text.grammar.calls import GuidedTool, Named, ToolChoice, call_grammar
+from ingot.text.grammar.answer import CallPlan, composed
+from ingot.text.grammar.calls import CallChoice, ForcedCall, GuidedTool, call_grammar
 from ingot.text.grammar.compiled import TOO_COMPLEX, CompiledGrammar
+from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
+from ingot.text.grammar.lark import Rules, json_schema, quoted
 from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
-from ingot.text.grammar.rules import Rules, json_schema, quoted
 from ingot.text.grammar.schemas import check_schema
-from ingot.text.grammar.thinking import CallPlan, composed
 from ingot.text.grammar.trial import Trials
-from ingot.text.guide import GrammarTooComplex, GuidePlan
-from ingot.text.parse import ThinkingStart
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.parse.parser import ThinkingStart
+from ingot.text.tokens.tokenizer import Tokenizer
 
-__all__ = ["Grammars", "GuidedTool", "Named", "ToolChoice", "Uncompiled", "prepared"]
+__all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool", "Uncompiled", "prepared"]
 
 prepared: ContextVar[dict[bytes, CompiledGrammar | str] | None] = ContextVar("prepared", default=None)
 """Where it is set, nothing is compiled in place: what is not known yet and not found here raises Uncompiled."""
@@ -96,7 +96,7 @@ class Grammars:
         self,
         format: Format,
         tools: Sequence[GuidedTool],
-        choice: ToolChoice,
+        choice: CallChoice,
         *,
         parallel: bool,
         opened: bool = False,

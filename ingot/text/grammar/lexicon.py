@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingot.text.formats.registry import FORMATS
-from ingot.text.guide import Mask
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.grammar.guide import Mask
+from ingot.text.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

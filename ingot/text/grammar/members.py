@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import Unsupported
+from ingot.text.grammar.lark import NOTHING, Rules, one_of, optional, sequence
 from ingot.text.grammar.merging import merged
-from ingot.text.grammar.rules import NOTHING, Rules, one_of, optional, sequence
 
 # Keywords that say nothing of which values are right.
 _SILENT = frozenset(
@@ -119,7 +119,7 @@ def members(schema: Any, scope: Scope) -> Members:
     return Members(tuple(listed), None if listed or others is False else others)
 
 
-def joined(rules: Rules, written: Sequence[tuple[str, bool]], comma: str) -> str:
+def join_members(rules: Rules, written: Sequence[tuple[str, bool]], comma: str) -> str:
     """Expressions in their order, with `comma` between any two. With each comes whether it must be there."""
     behind, alone = NOTHING, NOTHING  # what may follow one of them, and what may follow none
     for expression, required in reversed(written):

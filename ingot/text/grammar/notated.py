@@ -10,8 +10,8 @@ from typing import Any
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.formats.notation import Notation
 from ingot.text.grammar.alternatives import KINDS, Alternative, Texts, alternatives
-from ingot.text.grammar.members import Members, Scope, joined, members
-from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, sequence
+from ingot.text.grammar.lark import Rules, anywhere, exactly, one_of, sequence
+from ingot.text.grammar.members import Members, Scope, join_members, members
 from ingot.text.grammar.schema_rules import SchemaRules
 
 _BARE_KEY = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
@@ -83,7 +83,7 @@ class NotatedWriter:
         for member in found.listed:
             pieces = [self._key(member.name), assignment, self._value(member.schema)]
             written.append((sequence(pieces), member.required))
-        return joined(self._rules, written, comma)
+        return join_members(self._rules, written, comma)
 
     def _any_value(self) -> str:
         if not self._anything:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.text.grammar.guide import Guide, GuideBroken, Mask
 from ingot.text.grammar.lexicon import SPACE, Lexicon, allow, allows, forbid
-from ingot.text.guide import Guide, GuideBroken, Mask
 
 MOST_SPACES = 4
 """Tokens of white space that may come between thinking and what is held to a plan."""
@@ -13,7 +13,7 @@ SPARE_TOKENS = 3
 """By which a budget may be exceeded, to finish a character."""
 
 
-class Forced:
+class ForcedTokens:
     """These tokens and no others."""
 
     free = False
@@ -39,7 +39,7 @@ class Forced:
         self._at += 1
 
 
-class Thinking:
+class ThinkingGuide:
     """Anything up to `close`; after `budget` tokens, `closing` is forced.
 
     Where the rest of the answer is held to something (`before_plan`), the answer cannot end here, nor may a token that
@@ -53,7 +53,7 @@ class Thinking:
         self._left = budget
         self._before_plan = before_plan
         self._written = b""  # its end: as much as may be the beginning of the tag, or half a character
-        self._cut = Forced(lexicon, closing)
+        self._cut = ForcedTokens(lexicon, closing)
         self._cutting = budget is not None and budget <= 0
         self._closed = False
 
@@ -105,7 +105,7 @@ class Thinking:
         return found + [id for id in lexicon.holding(close) if lexicon.tokens[id].partition(close)[2].strip(SPACE)]
 
 
-class Spaced:
+class SpacedGuide:
     """A guide before which some white space may come."""
 
     def __init__(self, lexicon: Lexicon, guide: Guide) -> None:
@@ -133,7 +133,7 @@ class Spaced:
         self._guide.accept(token)
 
 
-class Opening:
+class OpeningGuide:
     """The beginning of an answer that may open with `tag`: then it is `tagged`, else `untagged` or, without, free."""
 
     def __init__(self, lexicon: Lexicon, tag: bytes, tagged: Guide, untagged: Guide | None) -> None:
@@ -188,7 +188,7 @@ class Opening:
         self._chosen = chosen
 
 
-class Either:
+class AnyGuide:
     """What any of several guides allows, for as long as it goes on to."""
 
     free = False
@@ -216,7 +216,7 @@ class Either:
             raise GuideBroken("The answer went on as nothing it was to go on as, and was given up.")
 
 
-class Parts:
+class GuideChain:
     """Guides one after another: the next begins where one is done. Behind the last, unless it `ends`, all is free."""
 
     def __init__(self, guides: Sequence[Guide], *, ends: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ingot.text.grammar.rules import Rules
+from ingot.text.grammar.lark import Rules
 
 
 class SchemaRules:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import BadRequest
-from ingot.text.formats.format import KeyClose, Part, TextParameters
+from ingot.text.formats.table import KeyClose, Part, TextParameters
+from ingot.text.grammar.lark import Rules, anywhere, exactly, one_of, optional, sequence
 from ingot.text.grammar.members import Member, Scope, members
-from ingot.text.grammar.rules import Rules, anywhere, exactly, one_of, optional, sequence
 from ingot.text.grammar.text_values import TextValueWriter
-from ingot.text.schema_types import ANY, STRING, Kinds, parameter_kinds
+from ingot.text.parse.schema_types import ANY, STRING, JsonTypes, parameter_kinds
 
 _KEY = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 
@@ -57,7 +57,7 @@ class ParameterWriter:
                 ways.append(sequence([rules.literal(part.key_open), key, between, value, rules.literal("\n")]))
         return rules.rule(one_of(ways))
 
-    def _value(self, member: Member, kinds: Kinds, close: KeyClose) -> str | None:
+    def _value(self, member: Member, kinds: JsonTypes, close: KeyClose) -> str | None:
         """The value and its closing tag; None where this kind of key cannot hold one."""
         if close.value == "text":
             return self._texts.value(member.schema, STRING, self._part.value_close) if "string" in kinds else None
@@ -68,7 +68,7 @@ class ParameterWriter:
             return self._json(member, kinds)
         return self._texts.value(member.schema, kinds, self._part.value_close)
 
-    def _json(self, member: Member, kinds: Kinds) -> str:
+    def _json(self, member: Member, kinds: JsonTypes) -> str:
         schema = self._scope.enclosed(member.schema)
         if kinds != ANY and not _states_type(schema, kinds):
             schema = self._scope.enclosed({"allOf": [member.schema, {"type": sorted(kinds)}]})
@@ -78,6 +78,6 @@ class ParameterWriter:
         return self._rules.literal(self._part.frame + self._part.value_close)
 
 
-def _states_type(schema: Any, kinds: Kinds) -> bool:
+def _states_type(schema: Any, kinds: JsonTypes) -> bool:
     stated = schema.get("type") if isinstance(schema, Mapping) else None
     return frozenset({stated} if isinstance(stated, str) else stated or ()) == kinds

@@ -8,10 +8,10 @@ from typing import Any
 
 from ingot.errors import Unsupported
 from ingot.text.grammar.alternatives import Alternative, Texts, alternatives
+from ingot.text.grammar.lark import Rules, one_of, sequence
 from ingot.text.grammar.members import Scope
-from ingot.text.grammar.rules import Rules, one_of, sequence
-from ingot.text.parameters import TextValue
-from ingot.text.schema_types import STRING, Kinds
+from ingot.text.parse.schema_types import STRING, JsonTypes
+from ingot.text.parse.text_values import TextValue
 
 _WORDS = {"null": ("null",), "boolean": ("true", "false")}
 
@@ -23,7 +23,7 @@ class TextValueWriter:
         self._rules, self._scope, self._frame = rules, scope, frame
         self._texts = Texts(rules, scope, without)
 
-    def value(self, schema: Any, kinds: Kinds, closing: str) -> str:
+    def value(self, schema: Any, kinds: JsonTypes, closing: str) -> str:
         """A value of this schema which the parser takes for one of `kinds`, a string among them, and `closing`."""
         return self._text(schema, closing) if kinds == STRING else self._mixed(schema, kinds, closing)
 
@@ -34,7 +34,7 @@ class TextValueWriter:
             return self._one_of_values([value for one in strings for value in one.values], STRING, closing)
         return self._until(closing, strings)
 
-    def _mixed(self, schema: Any, kinds: Kinds, closing: str) -> str:
+    def _mixed(self, schema: Any, kinds: JsonTypes, closing: str) -> str:
         """A string or something else: text that looks like the other is read as that."""
         allowed = alternatives(schema, self._scope)
         if all(one.kind == "values" for one in allowed):
@@ -49,7 +49,7 @@ class TextValueWriter:
             self._scope.refuse({narrowed: None}, frozenset())
         return self._until(closing, [Alternative("string", {})])
 
-    def _one_of_values(self, values: list[Any], kinds: Kinds, closing: str) -> str:
+    def _one_of_values(self, values: list[Any], kinds: JsonTypes, closing: str) -> str:
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         for value, text in zip(values, texts, strict=True):
             if closing in text or _read(text, kinds, self._frame) != value:
@@ -70,7 +70,7 @@ def _strings(allowed: list[Alternative]) -> list[Alternative]:
     return [*found, Alternative("values", {}, values)] if values else found
 
 
-def _read(text: str, kinds: Kinds, frame: str) -> Any:
+def _read(text: str, kinds: JsonTypes, frame: str) -> Any:
     """What the parser makes of a text."""
     written: list[str] = []
     value = TextValue(kinds, frame, written.append)

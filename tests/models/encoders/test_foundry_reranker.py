@@ -10,8 +10,8 @@ from foundry.package import MODELS
 from ingot.config import Settings
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import current
-from ingot.models.locate import ModelFolder
-from ingot.text.inputs import PairInputs
+from ingot.models.files.locate import ModelFolder
+from ingot.text.tokens.encoder_inputs import PairInputs
 from tests.models.encoders.running import finished
 
 FOLDER = MODELS / "rerank"

@@ -13,9 +13,9 @@ from ingot.kernels.device import current
 from ingot.models.encoders.encoder import Encoder
 from ingot.models.encoders.load import load_embedder
 from ingot.models.encoders.recipe import Normalize, read_recipe
-from ingot.models.packaged import ensure
-from ingot.models.progress import silent
-from ingot.text.inputs import TextInputs, load_vocabulary
+from ingot.models.files.packaged import ensure
+from ingot.models.files.progress import silent
+from ingot.text.tokens.encoder_inputs import TextInputs, load_vocabulary
 from tests.models.encoders.running import finished
 
 # text: tokens, the first numbers of its vector, the last ones, and the sum of all

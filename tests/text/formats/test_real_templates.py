@@ -7,10 +7,10 @@ import json
 import pytest
 
 from ingot.text.formats.registry import detect
-from ingot.text.parse import ThinkingStart
-from ingot.text.template import ChatTemplate
-from tests.text.answers import TOOLS, parsed, told
+from ingot.text.parse.parser import ThinkingStart
+from ingot.text.template.chat_template import ChatTemplate
 from tests.text.formats.test_registry import real_template
+from tests.text.parse.answers import TOOLS, parsed, told
 
 QUESTION = "What now?"
 WEATHER = {"city": 'Köln <am Rhein>\n"it\'s"', "days": 3, "tags": ["a", "b"], "where": {"x": [None, 1.5]}}

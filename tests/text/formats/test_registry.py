@@ -8,7 +8,6 @@ from importlib import resources
 import pytest
 
 from ingot.errors import BadRequest
-from ingot.text.formats.format import Format
 from ingot.text.formats.registry import (
     FORMAT_NAMES,
     FORMATS,
@@ -20,6 +19,7 @@ from ingot.text.formats.registry import (
     thinking_named,
     thinking_problem,
 )
+from ingot.text.formats.table import Format
 from ingot.text.formats.thinking import MISTRAL_THINK, THINK
 
 

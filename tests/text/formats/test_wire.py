@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.text.formats.registry import FORMATS, format_named
-from tests.text.answers import check_order, cut, parsed, told
 from tests.text.formats.cases import CASES
 from tests.text.formats.wire import Case
+from tests.text.parse.answers import check_order, cut, parsed, told
 
 
 def test_every_format_has_cases() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.text.formats.registry import format_named
-from ingot.text.parse import ThinkingStart
+from ingot.text.parse.parser import ThinkingStart
 
 
 @dataclass(frozen=True)

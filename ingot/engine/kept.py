@@ -1,0 +1,91 @@
+"""The kept prefixes as other threads may ask about them. Each call runs on the engine thread, between two steps.
+
+A caller names the tenant it speaks for, and is told about that one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ingot.cache.archive import ArchiveSeal
+from ingot.cache.tree import Node, Owner
+from ingot.engine.kept_files import adopt, export
+from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, Request, SaltStatus
+from ingot.engine.reuse import OnThread, Reuse
+from ingot.errors import Unsupported
+from ingot.models.adapter import Adapter
+from ingot.models.files.digest import model_digest, tokenizer_digest
+
+Going = Callable[[], bool]
+"""Whether somebody still waits for the work."""
+
+
+def always() -> bool:
+    return True
+
+
+class KeptPrefixes:
+    def __init__(self, run: OnThread, adapter: Adapter, folder: Path | None) -> None:
+        """`folder` has the model's files; without any, what is kept cannot be moved."""
+        self._run, self._adapter, self._folder = run, adapter, folder
+
+    def status(self, tenant: str) -> CacheStatus:
+        return self._run(lambda reuse: _status(reuse, tenant))
+
+    def explain(self, request: Request, number: int) -> CacheReport:
+        """What one of the request's prompts would take over if it came now. Leaves no trace."""
+        return self._run(lambda reuse: reuse.explain(request, request.prompts[number]))
+
+    def clear(self, tenant: str) -> int:
+        """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees."""
+        return self._run(lambda reuse: reuse.index.clear(tenant))
+
+    def export(self, tenant: str, path: Path, secret: bytes, going: Going = always) -> int:
+        """Write all that is kept for a tenant to a file, sealed with `secret`; returns the number of tokens. Raises
+        Cancelled soon after `going` says no."""
+        return export(self._run, tenant, self._seal(secret), path, going)
+
+    def adopt(self, tenant: str, path: Path, secret: bytes, going: Going = always) -> int:
+        """Keep for a tenant what is in a file that was sealed with `secret`; returns the tokens that were new. Raises
+        ArchiveError; and Cancelled soon after `going` says no."""
+        return adopt(self._run, tenant, self._seal(secret), path, self._adapter, going)
+
+    def _seal(self, secret: bytes) -> ArchiveSeal:
+        """Names everything that kept states depend on."""
+        if self._folder is None:
+            raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
+        key = {
+            "model": model_digest(self._folder),
+            "tokenizer": tokenizer_digest(self._folder),
+            "number format": self._adapter.dtype,
+            "codec": "raw",
+        }
+        return ArchiveSeal(key, secret)
+
+
+def _status(reuse: Reuse, tenant: str) -> CacheStatus:
+    index, counts = reuse.index, reuse.counts[tenant]
+    return CacheStatus(
+        limit_bytes=reuse.limit,
+        used_bytes=index.shares.held[tenant],
+        evictions=index.shares.evictions[tenant],
+        totals=CacheTotals(len(index.shares.held), index.nbytes, index.shares.evictions.total()),
+        prompts=counts.prompts,
+        hits=counts.hits,
+        prompt_tokens=counts.prompt_tokens,
+        matched_tokens=counts.matched_tokens,
+        salts=tuple(_salt(salt, index.nodes(Owner(tenant, salt))) for salt in index.salts(tenant)),
+    )
+
+
+def _salt(salt: str, nodes: Iterable[Node]) -> SaltStatus:
+    held = [(node, node.record) for node in nodes if node.record is not None]
+    return SaltStatus(
+        salt,
+        records=len(held),
+        tokens=sum(len(node.tokens) for node, _ in held),
+        checkpoints=sum(node.has_checkpoint for node, _ in held),
+        pinned_tokens=sum(len(node.tokens) for node, _ in held if node.pinned),
+        bytes=sum(record.nbytes for _, record in held),
+    )

@@ -1,0 +1,105 @@
+"""Kept prefixes out to a file and in from one, a piece at a time, so that no step waits longer than for one of them.
+
+Arrays are made, read and let go on the engine thread alone; files are read and written by whoever called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.cache import archive
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
+from ingot.cache.layers import WindowState
+from ingot.cache.packing import Form, check_fits, described, packed, unpacked
+from ingot.cache.records import Record, take
+from ingot.cache.tree import Node, Owner
+from ingot.engine.reuse import OnThread, Reuse
+
+if TYPE_CHECKING:
+    from ingot.models.adapter import Adapter
+
+SAMPLE_TOKENS = 32
+
+
+@dataclass
+class Snapshot:
+    """What is kept of a tenant's at one moment. The records are immutable, and emptied where they were taken."""
+
+    pieces: list[ArchivedRecord] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+
+def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Callable[[], bool]) -> int:
+    """Write all that is kept of a tenant's; returns the number of tokens. Raises Cancelled once `going` says no."""
+    taken = run(lambda reuse: _snapshot(reuse, tenant))
+
+    def data(number: int) -> list[bytes]:
+        check_going(going)
+        return run(lambda reuse: packed(taken.records[number]))
+
+    try:
+        archive.write(path, seal, taken.pieces, data)
+    finally:
+        run(lambda reuse: taken.records.clear())
+    return sum(len(piece.tokens) for piece in taken.pieces)
+
+
+def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
+    taken = Snapshot()
+    for salt in reuse.index.salts(tenant):
+        numbers: dict[Node, int] = {}
+        # Parents come before their children.
+        for node in sorted(reuse.index.nodes(Owner(tenant, salt)), key=lambda node: node.end):
+            assert node.record is not None and node.parent is not None
+            parent = numbers.get(node.parent, -1)
+            numbers[node] = len(taken.pieces)
+            taken.pieces.append(described(node.record, salt, parent, node.tokens, landmark=node.landmark))
+            taken.records.append(node.record)
+    return taken
+
+
+def adopt(
+    run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, adapter: Adapter, going: Callable[[], bool]
+) -> int:
+    """Keep what an archive holds; returns the tokens that were new.
+
+    Raises ArchiveError before anything is changed, unless it is a state that is none of this model's; and Cancelled
+    soon after `going` says no, with what was kept until then.
+    """
+    opened = Archive.open(path, seal, going)
+    form = [run(lambda reuse: _form(adapter))]
+    paths: list[tuple[int, ...]] = []
+    added = 0
+    try:
+        for piece, data in zip(opened.pieces, opened.data(), strict=True):
+            check_going(going)
+            before = paths[piece.parent] if piece.parent >= 0 else ()
+            paths.append((*before, *piece.tokens))
+            owner, tokens = Owner(tenant, piece.salt), paths[-1]
+            added += run(lambda reuse: _keep(reuse, owner, tokens, piece, data, form[0]))  # noqa: B023  (run at once)
+    finally:
+        run(lambda reuse: form.clear())
+    return added
+
+
+def _keep(
+    reuse: Reuse, owner: Owner, tokens: tuple[int, ...], piece: ArchivedRecord, data: list[bytes], form: Form
+) -> int:
+    record = unpacked(piece, data)
+    check_fits(record, form)
+    return reuse.adopt(owner, tokens, record, landmark=piece.landmark)
+
+
+def _form(adapter: Adapter) -> Form:
+    """A record of this model's, to compare others with."""
+    import mlx.core as mx
+
+    slots = adapter.new_slots()
+    with slots.launch(0, 1, SAMPLE_TOKENS) as layers:
+        logits = adapter.forward(mx.array([[0] * SAMPLE_TOKENS]), layers, [SAMPLE_TOKENS - 1])
+    mx.eval(logits, slots.arrays())
+    windowed = frozenset(number for number, state in enumerate(slots.states) if isinstance(state, WindowState))
+    return Form(take(slots, 0, 0), windowed)

@@ -1,0 +1,162 @@
+"""The endpoints about kept prompts. Each tenant sees, asks about, clears and moves its own.
+
+The engine answers between two steps; waiting for that must not hold up the streams, so it is done in threads. What
+takes long, moving files, ends with its client and with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ingot.engine.request import CacheReport
+from ingot.errors import Forbidden
+from ingot.http.archive_key import ArchiveKey
+from ingot.http.body import check_media_type, pieces_of
+from ingot.http.edge import Json, answer_of
+from ingot.http.exchange import Exchange
+from ingot.http.service import Service
+from ingot.protocol.chat.answers import GenerationTask
+from ingot.protocol.ours.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
+from ingot.protocol.ours.questions import read_question
+from ingot.protocol.responses.request import Surroundings
+
+T = TypeVar("T")
+Going = Callable[[], bool]
+OTHER_SITES: Final = ("cross-site", "same-site")
+
+
+def cache_endpoints(service: Service, around: Callable[[str], Surroundings]) -> dict[str, Any]:
+    """`around` is what a tenant's bodies of `/v1/responses` are read in the light of."""
+    engine = service.engine
+
+    async def show(request: Request) -> Response:
+        answer = answer_of(request.scope)
+        status = await asyncio.to_thread(engine.kept.status, answer.tenant)
+        return Json(CacheBody.of(status, admin=answer.admin))
+
+    async def clear(request: Request) -> Response:
+        return Json(ClearedBody(await asyncio.to_thread(engine.kept.clear, answer_of(request.scope).tenant)))
+
+    async def explain(request: Request) -> Response:
+        answer = answer_of(request.scope)
+        served = service.served_to(answer.tenant)
+        async with service.bodies.reading(request.scope, request.receive) as body:
+            job = await service.read(
+                body.raw, lambda value: read_question(value, served, answer.id, around(answer.tenant)), answer.tenant
+            )
+        return Json(ExplainedBody.of(job, await asyncio.to_thread(explained, job, answer.tenant)))
+
+    def explained(job: GenerationTask, tenant: str) -> list[CacheReport]:
+        request = replace(job.request, tenant=tenant)
+        return [engine.kept.explain(request, number) for number in range(len(request.prompts))]
+
+    desk = Desk(service)
+    return {
+        "showCache": show,
+        "clearCache": clear,
+        "explainCache": explain,
+        "exportCache": Export(desk),
+        "importCache": Import(desk),
+    }
+
+
+class Desk:
+    """Where kept prompts become files. One at a time: each may take as much of the disk as the cache has memory."""
+
+    def __init__(self, service: Service) -> None:
+        self.engine = service.engine
+        self.key = ArchiveKey(service.settings.archive_key_file)
+        self._live, self._limit_s = service.live, service.settings.request_timeout_s
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def file(self) -> AsyncIterator[Path]:
+        async with self._turn:
+            with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
+                yield Path(folder) / "kept.safetensors"
+
+    async def work(self, receive: Receive, work: Callable[[Going], T]) -> T:
+        """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
+        given: list[T] = []
+
+        async def run() -> None:
+            given.append(await stoppable(work))
+
+        await self._live.run(Exchange(receive, self._limit_s), run)
+        return given[0]
+
+
+async def stoppable(work: Callable[[Going], T]) -> T:
+    """`work` in a thread, which is asked to stop when this is cancelled, and waited for."""
+    stopped = threading.Event()
+    task = asyncio.create_task(asyncio.to_thread(work, lambda: not stopped.is_set()))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        stopped.set()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task])
+
+
+class Export:
+    """One ASGI endpoint, which has its file as long as it takes to send it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refuse_other_sites(Headers(scope=scope))
+        tenant = answer_of(scope).tenant
+        async with self.desk.file() as path:
+
+            def export(going: Going) -> int:
+                return self.desk.engine.kept.export(tenant, path, self.desk.key.secret(), going)
+
+            await self.desk.work(receive, export)
+            await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, send)
+
+
+class Import:
+    """One ASGI endpoint, for the administrator: what it keeps is believed to be what a model here computed."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = answer_of(scope)
+        if not answer.admin:
+            raise Forbidden(
+                "Only the administrator may import kept prompts: send the key that the server was started with as "
+                "--admin-api-key."
+            )
+        check_media_type(Headers(scope=scope), FILE)
+        async with self.desk.file() as path:
+            with path.open("wb") as file:
+                async for piece in pieces_of(receive):
+                    file.write(piece)
+
+            def adopt(going: Going) -> int:
+                return self.desk.engine.kept.adopt(answer.tenant, path, self.desk.key.secret(), going)
+
+            added = await self.desk.work(receive, adopt)
+        await Json(AdoptedBody(added))(scope, receive, send)
+
+
+def refuse_other_sites(headers: Headers) -> None:
+    """A page elsewhere can make a browser fetch an address, and so write files, without saying where it comes from.
+    Origins that are named were judged by the guard."""
+    if "origin" not in headers and headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
+        raise Forbidden("Pages of other sites may not fetch what is kept.")

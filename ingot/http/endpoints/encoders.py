@@ -1,0 +1,44 @@
+"""The endpoints that run an encoder: read a body, wait for its numbers, tell them. Leaving ends the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio.to_thread
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ingot.http.body import Body
+from ingot.http.edge import answer_of
+from ingot.http.exchange import Exchange
+from ingot.http.service import Service
+from ingot.protocol.encoders import EncodingTask
+from ingot.protocol.served import Served
+
+ReadBody = Callable[[Any, Served, str], EncodingTask]
+
+
+class EncodingEndpoint:
+    """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
+
+    def __init__(self, service: Service, read: ReadBody) -> None:
+        self.service, self.read = service, read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = answer_of(scope)
+        served = self.service.served_to(answer.tenant)
+
+        async def work() -> None:
+            job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
+            body.let_go()
+            encoded = await self.service.engine.encode(job.request)
+            # A thousand vectors are megabytes of JSON, which would hold up every stream.
+            told = await anyio.to_thread.run_sync(job.told, encoded)
+            await Response(told, media_type="application/json")(scope, receive, send)
+
+        await self.service.live.run(Exchange(receive, self.service.settings.request_timeout_s), work)

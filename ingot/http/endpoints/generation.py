@@ -1,0 +1,118 @@
+"""The endpoints that run the engine: read a body, open a stream, tell its events, close it whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from ingot.engine.request import Ended, Event, Failed
+from ingot.errors import ContextOverflow, Unavailable
+from ingot.http.accounting import CountedStream
+from ingot.http.body import Body
+from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
+from ingot.http.exchange import Exchange, beside
+from ingot.http.service import Service
+from ingot.http.streaming.framing import Framing
+from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.sse import BARE_EVENTS
+from ingot.protocol.chat.answers import GenerationTask, Streamed, Whole
+from ingot.protocol.served import Served
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import Stream
+
+# A body that needs no engine is answered at once.
+ReadBody = Callable[[Any, Served, str], GenerationTask | Struct]
+
+
+class Generation:
+    """One ASGI endpoint. `read` is the protocol's half: it makes a decoded body into a job."""
+
+    def __init__(self, service: Service, read: ReadBody, framing: Framing = BARE_EVENTS) -> None:
+        self.service, self.read, self.framing = service, read, framing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+        noted = answer_of(scope)
+        request_id = noted.id
+        out = StreamedResponse(send, self.framing, self.service.settings)
+        telling: Streamed | None = None
+
+        async def answer() -> None:
+            nonlocal telling
+            served = self.service.served_to(noted.tenant)
+            job = await self.service.read(body.raw, lambda value: self.read(value, served, request_id), noted.tenant)
+            body.let_go()
+            if isinstance(job, Struct):
+                await Json(job)(scope, receive, send)
+                return
+            # Whose request it is, is the edge's to say: no protocol can forget it.
+            job = replace(job, request=replace(job.request, tenant=noted.tenant, via=scope["path"]))
+            stream = CountedStream(await self._open(job), job, noted, self.service)
+            try:
+                if isinstance(job.view, Streamed):
+                    telling = job.view
+                    await tell(stream, telling, out)
+                else:
+                    await Json(await gathered(stream, job.view))(scope, receive, send)
+            finally:
+                stream.close()
+
+        exchange = Exchange(receive, self.service.settings.request_timeout_s)
+        try:
+            await self.service.live.run(exchange, answer)
+        except ClientGone:
+            raise
+        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+            if not out.started or telling is None:
+                raise
+            await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
+
+    async def _open(self, job: GenerationTask) -> Stream:
+        try:
+            return await self.service.engine.open(job.request)
+        except ContextOverflow as error:
+            error.param = job.prompt_field
+            raise
+
+
+async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct:
+    last: Event | None = None
+    async for events in stream:
+        for last in events:
+            if isinstance(last, Failed):
+                raise last.error
+            view.take(last)
+    if not isinstance(last, Ended):
+        raise cut_short()
+    return view.body()
+
+
+async def tell(stream: AsyncIterable[list[Event]], view: Streamed, out: StreamedResponse) -> None:
+    """One write a batch, so that a step of many sequences costs one."""
+    framed = out.framing.framed
+    await out.start()
+    await out.write(framed(view.opening()))
+    async with beside(out.keep_alive(view.empty)):
+        async for events in stream:
+            last = events[-1]
+            told = events[:-1] if isinstance(last, Failed) else events
+            frames = framed(chunk for event in told for chunk in view.chunks(event))
+            if isinstance(last, Ended):
+                await out.end(frames + out.framing.done)
+                return
+            await out.write(frames)
+            if isinstance(last, Failed):
+                raise last.error
+    raise cut_short()
+
+
+def cut_short() -> Unavailable:
+    return Unavailable("The engine stopped before the answer was complete.")

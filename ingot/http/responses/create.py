@@ -1,0 +1,160 @@
+"""`POST /v1/responses`: answered whole, as a stream of events, or at once while the work goes on without a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import aclosing
+from typing import Final
+
+from msgspec import Struct
+from starlette.types import Message, Receive, Scope, Send
+
+from ingot.errors import IngotError, Unavailable
+from ingot.http.body import Body
+from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
+from ingot.http.exchange import Exchange, beside
+from ingot.http.responses.endpoints import Responses
+from ingot.http.responses.runs import Run
+from ingot.http.streaming.feed import Feed
+from ingot.http.streaming.framing import Framing
+from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.sse import KEEP_ALIVE, MEDIA_TYPE, bare
+from ingot.protocol.responses.answers import ResponseEvent
+from ingot.protocol.responses.request import read_response
+
+Batches = AsyncGenerator[list[Struct], None]
+
+
+def named(buffer: bytearray, chunk: Struct) -> None:
+    """An event by the name of its type."""
+    assert isinstance(chunk, ResponseEvent)
+    buffer += b"event: %s\n" % chunk.type.encode()
+    bare(buffer, chunk)
+
+
+EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
+
+
+class CreateResponse:
+    """One ASGI endpoint."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses, self._service = responses, responses.service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._service.bodies.reading(scope, receive) as body:
+            await self._answer(body, scope, receive, send)
+
+    async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+        noted = answer_of(scope)
+        out = StreamedResponse(send, EVENTS, self._service.settings)
+        run: Run | None = None
+
+        async def answer() -> None:
+            nonlocal run
+            run = await self._begun(body, noted)
+            alone = run.plan.body.background
+            batches: Feed | Batches = await self._alone(run) if alone else self._attended(run)
+            composer = run.plan.composer
+
+            def empty() -> list[Struct]:
+                # What waits to be told has its numbers already.
+                return [] if isinstance(batches, Feed) and len(batches) else composer.empty()
+
+            async with aclosing(batches):
+                if run.plan.body.stream:
+                    await tell(batches, empty, out)
+                    return
+                if not alone:
+                    await consume(batches)
+                if run.error is not None:
+                    raise run.error
+                await Json(run.body())(scope, receive, send)
+
+        exchange = Exchange(receive, self._service.settings.request_timeout_s)
+        try:
+            await self._service.live.run(exchange, answer)
+        except ClientGone:
+            raise
+        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+            if not out.started or run is None:
+                raise
+            await out.end(EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
+
+    async def _begun(self, body: Body, noted: Reply) -> Run:
+        responses, service = self._responses, self._service
+        served = service.served_to(noted.tenant)
+        plan = await service.read(
+            body.raw,
+            lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)),
+            noted.tenant,
+        )
+        body.let_go()
+        run = Run(service, plan, noted, responses.call, responses.keep)
+        await run.start()
+        return run
+
+    async def _attended(self, run: Run) -> Batches:
+        """The events of a response that ends with its client."""
+        self._responses.runs.add(run)
+        try:
+            async with aclosing(run.batches()) as batches:
+                async for told in batches:
+                    yield told
+        finally:
+            run.close()
+            run.ended.set()
+            self._responses.runs.remove(run)
+
+    async def _alone(self, run: Run) -> Feed:
+        """The events of a response that goes on whether or not anybody reads them."""
+        feed = Feed()
+        self._responses.runs.add(run)
+        await self._responses.keep(run)
+        self._responses.go_alone(self._drained(run, feed))
+        return feed
+
+    async def _drained(self, run: Run, feed: Feed) -> None:
+        async def work() -> None:
+            async with aclosing(run.batches()) as batches:
+                async for told in batches:
+                    feed.put(told)
+
+        try:
+            await self._service.live.run(Exchange(silence, self._service.settings.request_timeout_s), work)
+        except asyncio.CancelledError:
+            self._broken(run, Unavailable("The server is shutting down."))
+            raise
+        except Exception as error:  # nobody else would hear of it
+            self._broken(run, as_ingot_error(error, run.id))
+        finally:
+            run.close()
+            run.ended.set()
+            self._responses.runs.remove(run)
+            feed.end()
+
+    def _broken(self, run: Run, error: IngotError) -> None:
+        run.plan.composer.failed(error)
+        self._responses.keep_now(run)
+
+
+async def tell(batches: AsyncIterable[list[Struct]], empty: Callable[[], list[Struct]], out: StreamedResponse) -> None:
+    told = aiter(batches)
+    await out.start()
+    await out.write(EVENTS.framed(await anext(told, [])))
+    async with beside(out.keep_alive(empty)):
+        async for events in told:
+            await out.write(EVENTS.framed(events))
+    await out.end(b"")
+
+
+async def consume(batches: AsyncIterable[list[Struct]]) -> None:
+    async for _ in batches:
+        pass
+
+
+async def silence() -> Message:
+    """A client that neither sends anything nor leaves."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}

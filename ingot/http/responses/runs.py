@@ -1,0 +1,166 @@
+"""Responses under way: rounds of the engine and of the server's own calls, until the model has nothing more to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from anyio import to_thread
+from msgspec import Struct
+
+from ingot.engine.request import Ended, Failed
+from ingot.errors import Cancelled, ContextOverflow, IngotError
+from ingot.http.accounting import CountedStream
+from ingot.http.edge import Reply
+from ingot.http.endpoints.generation import cut_short
+from ingot.http.service import Service
+from ingot.protocol.chat.answers import GenerationTask
+from ingot.protocol.responses.answers import ResponseBody
+from ingot.protocol.responses.output_items import GrowingServerCall
+from ingot.protocol.responses.request import ResponsePlan
+
+CALLS: Final = 32  # that the server makes for one response where the request does not say
+
+CANCEL_S: Final = 10.0  # what a response gets to end once it was cancelled
+
+CallTool = Callable[[str, str, str], Awaitable[str]]
+"""Calls a tool of an MCP server, by its label, with JSON arguments. Raises IngotError, in words for the model."""
+
+
+Keep = Callable[["Run"], Awaitable[None]]
+
+
+class Run:
+    """One response. `start` opens the engine, which may refuse; `batches` then gives its events, to the end.
+
+    `keep` is called once, when the response has ended and before anybody is told.
+    """
+
+    def __init__(self, service: Service, plan: ResponsePlan, answer: Reply, call: CallTool, keep: Keep) -> None:
+        self.plan, self.tenant = plan, answer.tenant
+        self._service, self._answer, self._call, self._keep = service, answer, call, keep
+        self._stream: CountedStream | None = None
+        self._calls_left = plan.body.max_tool_calls or CALLS
+        self._cancelled = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.error: IngotError | None = None
+
+    @property
+    def id(self) -> str:
+        return self.plan.composer.head.id
+
+    async def start(self) -> None:
+        self._stream = await self._open(self.plan.first)
+
+    async def batches(self) -> AsyncGenerator[list[Struct], None]:
+        """Events for the wire, a batch at a time. Whatever breaks after `start` is told in the last one."""
+        composer = self.plan.composer
+        yield composer.opening()
+        try:
+            while self._stream is not None:
+                async for told in self._round(self._stream):
+                    yield told
+                for call in composer.calls:
+                    yield await self._made(call)
+                self._stream = await self._next()
+            last = composer.close()
+        except IngotError as error:
+            self.error = error
+            last = composer.failed(error)
+        finally:
+            # Here and not in the rounds: a generator that is left alone does not end those within it.
+            self.close()
+        await self._keep(self)
+        self.ended.set()
+        yield last
+
+    async def cancel(self) -> None:
+        """Returns when the response has ended and is stored as such."""
+        self._cancelled.set()
+        await to_thread.run_sync(self._service.engine.cancel, self.id)
+        async with asyncio.timeout(CANCEL_S):
+            await self.ended.wait()
+
+    def body(self) -> ResponseBody:
+        return self.plan.composer.snapshot()
+
+    def close(self) -> None:
+        """Lets go of the engine."""
+        if self._stream is not None:
+            self._stream.close()
+
+    async def _round(self, stream: CountedStream) -> AsyncGenerator[list[Struct], None]:
+        composer = self.plan.composer
+        async for events in stream:
+            last = events[-1]
+            told = events[:-1] if isinstance(last, Failed) else events
+            yield [chunk for event in told for chunk in composer.chunks(event)]
+            if isinstance(last, Failed):
+                raise last.error
+            if isinstance(last, Ended):
+                return
+        raise cut_short()
+
+    async def _made(self, call: GrowingServerCall) -> list[Struct]:
+        """Makes one call; what went wrong with it is the model's to read."""
+        if self._calls_left <= 0:
+            return [*call.failed("No more calls are allowed in this response.")]
+        self._calls_left -= 1
+        making = asyncio.ensure_future(self._call(call.offer.space or "", call.offer.name, call.text))
+        stopping = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._cancelled.is_set():
+                raise Cancelled("The response was cancelled.")
+            return [*call.succeeded(making.result())]
+        except Cancelled:
+            raise
+        except IngotError as error:
+            return [*call.failed(error.message)]
+        finally:
+            making.cancel()
+            stopping.cancel()
+
+    async def _next(self) -> CountedStream | None:
+        """The next round, where the server made calls and the client has none to make."""
+        composer = self.plan.composer
+        self.close()
+        made, composer.calls = composer.calls, []
+        if not made or composer.cut_short or composer.waits_for_client:
+            return None
+        job = await self._service.prepare(self.plan.go_on, self.tenant)
+        if job is None:
+            composer.cut_short = True
+            return None
+        return await self._open(job)
+
+    async def _open(self, job: GenerationTask) -> CountedStream:
+        if self._cancelled.is_set():
+            raise Cancelled("The response was cancelled.")
+        try:
+            # Whose request it is, is the edge's to say: no protocol can forget it.
+            via = self._answer.scope["path"]
+            job = replace(job, request=replace(job.request, tenant=self.tenant, via=via))
+            return CountedStream(await self._service.engine.open(job.request), job, self._answer, self._service)
+        except ContextOverflow as error:
+            error.param = job.prompt_field
+            raise
+
+
+class Runs:
+    """The responses under way, by their ids. Each tenant sees its own."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+
+    def add(self, run: Run) -> None:
+        self._runs[run.id] = run
+
+    def remove(self, run: Run) -> None:
+        self._runs.pop(run.id, None)
+
+    def find(self, tenant: str, response_id: str) -> Run | None:
+        run = self._runs.get(response_id)
+        return run if run is not None and run.tenant == tenant else None

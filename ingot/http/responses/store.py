@@ -1,0 +1,224 @@
+"""Stored responses, in one SQLite file: bounded in number, bytes and age, each tenant's apart from the others'.
+
+A response is kept with everything it answered, so that it can be gone on from whatever became of those before it. The
+file also holds the secret that reasoning is sealed with. Its calls block for a moment: not for an event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ingot.config import Settings
+from ingot.errors import ConfigError, Unavailable
+from ingot.observe.notices import Notice
+from ingot.protocol.responses.answers import ResponseBody
+from ingot.protocol.responses.request import StoredResponse
+
+log = logging.getLogger("ingot.responses")
+
+VERSION: Final = 1
+SECRET_BYTES: Final = 32
+DAY_S: Final = 86400.0
+ROOM_BYTES: Final = 16 << 10  # that there has to be room for before a response is begun
+PATIENCE_S: Final = 10.0  # for another process that writes to the same file
+SCHEMA: Final = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, size INTEGER NOT NULL, content BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX responses_by_age ON responses (created);
+CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What the store may hold. A size is that of the compressed content."""
+
+    rows: int
+    size: int
+    age_s: float
+
+
+@dataclass(slots=True)
+class TenantUsage:
+    """What one tenant has stored."""
+
+    rows: int
+    size: int
+
+
+class ResponseStore:
+    """Opened at its first use, so that a server that is never asked for a response leaves no file."""
+
+    def __init__(self, path: Path, caps: Caps) -> None:
+        self._path, self._caps = path, caps
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+        self._secret: bytes | None = None
+        self._unusable = Notice(log)
+
+    def secret(self) -> bytes:
+        """What thinking is signed with. One that lasts as long as the server, where the file cannot be used."""
+        if self._secret is None:
+            try:
+                with self._using() as connection:
+                    (value,) = connection.execute("SELECT value FROM secrets WHERE name = 'seal'").fetchone()
+            except Unavailable:
+                value = secrets.token_bytes(SECRET_BYTES)
+            self._secret = bytes(value)
+        return self._secret
+
+    def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        with self._using() as connection:
+            query = "SELECT content FROM responses WHERE id = ? AND tenant = ? AND created > ?"
+            row = connection.execute(query, (response_id, tenant, time.time() - self._caps.age_s)).fetchone()
+        if row is None:
+            return None
+        content = json.loads(zlib.decompress(row[0]))
+        return StoredResponse(content["response"], content["input"])
+
+    def keep(self, tenant: str, response: ResponseBody, items: list[dict[str, Any]]) -> None:
+        """Store a response, or what became of one that is stored. What is too much makes room: of the tenant with
+        most, the oldest first."""
+        content = zlib.compress(msgspec.json.encode({"response": response, "input": items}), level=1)
+        row = (response.id, tenant, time.time(), len(content), content)
+        with self._using() as connection:
+            connection.execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET size = excluded.size, content = excluded.content",
+                row,
+            )
+            self._make_room(connection)
+
+    def check(self) -> None:
+        """Raises Unavailable where nothing can be stored, so that nothing is computed that would be lost then."""
+        with self._using() as connection:
+            connection.execute("INSERT OR REPLACE INTO secrets VALUES ('room', randomblob(?))", (ROOM_BYTES,))
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        with self._using() as connection:
+            done = connection.execute("DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
+            return done.rowcount > 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _make_room(self, connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM responses WHERE created <= ?", (time.time() - self._caps.age_s,))
+        held = {
+            tenant: TenantUsage(rows, size)
+            for tenant, rows, size in connection.execute("SELECT tenant, count(*), sum(size) FROM responses GROUP BY 1")
+        }
+        while (giver := self._giver(held)) is not None:
+            query = "SELECT id, size FROM responses WHERE tenant = ? ORDER BY created, id LIMIT 1"
+            oldest, freed = connection.execute(query, (giver,)).fetchone()
+            connection.execute("DELETE FROM responses WHERE id = ?", (oldest,))
+            held[giver].rows -= 1
+            held[giver].size -= freed
+
+    def _giver(self, held: Mapping[str, TenantUsage]) -> str | None:
+        """Whose oldest response has to go: that of the tenant with most of what there is too much of. So nobody loses
+        anything of an equal share, and what others leave of theirs is anyone's."""
+        if sum(own.rows for own in held.values()) > self._caps.rows:
+            return max(held, key=lambda tenant: held[tenant].rows)
+        if sum(own.size for own in held.values()) > self._caps.size:
+            return max(held, key=lambda tenant: held[tenant].size)
+        return None
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for one transaction."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = opened(self._path)
+                with self._connection:
+                    yield self._connection
+            except (sqlite3.Error, OSError, ConfigError) as error:
+                self._unusable.warn("the store of responses at %s cannot be used: %s", self._path, error)
+                why = "its disk is full" if is_full(error) else "the server's log says why"
+                raise Unavailable(f"The store of responses cannot be used: {why}. Send `store: false`.") from error
+
+
+def is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def store_of(settings: Settings) -> ResponseStore | None:
+    path = settings.responses_path
+    caps = Caps(settings.responses_rows, settings.responses_bytes, settings.responses_days * DAY_S)
+    return None if path is None else ResponseStore(path, caps)
+
+
+class TenantsResponses:
+    """One tenant's, as reading a body needs them."""
+
+    def __init__(self, store: ResponseStore, tenant: str) -> None:
+        self._store, self._tenant = store, tenant
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        return self._store.find(self._tenant, response_id)
+
+    def check(self) -> None:
+        self._store.check()
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """A connection to the store at `path`, which is made where there is none. One that is damaged is set aside."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return connected(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+        log.warning("the store of responses was damaged (%s); it is now %s", error, aside)
+        path.rename(aside)
+        return connected(path)
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    # Conversations are nobody else's to read, so the file is made with these rights before anything is in it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = sqlite3.connect(path, timeout=PATIENCE_S, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        prepare(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO secrets VALUES ('seal', ?)", (secrets.token_bytes(SECRET_BYTES),))
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise ConfigError(f"{path} was written by another version of ingot")

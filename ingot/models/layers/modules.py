@@ -1,0 +1,284 @@
+"""Modules that stand in for a loaded model's own, with its weights: MLX's idiom for changing a model.
+
+RoPE modules learn to read explicit positions, and output heads to compute only the positions that are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ingot.cache.positions import Offset, Positions
+from ingot.kernels import native
+from ingot.upstream import rope_utils
+
+
+class Selection:
+    """Which positions [rows, n] of each row the output head computes; None computes all of them.
+
+    `obeyed` says whether a head ever asked: a swapped module may turn out not to be the model's head.
+    """
+
+    def __init__(self) -> None:
+        self.at: mx.array | None = None
+        self.obeyed = False
+
+    def of(self, hidden: mx.array) -> mx.array:
+        if self.at is None or hidden.ndim != 3:
+            return hidden
+        self.obeyed = True
+        return mx.take_along_axis(hidden, self.at[..., None], axis=1)
+
+
+class PackedLinear(nn.QuantizedLinear):
+    """Multiplies packed weights as they are, on CPUs, which holds them in an order of its own."""
+
+    native: Any
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+class PackedEmbedding(nn.QuantizedEmbedding):
+    """Looks up rows of weights that a `PackedLinear` could multiply; as an output head it is one."""
+
+    native: Any
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return native.lookup(ids, self.native)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+class DenseLinear(nn.Linear):
+    """Multiplies plain weights on CPUs, in the number format that they have: float32, or one of 16 bits."""
+
+    native: Any
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+class DenseEmbedding(nn.Embedding):
+    """Looks up rows of weights that a `DenseLinear` could multiply, as float32; as an output head it is one."""
+
+    native: Any
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return self.weight[ids].astype(mx.float32)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self.native)
+
+
+def packed(module: Any, cls: type) -> Any:
+    """A packed layer as the class `cls`, which the native kernels compute, with its weights in their order."""
+    taken = adopt(module, cls)
+    bias = module.bias if "bias" in module else None
+    biases = module.get("biases")
+    weights = native.packed_weights(module.weight, module.scales, biases, bias, module.group_size, module.bits)
+    taken.native = weights
+    taken.weight, taken.scales, taken.biases = weights.arrays[:3]
+    return taken
+
+
+def dense(module: Any, cls: type) -> Any:
+    """A plain layer as the class `cls`, which the native kernels compute."""
+    taken = adopt(module, cls)
+    taken.native = native.plain_weights(module.weight, module.bias if "bias" in module else None)
+    taken.weight = taken.native.arrays[0]
+    if "bias" in module:
+        taken.bias = taken.native.arrays[1]
+    return taken
+
+
+def weights_of(module: Any) -> Any:
+    """A linear layer as the native kernels take it; None where they do not know its form."""
+    if isinstance(module, PackedLinear | DenseLinear):
+        return module.native
+    bias = module.bias if "bias" in module else None
+    return native.plain_weights(module.weight, bias) if type(module) is nn.Linear else None
+
+
+class _SelectsBeforeCall:
+    selection: Selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = super().__call__(self.selection.of(x))  # type: ignore[misc]
+        return y
+
+
+class _SelectsBeforeHead:
+    selection: Selection
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        y: mx.array = super().as_linear(self.selection.of(x))  # type: ignore[misc]
+        return y
+
+
+class SelectiveLinear(_SelectsBeforeCall, nn.Linear):
+    pass
+
+
+class SelectiveQuantizedLinear(_SelectsBeforeCall, nn.QuantizedLinear):
+    pass
+
+
+class SelectivePackedLinear(_SelectsBeforeCall, PackedLinear):
+    pass
+
+
+class SelectiveEmbedding(_SelectsBeforeHead, nn.Embedding):
+    pass
+
+
+class SelectiveQuantizedEmbedding(_SelectsBeforeHead, nn.QuantizedEmbedding):
+    pass
+
+
+class SelectivePackedEmbedding(_SelectsBeforeHead, PackedEmbedding):
+    pass
+
+
+class SelectiveDenseLinear(_SelectsBeforeCall, DenseLinear):
+    pass
+
+
+class SelectiveDenseEmbedding(_SelectsBeforeHead, DenseEmbedding):
+    pass
+
+
+SELECTIVE: dict[type, type] = {
+    nn.Linear: SelectiveLinear,
+    nn.QuantizedLinear: SelectiveQuantizedLinear,
+    nn.Embedding: SelectiveEmbedding,
+    nn.QuantizedEmbedding: SelectiveQuantizedEmbedding,
+    PackedLinear: SelectivePackedLinear,
+    PackedEmbedding: SelectivePackedEmbedding,
+    DenseLinear: SelectiveDenseLinear,
+    DenseEmbedding: SelectiveDenseEmbedding,
+}
+
+
+def parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """Every weight with its path."""
+    flat: Any = tree_flatten(model.parameters())
+    return list(flat)
+
+
+def adopt(module: nn.Module, cls: type) -> Any:
+    """A module of class `cls` that owns what `module` owns. `cls` must be a subclass of `module`'s class."""
+    assert issubclass(cls, type(module))
+    taken = cls.__new__(cls)
+    nn.Module.__init__(taken)
+    dict.update(taken, module)
+    taken.__dict__.update(vars(module))
+    return taken
+
+
+def select_at_heads(model: nn.Module) -> Selection | None:
+    """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
+    found = _only_module(model, HEAD_NAMES) or _only_module(model, TIED_NAMES)
+    if found is None:
+        return None
+    path, module = found
+    selection = Selection()
+    replacement = adopt(module, SELECTIVE[type(module)])
+    replacement.selection = selection
+    model.update_modules(tree_unflatten([(path, replacement)]))
+    return selection
+
+
+def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module] | None:
+    """The one module with one of these names, if it is of a kind that can stand for an output head."""
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if path.rsplit(".", 1)[-1] in names and type(module) in SELECTIVE
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+HEAD_NAMES = ("lm_head", "embed_out", "output")
+TIED_NAMES = ("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A RoPE module as data: `x[..., :dims] * gain` is rotated by position * scale / periods."""
+
+    dims: int
+    traditional: bool
+    periods: mx.array
+    scale: float = 1.0
+    gain: float = 1.0
+
+    def __call__(self, x: mx.array, at: mx.array) -> mx.array:
+        """Rotate x [rows, heads, width, size] to the positions `at` [rows, width]."""
+        angles = (at.astype(mx.float32) * self.scale)[:, None, :, None] / self.periods
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        rotated, rest = x[..., : self.dims].astype(mx.float32) * self.gain, x[..., self.dims :]
+        if self.traditional:
+            one, two = rotated[..., 0::2], rotated[..., 1::2]
+        else:
+            one, two = mx.split(rotated, 2, axis=-1)
+        pair = [one * cos - two * sin, one * sin + two * cos]
+        if self.traditional:
+            turned = mx.stack(pair, axis=-1).reshape(rotated.shape)
+        else:
+            turned = mx.concatenate(pair, axis=-1)
+        return mx.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+class PositionedRope(nn.Module):
+    """Takes what the RoPE that it extends takes as offset, and explicit positions too."""
+
+    _rotation: Rotation
+
+    def __call__(self, x: mx.array, offset: Offset = 0, **options: Any) -> mx.array:
+        if isinstance(offset, Positions):
+            assert not options, "explicit positions with options that this RoPE does not know"
+            return self._rotation(x, offset.at)
+        return super().__call__(x, offset=offset, **options)
+
+
+def rotation_of(rope: nn.Module) -> Rotation:
+    """Describe one of the known RoPE modules; KeyError for others."""
+    return _ROTATIONS[type(rope)](rope)
+
+
+def _plain(rope: Any) -> Rotation:
+    periods = rope.base ** (mx.arange(0, rope.dims, 2, dtype=mx.float32) / rope.dims)
+    return Rotation(rope.dims, rope.traditional, periods, scale=rope.scale)
+
+
+_ROTATIONS: dict[type, Any] = {
+    nn.RoPE: _plain,
+    rope_utils.Llama3RoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.ProportionalRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs),
+    rope_utils.YarnRoPE: lambda rope: Rotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
+    rope_utils.SuScaledRoPE: lambda rope: Rotation(rope.dim, False, rope._freqs, gain=rope._scale),
+}
+
+
+_POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
+
+
+def positioned(rope: nn.Module) -> PositionedRope:
+    """The same RoPE, with all that models read of it, for explicit positions too; KeyError for unknown ones."""
+    replacement: PositionedRope = adopt(rope, _POSITIONED[type(rope)])
+    replacement._rotation = rotation_of(rope)
+    return replacement
+
+
+def swap_ropes(model: nn.Module) -> int:
+    """Swap every known RoPE module of the model; returns how many were swapped."""
+    found = [(path, module) for path, module in model.named_modules() if type(module) in _ROTATIONS]
+    model.update_modules(tree_unflatten([(path, positioned(module)) for path, module in found]))
+    return len(found)

@@ -1,0 +1,117 @@
+"""Attention over all launches of a mixed one as one native operation, on CPUs.
+
+The operation norms and turns queries and keys, writes keys and values to the slots and attends. Norms and rotations
+that it does not know are computed by the module's own code before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.cache.launch import Masks, Mixed, Parted
+from ingot.cache.layers import AppendState
+from ingot.kernels import native
+from ingot.models.layers.modules import PositionedRope
+from ingot.models.layers.norms import factor, is_rms, named
+
+
+def head_norm(norm: nn.Module, *, whole: bool) -> native.HeadNorm | None:
+    """A norm of queries or keys as the operation takes it; None where it does not know it."""
+    if is_rms(norm):
+        weight = factor(norm)
+        return None if weight is None else (weight, norm.eps, whole, False)
+    if named(type(norm)) == "cohere.LayerNorm2D":
+        return norm.weight, norm.eps, whole, True
+    return None
+
+
+class Rotations:
+    """The different rotations of one model, as the native kernels take them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def of(self, rope: PositionedRope) -> Any:
+        rotation = rope._rotation
+        angles = rotation.scale / rotation.periods
+        key = (rotation.dims, rotation.traditional, rotation.gain, tuple(angles.tolist()))  # type: ignore[arg-type]
+        if key not in self._known:
+            self._known[key] = native.rotation(
+                angles, dims=rotation.dims, neighbours=rotation.traditional, gain=rotation.gain
+            )
+        return self._known[key]
+
+
+class RaggedAttention:
+    """One layer's attention. Computes float32 alone; keys and values may be kept in 16 bits."""
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        cap: float | None,
+        sinks: mx.array | None,
+        norms: Sequence[native.HeadNorm | None],
+        rope: nn.Module | None,
+        rotations: Rotations,
+        gated: bool,
+    ) -> None:
+        turns = rope is None or isinstance(rope, PositionedRope)
+        self.prepares = turns and all(norm is not None for norm in norms)
+        """Whether it norms and turns queries and keys, and gates what comes out; else it is given them so."""
+        self._heads, self._kv_heads, self._scale, self._cap, self._sinks = heads, kv_heads, scale, cap, sinks
+        self._norms = (norms[0], norms[1]) if norms and self.prepares else (None, None)
+        self._rotation = rotations.of(rope) if isinstance(rope, PositionedRope) and self.prepares else None
+        self._gated = gated and self.prepares
+        self._operation: native.Attention | None = None
+
+    def covers(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> bool:
+        """Whether this launch is one that it computes as the module would."""
+        if x.dtype != mx.float32 or any(array.dtype not in (mx.float32, mx.float16) for array in state.arrays()):
+            return False
+        if masks is None:
+            return all(part.width == 1 for part in mixed.parts)
+        return isinstance(masks, Masks)
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        masks: Parted | None,
+        state: AppendState,
+        mixed: Mixed,
+    ) -> mx.array:
+        """What queries [1, tokens, heads * size] attend to; keys and values are written to the state."""
+        size = keys.shape[-1] // self._kv_heads
+        state.allocate(self._kv_heads, size, mx.float32)
+        window = masks.window or 0 if isinstance(masks, Masks) else 0
+        spans = [
+            (first, count, slot, start, state.place(slot, start), window) for first, count, slot, start in mixed.pieces
+        ]
+        old_keys, old_values = state.arrays()
+        state.release()  # so that nobody but the operation holds them, and it may write in place
+        operation = self._operate(size)
+        attended, state.keys, state.values = operation(queries, keys, values, old_keys, old_values, spans)
+        return attended
+
+    def _operate(self, size: int) -> native.Attention:
+        if self._operation is None:
+            self._operation = native.Attention(
+                heads=self._heads,
+                kv_heads=self._kv_heads,
+                size=size,
+                scale=self._scale,
+                cap=self._cap,
+                sinks=self._sinks,
+                norms=self._norms,
+                rotation=self._rotation,
+                gated=self._gated,
+            )
+        return self._operation

@@ -1,0 +1,203 @@
+"""Recurrent mixers on CPUs, each as one native operation over all slots.
+
+A step of them is dozens of small operations, each of which costs more to dispatch than to compute, and a prompt is as
+many of them as it has tokens. What stands in here reads and writes the live states in place, in mixed launches and
+padded ones alike. Without the native kernels, and for caches that are not ours, a mixer's own code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ingot.cache.launch import LaunchSpan
+from ingot.cache.layers import RecurrentState
+from ingot.kernels import native
+from ingot.models.layers.modules import adopt, weights_of
+
+
+class NativeMixer(nn.Module):
+    """Stands in for a recurrent mixer, which it extends."""
+
+    _operation: Any
+    _inputs: tuple[str, ...]  # the projections that make what the operation takes
+    _rows: tuple[tuple[int, ...], ...]  # what a slot keeps
+    _weights: tuple[list[Any], Any] | None  # of the projections before and behind it, where it can do them too
+
+    def __call__(self, *given: Any, **named: Any) -> mx.array:
+        values = (*given, *named.values())
+        state = next((value for value in values if isinstance(value, RecurrentState)), None)
+        if state is None:
+            own: mx.array = super().__call__(*given, **named)
+            return own
+        x: mx.array = values[0]
+        y, *parts = self._computed(x, state.lend(*self._rows), state.pieces)
+        state.regain(parts)
+        return y
+
+    def _computed(self, x: mx.array, parts: list[mx.array], pieces: Sequence[LaunchSpan]) -> list[mx.array]:
+        """What the mixer gives, and its state after that."""
+        if self._weights is not None:
+            y, *parts = self._operation.through(x, *self._weights, *parts, pieces)
+            return [y.astype(x.dtype), *parts]
+        made = {name: self[name](x) for name in dict.fromkeys(self._inputs)}
+        y, *parts = self._operation(*(made[name] for name in self._inputs), *parts, pieces)
+        return [self.out_proj(y.astype(x.dtype)), *parts]
+
+
+def _split_delta(mixer: Any) -> NativeMixer:
+    heads = mixer.num_v_heads // mixer.num_k_heads
+    key, value = mixer.head_k_dim, mixer.head_v_dim
+    columns = {
+        "q": (0, 0, key),
+        "k": (mixer.key_dim, 0, key),
+        "v": (2 * mixer.key_dim, value, heads * value),
+        "z": (0, value, heads * value),
+        "b": (0, 1, heads),
+        "a": (0, 1, heads),
+    }
+    return _delta(mixer, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), columns)
+
+
+def _joined_delta(mixer: Any) -> NativeMixer:
+    heads = mixer.num_v_heads // mixer.num_k_heads
+    key, value = mixer.head_k_dim, mixer.head_v_dim
+    group = 2 * (key + heads * value)
+    columns = {
+        "q": (0, 0, group),
+        "k": (key, 0, group),
+        "v": (2 * key, value, group),
+        "z": (2 * key + heads * value, value, group),
+        "b": (0, 1, 2 * heads),
+        "a": (heads, 1, 2 * heads),
+    }
+    return _delta(mixer, ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba"), columns)
+
+
+def _delta(mixer: Any, inputs: tuple[str, ...], columns: dict[str, tuple[int, int, int]]) -> NativeMixer:
+    operation = native.gated_delta(
+        key_heads=mixer.num_k_heads,
+        value_heads=mixer.num_v_heads,
+        key_size=mixer.head_k_dim,
+        value_size=mixer.head_v_dim,
+        eps=mixer.norm.eps,
+        columns=columns,
+        filter=mixer.conv1d.weight,
+        a_log=mixer.A_log,
+        dt_bias=mixer.dt_bias,
+        norm=mixer.norm.weight,
+    )
+    state = (mixer.num_v_heads, mixer.head_v_dim, mixer.head_k_dim)
+    return _taken(mixer, inputs, operation, (_tail(mixer.conv1d), state))
+
+
+def _scan(mixer: Any, **norm: Any) -> NativeMixer:
+    operation = native.scan(
+        heads=mixer.num_heads,
+        groups=mixer.n_groups,
+        head_size=mixer.head_dim,
+        state_size=mixer.ssm_state_size,
+        dt_limit=tuple(mixer.time_step_limit),
+        filter=mixer.conv1d.weight,
+        filter_bias=_bias(mixer.conv1d),
+        a_log=mixer.A_log,
+        dt_bias=mixer.dt_bias,
+        skip=mixer.D,
+        **norm,
+    )
+    state = (mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv1d), state))
+
+
+def _scan_normed(mixer: Any) -> NativeMixer:
+    norm = mixer.norm
+    return _scan(mixer, norm=norm.weight, eps=norm.eps, norm_size=mixer.intermediate_size)
+
+
+def _scan_normed_in_groups(mixer: Any) -> NativeMixer:
+    norm = mixer.norm
+    return _scan(mixer, norm=norm.weight, eps=norm.eps, norm_size=norm.group_size)
+
+
+def _falcon(mixer: Any) -> NativeMixer:
+    if not mixer.mamba_rms_norm:
+        return _scan(mixer, norm=None)
+    norm = mixer.norm
+    return _scan(
+        mixer,
+        norm=norm.weight,
+        eps=norm.variance_epsilon,
+        norm_size=mixer.intermediate_size,
+        norm_first=norm.norm_before_gate,
+    )
+
+
+def _short_convolution(mixer: Any) -> NativeMixer:
+    operation = native.convolution(mixer.conv.weight, _bias(mixer.conv), gated=True)
+    return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv),))
+
+
+MIXERS: dict[str, Callable[[Any], NativeMixer]] = {
+    "qwen3_5.GatedDeltaNet": _split_delta,
+    "qwen3_next.Qwen3NextGatedDeltaNet": _joined_delta,
+    "mamba2.Mamba2Block": _scan_normed,
+    "granitemoehybrid.GraniteMoeHybridMamba2Mixer": _scan_normed,
+    "nemotron_h.NemotronHMamba2Mixer": _scan_normed_in_groups,
+    "falcon_h1.FalconH1Mixer": _falcon,
+    "lfm2.ShortConv": _short_convolution,
+    "lfm2_moe.ShortConv": _short_convolution,
+}
+"""Classes whose arithmetic the native kernels know, by module and name."""
+
+
+def swap_recurrences(model: nn.Module) -> int:
+    """Swap every recurrent mixer that the native kernels compute; returns how many were swapped."""
+    if not native.available():
+        return 0
+    found = [(path, module) for path, module in model.named_modules() if _name(module) in MIXERS]
+    model.update_modules(tree_unflatten([(path, MIXERS[_name(module)](module)) for path, module in found]))
+    return len(found)
+
+
+def _name(module: nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"
+
+
+def _taken(mixer: Any, inputs: tuple[str, ...], operation: Any, rows: tuple[tuple[int, ...], ...]) -> NativeMixer:
+    theirs: type[nn.Module] = type(mixer)
+    taken: NativeMixer = adopt(mixer, _extended(theirs))
+    taken._operation, taken._inputs, taken._rows = operation, inputs, rows
+    taken._weights = _weights(mixer, inputs)
+    return taken
+
+
+def _weights(mixer: Any, inputs: tuple[str, ...]) -> tuple[list[Any], Any] | None:
+    modules = [mixer[name] for name in (*dict.fromkeys(inputs), "out_proj")]
+    # Weights of another type would be held twice.
+    if any(type(module) is nn.Linear and module.weight.dtype != mx.float32 for module in modules):
+        return None
+    *into, out = (weights_of(module) for module in modules)
+    if out is None or None in into:
+        return None
+    made = dict(zip(dict.fromkeys(inputs), into, strict=True))
+    return [made[name] for name in inputs], out
+
+
+@cache
+def _extended(theirs: type[nn.Module]) -> type:
+    return type(f"Native{theirs.__name__}", (NativeMixer, theirs), {})
+
+
+def _bias(convolution: nn.Module) -> mx.array | None:
+    return convolution.get("bias")
+
+
+def _tail(convolution: Any) -> tuple[int, int]:
+    channels, taps = convolution.weight.shape[:2]
+    return taps - 1, channels

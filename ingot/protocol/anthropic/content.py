@@ -1,0 +1,295 @@
+"""Anthropic's messages as they come over the wire: roles, and the blocks that their contents are made of."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.protocol.chat.media import TEXT_ONLY, InPast, MessageList, Unseen
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
+from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+
+HOSTED = "is of a tool that Anthropic's servers run; this server runs none."
+UNSEEN = {"image": "image"}
+MEDIA = {"image": f"{TEXT_ONLY}", "container_upload": HOSTED}
+SERVED_ELSEWHERE = dict.fromkeys(
+    (
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+    ),
+    HOSTED,
+) | {"compaction": "is not supported: this server does not summarise conversations."}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheControl:
+    type: str = requires(OneOf(("ephemeral",)), "What may be kept.")
+    ttl: str | None = accepts(OneOf(("5m", "1h")), "The server itself decides for how long.")
+    scope: str | None = accepts(Text(bounds.NAME_CHARS), "Kept prompts are shared by requests of one key.")
+
+
+def marks() -> Any:
+    """The field `cache_control`, which blocks of every kind may have."""
+    return accepts(ObjectOf(CacheControl), "A mark for the prompt cache, which here is automatic.")
+
+
+@dataclass(frozen=True, slots=True)
+class CitationsOff:
+    enabled: None = refuses("is not supported: no citations are made. Send false.", False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    type: str = requires(OneOf(("text",)), "The kind of block.")
+    text: str = requires(Text(), "The text.")
+    cache_control: CacheControl | None = marks()
+    citations: tuple[Any, ...] = accepts(
+        ListOf(Anything(dict), bounds.PARTS), "What an earlier answer cited; the model does not see it.", default=()
+    )
+
+
+TEXT_BLOCKS = ListOf(Tagged("type", {"text": ObjectOf(TextBlock)}), most=bounds.PARTS)
+SYSTEM = Either((Text(), TEXT_BLOCKS))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSource:
+    type: str = requires(OneOf(("text",)), "The document is plain text.")
+    data: str = requires(Text(), "The text.")
+    media_type: str = requires(OneOf(("text/plain",)), "Plain text.")
+
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSource:
+    type: str = requires(OneOf(("content",)), "The document is made of blocks.")
+    content: str | tuple[TextBlock | Unseen, ...] = requires(
+        Either(
+            (
+                Text(),
+                ListOf(Tagged("type", {"text": ObjectOf(TextBlock)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
+            )
+        ),
+        "The blocks.",
+    )
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentBlock:
+    type: str = requires(OneOf(("document",)), "The kind of block.")
+    source: PlainSource | BlocksSource | Unseen = requires(
+        Tagged(
+            "type",
+            {"text": ObjectOf(PlainSource), "content": ObjectOf(BlocksSource)},
+            refused={
+                "base64": "(a PDF) is not supported: send the document's text.",
+                "url": "is not supported: this server fetches nothing. Send the document's text.",
+                "file": "is not supported: this server keeps no files. Send the document's text.",
+            },
+            unseen=dict.fromkeys(("base64", "url", "file"), "document"),
+        ),
+        "Where the text is.",
+    )
+    title: str | None = accepts(Text(), "Its title.")
+    context: str | None = accepts(Text(), "What the model should know of it.")
+    citations: CitationsOff | None = accepts(ObjectOf(CitationsOff), "Citations are not made.")
+    cache_control: CacheControl | None = marks()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part for part in (self.title, self.context, self.source.text) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResultBlock:
+    type: str = requires(OneOf(("search_result",)), "The kind of block.")
+    source: str = requires(Text(), "Where it was found.")
+    title: str = requires(Text(), "Its title.")
+    content: tuple[TextBlock, ...] = requires(TEXT_BLOCKS, "What was found.")
+    citations: CitationsOff | None = accepts(ObjectOf(CitationsOff), "Citations are not made.")
+    cache_control: CacheControl | None = marks()
+
+    @property
+    def text(self) -> str:
+        return "\n".join((f"{self.title} ({self.source})", *(block.text for block in self.content)))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReferenceBlock:
+    type: str = requires(OneOf(("tool_reference",)), "The kind of block.")
+    tool_name: str = requires(Text(bounds.TOOL_NAME_CHARS), "A tool whose loading was deferred.")
+    cache_control: CacheControl | None = marks()
+
+    @property
+    def text(self) -> str:
+        return f"The tool {self.tool_name} may be called now."
+
+
+ToolResultContent = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+TOLD = {"text": ObjectOf(TextBlock), "document": ObjectOf(DocumentBlock), "search_result": ObjectOf(SearchResultBlock)}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResultBlock:
+    type: str = requires(OneOf(("tool_result",)), "The kind of block.")
+    tool_use_id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call that this answers.")
+    content: str | tuple[ToolResultContent, ...] = accepts(
+        Either(
+            (
+                Text(),
+                InPast(
+                    ListOf(
+                        Tagged("type", TOLD | {"tool_reference": ObjectOf(ToolReferenceBlock)}, MEDIA, UNSEEN),
+                        most=bounds.PARTS,
+                    )
+                ),
+            )
+        ),
+        "What the tool returned.",
+        default="",
+    )
+    is_error: bool = accepts(Bool(), "The tool failed, and says how.", default=False)
+    toolset_name: None = refuses("is not supported: there are no toolsets here.")
+    cache_control: CacheControl | None = marks()
+
+    @property
+    def text(self) -> str:
+        said = self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
+        return f"The tool failed: {said}" if self.is_error else said
+
+    @property
+    def loaded(self) -> set[str]:
+        """The deferred tools that may be called from here on."""
+        blocks = () if isinstance(self.content, str) else self.content
+        return {block.tool_name for block in blocks if isinstance(block, ToolReferenceBlock)}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    type: str = requires(OneOf(("direct",)), "Who called: the model itself.")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUseBlock:
+    type: str = requires(OneOf(("tool_use",)), "The kind of block.")
+    id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call's id, to which a tool_result answers.")
+    name: str = requires(Text(bounds.NAME_CHARS, least=1), "The tool's name.")
+    input: Any = accepts(Anything(), "Its arguments; what is no JSON object is shown as it is.")
+    caller: Caller | None = accepts(ObjectOf(Caller), "Calls are the model's own.")
+    toolset_name: None = refuses("is not supported: there are no toolsets here.")
+    cache_control: CacheControl | None = marks()
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBlock:
+    type: str = requires(OneOf(("thinking",)), "The kind of block.")
+    thinking: str = requires(Text(), "What the model thought.")
+    signature: str = accepts(
+        Text(), "As it came. Thinking that this server did not sign is left out of the prompt.", default=""
+    )
+    cache_control: CacheControl | None = marks()
+
+
+@dataclass(frozen=True, slots=True)
+class RedactedBlock:
+    type: str = requires(OneOf(("redacted_thinking",)), "The kind of block.")
+    data: str = requires(Text(), "What another server sealed; left out of the prompt.")
+    cache_control: CacheControl | None = marks()
+
+
+UserBlock = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+AssistantBlock = Unseen | TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    role: str = requires(OneOf(("user",)), "Who speaks.")
+    content: str | tuple[UserBlock, ...] = requires(
+        Either(
+            (
+                Text(),
+                ListOf(
+                    Tagged("type", TOLD | {"tool_result": ObjectOf(ToolResultBlock)}, MEDIA, UNSEEN),
+                    most=bounds.PARTS,
+                    least=1,
+                ),
+            )
+        ),
+        "What the user says, and what tools returned.",
+    )
+
+    @property
+    def blocks(self) -> tuple[UserBlock, ...]:
+        return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    role: str = requires(OneOf(("assistant",)), "Who speaks.")
+    content: str | tuple[AssistantBlock, ...] = requires(
+        Either(
+            (
+                Text(),
+                ListOf(
+                    Tagged(
+                        "type",
+                        {
+                            "text": ObjectOf(TextBlock),
+                            "thinking": ObjectOf(ThinkingBlock),
+                            "redacted_thinking": ObjectOf(RedactedBlock),
+                            "tool_use": ObjectOf(ToolUseBlock),
+                        },
+                        refused=MEDIA | SERVED_ELSEWHERE,
+                        unseen=UNSEEN,
+                    ),
+                    most=bounds.PARTS,
+                ),
+            )
+        ),
+        "What the assistant said, thought and called.",
+    )
+
+    @property
+    def blocks(self) -> tuple[AssistantBlock, ...]:
+        return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMessage:
+    role: str = requires(OneOf(("system",)), "Who speaks.")
+    content: str | tuple[TextBlock, ...] = requires(
+        Either((Text(least=1), TEXT_BLOCKS)), "Instructions that hold from here on."
+    )
+
+    @property
+    def blocks(self) -> tuple[TextBlock, ...]:
+        return (TextBlock("text", self.content),) if isinstance(self.content, str) else self.content
+
+
+Message = UserMessage | AssistantMessage | SystemMessage
+CONVERSATION = MessageList(
+    ListOf(
+        Tagged(
+            "role",
+            {"user": ObjectOf(UserMessage), "assistant": ObjectOf(AssistantMessage), "system": ObjectOf(SystemMessage)},
+        ),
+        most=bounds.MESSAGES,
+        least=1,
+    )
+)

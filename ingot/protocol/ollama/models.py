@@ -1,0 +1,181 @@
+"""What Ollama's clients ask about models: `/api/tags`, `/api/ps`, `/api/show`, `/api/version`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.encoder_request import EncoderCard
+from ingot.protocol.chat.answers import Note
+from ingot.protocol.chat.ask import thinks
+from ingot.protocol.chat.sampling_defaults import sampling_body
+from ingot.protocol.ollama.body import OllamaName
+from ingot.protocol.schema.fields import Bool
+from ingot.protocol.schema.objects import ObjectOf, accepts
+from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.version import __version__
+
+OLLAMA_VERSION: Final = "0.13.0"
+"""The version of Ollama whose protocol this is: clients refuse to talk to old ones."""
+OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
+NEVER: Final = "9999-12-31T23:59:59Z"
+
+Capability = Literal["completion", "tools", "thinking", "embedding"]
+
+
+class OllamaVersion(Struct):
+    version: str
+    ingot: str
+
+
+class OllamaDetails(Struct):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaListed(Struct):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaTags(Struct):
+    models: list[OllamaListed]
+
+
+class OllamaLoaded(Struct):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunning(Struct):
+    models: list[OllamaLoaded]
+
+
+class OllamaShown(Struct):
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[Capability]
+    modified_at: str
+    ingot: Note | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowBody:
+    model: str = accepts(OllamaName(), "A name of the served model.", default=DEFAULT_NAME)
+    name: str | None = accepts(OllamaName(), "The older name of `model`.")
+    verbose: bool = accepts(Bool(), "There is no more to tell.", default=False)
+
+
+SHOW_BODY = ObjectOf(ShowBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is told of a model, whatever it is for."""
+
+    name: str
+    family: str
+    level: str  # how strongly it is quantised
+    size: int
+    context: int
+    created: int
+
+    @classmethod
+    def all(cls, served: Served) -> list[Known]:
+        found = [cls.chat(served), *(cls.encoder(one.card) for one in served.encoders.values())]
+        return list({one.name: one for one in found}.values())
+
+    @classmethod
+    def chat(cls, served: Served) -> Known:
+        card = served.card
+        level = card.quantization or card.dtype
+        return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
+
+    @classmethod
+    def encoder(cls, card: EncoderCard) -> Known:
+        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
+
+    @property
+    def digest(self) -> str:
+        return sha256(f"{self.name}\n{self.family}\n{self.level}\n{self.size}".encode()).hexdigest()
+
+    @property
+    def details(self) -> OllamaDetails:
+        return OllamaDetails("", "mlx", self.family, [self.family], "", self.level)
+
+    @property
+    def since(self) -> str:
+        return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def version() -> OllamaVersion:
+    return OllamaVersion(OLLAMA_VERSION, __version__)
+
+
+def tags(served: Served) -> OllamaTags:
+    return OllamaTags(
+        [OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in Known.all(served)]
+    )
+
+
+def running(served: Served) -> OllamaRunning:
+    """All of them, always: models stay loaded."""
+    return OllamaRunning(
+        [
+            OllamaLoaded(one.name, one.name, one.size, one.digest, one.details, NEVER, one.size, one.context)
+            for one in Known.all(served)
+        ]
+    )
+
+
+def show(value: Any, served: Served) -> OllamaShown:
+    reading = served.reading()
+    SHOW_BODY.parse(value, "", reading)
+    one, template = Known.chat(served), served.tokenizer.template
+    return OllamaShown(
+        modelfile="",
+        parameters="\n".join(
+            f"{OPTION_NAMES.get(name, name)} {value}" for name, value in sampling_body(served.sampling).items()
+        ),
+        template=template.source if template is not None else "",
+        details=one.details,
+        model_info={
+            "general.architecture": one.family,
+            "general.file_type": one.level,
+            f"{one.family}.context_length": one.context,
+            f"{one.family}.vocab_size": served.card.vocab,
+        },
+        capabilities=capabilities(served),
+        modified_at=one.since,
+        ingot=Note.of(reading),
+    )
+
+
+def capabilities(served: Served) -> list[Capability]:
+    found: list[Capability] = ["completion"]
+    if served.tokenizer.template is not None and served.format.can_call:
+        found.append("tools")
+    if thinks(served, served.format):
+        found.append("thinking")
+    return found

@@ -1,0 +1,305 @@
+"""`POST /v1/chat/completions`: the body as OpenAI describes it, and the job it becomes."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ingot.engine.request import Request
+from ingot.errors import BadRequest
+from ingot.protocol.chat.answers import AnswerHead, GenerationTask
+from ingot.protocol.chat.ask import (
+    EFFORTS,
+    Ask,
+    ForcedTool,
+    OutputFormat,
+    ThinkingOptions,
+    Tool,
+    ToolChoice,
+    prepare_ask,
+)
+from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.prompts import Ending
+from ingot.protocol.chat.response_format import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, TextFormat
+from ingot.protocol.chat.thinking_fields import REASONING, THINKING, ReasoningWish, ThinkingWish, thinking_options
+from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
+from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
+from ingot.protocol.schema import bounds, foreign
+from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
+from ingot.protocol.schema.limits import Limit
+from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.rules import Given, Is, Never, Not
+from ingot.protocol.schema.template_variables import TemplateVariables
+from ingot.protocol.served import Served
+from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
+from ingot.text.template.witness import TemplateHistory
+
+OTHER_TIER = "is not offered: every request is served alike."
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDefinition:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function's name.")
+    description: str | None = accepts(Text(bounds.TOOL_DESCRIPTION_CHARS), "What it does.")
+    parameters: dict[str, Any] | None = accepts(Anything(dict), "The JSON schema of its arguments.")
+    strict: bool | None = accepts(Bool(), "Hold every call's arguments to the schema.")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    type: str = requires(OneOf(("function",)), "Functions are the only tools.")
+    function: FunctionDefinition = requires(ObjectOf(FunctionDefinition), "The function.")
+
+    @property
+    def tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function to call.")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFunction:
+    type: str = requires(OneOf(("function",)), "A function is to be called.")
+    function: FunctionName = requires(ObjectOf(FunctionName), "Which one.")
+
+
+NO_CUSTOM_TOOLS = "tools are not supported here: describe a function, or use /v1/responses."
+TOOLS = ListOf(
+    Tagged("type", {"function": ObjectOf(FunctionTool)}, refused={"custom": NO_CUSTOM_TOOLS}), most=bounds.TOOLS
+)
+TOOL_CHOICE = Either(
+    (
+        OneOf(("none", "auto", "required")),
+        Tagged(
+            "type",
+            {"function": ObjectOf(ChosenFunction)},
+            refused={
+                "custom": NO_CUSTOM_TOOLS,
+                "allowed_tools": "is not supported: send the tools that are allowed as `tools`.",
+            },
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatBody(GenerationBody):
+    messages: tuple[Message, ...] = requires(CONVERSATION, "The conversation so far.")
+    max_completion_tokens: int | None = accepts(
+        Limit(bounds.MAX_TOKENS), "Most tokens to generate; by default, as many as the context holds."
+    )
+    max_tokens: int | None = accepts(Limit(bounds.MAX_TOKENS), "The older name of max_completion_tokens.")
+    logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
+    top_logprobs: int | None = accepts(
+        Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
+    )
+    add_generation_prompt: bool | None = accepts(
+        Bool(), "End the prompt where an answer begins; the default unless the last message is continued."
+    )
+    continue_final_message: bool = accepts(
+        Bool(), "Go on with the last message, an assistant's, instead of beginning a new one.", default=False
+    )
+    chat_template_kwargs: dict[str, Any] | None = accepts(
+        TemplateVariables(), "Values for variables that the model's chat template reads."
+    )
+
+    tools: tuple[FunctionTool, ...] = accepts(TOOLS, "Functions that the model may call.", default=())
+    tool_choice: str | ChosenFunction | None = accepts(
+        TOOL_CHOICE, "Whether a function is called: never, as the model likes (auto), always, or which one."
+    )
+    parallel_tool_calls: bool = accepts(Bool(), "Whether an answer may hold several calls.", default=True)
+    tool_format: str | None = accepts(
+        OneOf(FORMAT_NAMES), "How the model writes calls, where that is not what its template shows."
+    )
+
+    reasoning_effort: str | None = accepts(
+        OneOf(EFFORTS), "How much to think; `none` answers at once. A model that cannot think ignores it."
+    )
+    enable_thinking: bool | None = accepts(Bool(), "Switches thinking on or off.")
+    reasoning: ReasoningWish | None = accepts(REASONING, "The same in OpenRouter's words.")
+    thinking: ThinkingWish | None = accepts(THINKING, "The same in DeepSeek's and Z.ai's words.")
+    include_reasoning: bool | None = accepts(Bool(), "`false` leaves the thinking out of the answer.")
+    thinking_budget: int | None = accepts(
+        Limit(bounds.THINKING_BUDGET), "Most tokens of thinking; it is then closed, and the answer goes on."
+    )
+    template_history: TemplateHistory | None = accepts(
+        OneOf(get_args(TemplateHistory)),
+        "`stable` renders past turns as they were computed; `official` exactly as the model's template does.",
+    )
+    thinking_format: str | None = accepts(
+        OneOf(THINKING_NAMES), "How the model marks its thinking, where that is not what its template shows."
+    )
+
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
+        Tagged(
+            "type",
+            {
+                "text": ObjectOf(TextFormat),
+                "json_object": ObjectOf(JsonObjectFormat),
+                "json_schema": ObjectOf(JsonSchemaFormat),
+            },
+        ),
+        "The form that the answer is held to.",
+    )
+    structured_outputs: StructuredOutputs | None = accepts(
+        ObjectOf(StructuredOutputs), "Another way to say what the answer is held to: exactly one of its fields."
+    )
+    modalities: tuple[str, ...] | None = accepts(
+        ListOf(OneOf(("text",), {"audio": "is not supported: the answer is text."}), most=2, least=1),
+        "What the answer is made of.",
+    )
+    service_tier: str | None = accepts(
+        OneOf(("auto", "default"), dict.fromkeys(("flex", "scale", "priority", "fast"), OTHER_TIER)),
+        "Every request is served alike.",
+    )
+    metadata: dict[str, str] | None = accepts(
+        MapOf(Text(bounds.METADATA_VALUE_CHARS), bounds.METADATA_ENTRIES, bounds.METADATA_KEY_CHARS),
+        "Given back with the answer.",
+    )
+    safety_identifier: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
+    prompt_cache_key: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "A hint; prompts are matched by content.")
+    prompt_cache_retention: str | None = accepts(
+        OneOf(("in_memory", "24h")), "The longest a cached prompt may be kept; none outlives the server."
+    )
+
+    functions: None = refuses("is not supported; send `tools`, which replaced it.", [])
+    function_call: None = refuses("is not supported; send `tool_choice`, which replaced it.", "none", "auto")
+    store: None = refuses("is not supported: answers are not kept. Send false.", False)
+    audio: None = refuses("is not supported: the answer is text.")
+    prediction: None = refuses("is not supported: predicted output is not used.")
+    verbosity: None = refuses("is not supported: no served model takes it. Ask for it in the prompt.")
+    web_search_options: None = refuses("is not supported: this server never searches the web.")
+    moderation: None = refuses("is not supported: nothing is moderated.")
+    prompt_cache_options: None = refuses("is not supported: the server decides what it keeps.")
+    chat_template: None = refuses("is not supported: a request cannot bring its own template.")
+
+    @property
+    def limit(self) -> int | None:
+        """Both names are of an upper bound, so the lower one holds where they differ."""
+        given = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
+        return min(given, default=None)
+
+    @property
+    def ending(self) -> Ending:
+        if self.continue_final_message:
+            return "continued"
+        return "closed" if self.add_generation_prompt is False else "opened"
+
+    @property
+    def choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case ChosenFunction():
+                return ForcedTool(self.tool_choice.function.name)
+            case "none" | "auto" | "required":
+                return self.tool_choice
+        return "auto"
+
+    @property
+    def output(self) -> OutputFormat | None:
+        given = [] if self.structured_outputs is None else self.structured_outputs.outputs
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            given.append(self.response_format.output)
+        if len(given) > 1 or (self.structured_outputs is not None and not given):
+            raise BadRequest(
+                "Say exactly once what the answer is held to, in response_format or in one field of "
+                "structured_outputs.",
+                param="structured_outputs",
+            )
+        return given[0] if given else None
+
+    @property
+    def thinks(self) -> ThinkingOptions:
+        wish, other = self.reasoning or ReasoningWish(), self.thinking or ThinkingWish("auto")
+        return thinking_options(
+            enabled={
+                "enable_thinking": self.enable_thinking,
+                "reasoning.enabled": wish.enabled,
+                "thinking": other.enabled,
+            },
+            budget={
+                "thinking_budget": self.thinking_budget,
+                "reasoning.max_tokens": wish.max_tokens,
+                "thinking.budget_tokens": other.budget_tokens,
+            },
+            effort={"reasoning_effort": self.reasoning_effort, "reasoning.effort": wish.effort},
+        )
+
+    @property
+    def hides_thinking(self) -> bool:
+        return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
+
+    def ask(self) -> Ask:
+        return Ask(
+            messages=as_dicts(self.messages),
+            tools=tuple(tool.tool for tool in self.tools),
+            choice=self.choice,
+            parallel=self.parallel_tool_calls,
+            thinking=self.thinks,
+            output=self.output,
+            variables=self.chat_template_kwargs,
+            ending=self.ending,
+            tool_format=self.tool_format,
+            thinking_format=self.thinking_format,
+            history=self.template_history,
+            salt=self.cache_salt,
+            remembers=self.cache == "auto",
+        )
+
+
+CHAT_BODY = ObjectOf(
+    ChatBody,
+    (
+        Never(
+            (Given("top_logprobs"), Not(Is("logprobs", True))),
+            "top_logprobs needs logprobs to be true.",
+            param="top_logprobs",
+        ),
+        Never(
+            (Is("add_generation_prompt", True), Is("continue_final_message", True)),
+            "add_generation_prompt begins a new message and continue_final_message goes on with the last: choose one.",
+            param="continue_final_message",
+        ),
+    ),
+    foreign.CHAT,
+)
+
+
+def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
+    """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
+    reading = served.reading()
+    body: ChatBody = CHAT_BODY.parse(value, "", reading)
+    wanted = prepare_ask(served, body.ask())
+    request = Request(
+        id=request_id,
+        prompts=(wanted.prompt,),
+        max_tokens=body.limit,
+        n=body.n,
+        sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        stop=body.stopping(),
+        reading=wanted.reading,
+        guide=wanted.guide,
+        marks=wanted.marks,
+        cache=body.cache == "auto",
+        salt=body.cache_salt,
+        deadline=body.deadline(served),
+    )
+    reading.ignored.extend(wanted.ignored)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources)
+    return GenerationTask(request, chat_view(body, head), "messages", head, wanted.turn)
+
+
+def chat_view(body: ChatBody, head: AnswerHead) -> ChatStreamed | ChatWhole:
+    told = {
+        "logprobs": body.logprobs,
+        "tiered": body.service_tier is not None,
+        "hides_thinking": body.hides_thinking,
+    }
+    if body.stream:
+        return ChatStreamed(head, body.n, include_usage=body.include_usage, **told)
+    return ChatWhole(head, body.n, metadata=body.metadata, **told)

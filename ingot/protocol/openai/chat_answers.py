@@ -1,0 +1,303 @@
+"""Events as OpenAI's chat completions: one body, or chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import (
+    CallArguments,
+    CallBegan,
+    Ended,
+    Event,
+    FinishReason,
+    SequenceEnded,
+    TextDelta,
+    ThinkingDelta,
+    TokenInfo,
+    TokenLogprob,
+)
+from ingot.protocol.chat.answers import AnswerHead, Receipt, Streamed, UsageBody, Whole, sayable
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenEntry(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenEntry]
+    refusal: None = None
+
+
+class CalledFunctionBody(Struct):
+    name: str
+    arguments: str
+
+
+class CallBody(Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionBody
+
+
+class AnswerMessage(Struct):
+    """The content is null where the answer is nothing but calls. The thinking goes by both names in use."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallBody] | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    system_fingerprint: str
+    service_tier: Literal["default"] | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+    ingot: Receipt
+
+
+class FunctionDelta(Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """Announces a call by its id, type and name; later ones add to its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
+class Delta(Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: Literal["default"] | UnsetType = UNSET
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    ingot: Receipt | UnsetType = UNSET
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call whose arguments are coming in."""
+
+    id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+    def body(self) -> CallBody:
+        return CallBody(self.id, "function", CalledFunctionBody(self.name, "".join(self.fragments)))
+
+
+class ChatWhole(Whole):
+    """One body. `metadata` and `tiered` are the request's own words, given back."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        n: int,
+        *,
+        logprobs: bool,
+        metadata: dict[str, str] | None,
+        tiered: bool,
+        hides_thinking: bool = False,
+    ) -> None:
+        self.head = head
+        self.hides_thinking = hides_thinking
+        self.logprobs = logprobs
+        self.metadata = metadata
+        self.tiered = tiered
+        self.texts: list[list[str]] = [[] for _ in range(n)]
+        self.thoughts: list[list[str]] = [[] for _ in range(n)]
+        self.calls: list[list[OpenCall]] = [[] for _ in range(n)]
+        self.entries: list[list[TokenEntry]] = [[] for _ in range(n)]
+        self.reasons: list[FinishReason] = ["stop"] * n
+        self.ended: Ended | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TextDelta():
+                self.texts[event.index].append(event.text)
+                if self.logprobs:
+                    self.entries[event.index] += map(entry, event.tokens)
+            case ThinkingDelta() if not self.hides_thinking:
+                self.thoughts[event.index].append(event.text)
+            case CallBegan():
+                self.calls[event.index].append(OpenCall(event.id, event.name))
+            case CallArguments():
+                self.calls[event.index][event.call].fragments.append(event.fragment)
+            case SequenceEnded():
+                self.reasons[event.index] = event.reason
+            case Ended():
+                self.ended = event
+
+    def body(self) -> ChatCompletion:
+        assert self.ended is not None
+        return ChatCompletion(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[self._choice(index) for index in range(len(self.texts))],
+            usage=UsageBody.of(self.ended.usage),
+            system_fingerprint=self.head.fingerprint,
+            service_tier="default" if self.tiered else UNSET,
+            metadata=UNSET if self.metadata is None else self.metadata,
+            ingot=Receipt.of(self.head, self.ended),
+        )
+
+    def _choice(self, index: int) -> ChatChoice:
+        text, thought = "".join(self.texts[index]), "".join(self.thoughts[index])
+        calls = [call.body() for call in self.calls[index]]
+        message = AnswerMessage(
+            "assistant",
+            text if text or not calls else None,
+            reasoning_content=thought or UNSET,
+            reasoning=thought or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        logprobs = ChatLogprobs(self.entries[index]) if self.logprobs else None
+        return ChatChoice(index, message, logprobs, self.reasons[index])
+
+
+class ChatStreamed(Streamed):
+    """Chunks: the role, the text, one finish a choice, and the usage where it was asked for.
+
+    The last chunk, whichever it is, carries the receipt; so the last finish waits for `Ended`, which comes in the
+    same batch.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        n: int,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        tiered: bool,
+        hides_thinking: bool = False,
+    ) -> None:
+        self.head = head
+        self.hides_thinking = hides_thinking
+        self.logprobs = logprobs
+        self.include_usage = include_usage
+        self.tiered = tiered
+        self.unfinished = set(range(n))
+        self.last: ChatChunk | None = None
+
+    def opening(self) -> list[Struct]:
+        role = Delta(role="assistant", content="")
+        return [self._chunk([ChunkChoice(index, role)]) for index in sorted(self.unfinished)]
+
+    def chunks(self, event: Event) -> list[Struct]:
+        match event:
+            case TextDelta():
+                return self._text(event)
+            case ThinkingDelta() if not self.hides_thinking:
+                return self._delta(event.index, Delta(reasoning_content=event.text, reasoning=event.text))
+            case CallBegan():
+                function = FunctionDelta(event.name, "")
+                return self._delta(
+                    event.index, Delta(tool_calls=[CallDelta(event.call, event.id, "function", function)])
+                )
+            case CallArguments():
+                function = FunctionDelta(arguments=event.fragment)
+                return self._delta(event.index, Delta(tool_calls=[CallDelta(event.call, function=function)]))
+            case SequenceEnded():
+                return self._finish(event)
+            case Ended():
+                return self._close(event)
+        return []
+
+    def empty(self) -> list[Struct]:
+        return self._delta(min(self.unfinished), Delta(content="")) if self.unfinished else []
+
+    def _text(self, event: TextDelta) -> list[Struct]:
+        tokens = event.tokens if self.logprobs else ()
+        if not event.text and not tokens:
+            return []
+        logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
+        return [self._chunk([ChunkChoice(event.index, Delta(content=event.text), logprobs)])]
+
+    def _delta(self, index: int, delta: Delta) -> list[Struct]:
+        return [self._chunk([ChunkChoice(index, delta)])]
+
+    def _finish(self, event: SequenceEnded) -> list[Struct]:
+        chunk = self._chunk([ChunkChoice(event.index, Delta(), None, event.reason)])
+        self.unfinished.discard(event.index)
+        if self.unfinished or self.include_usage:
+            return [chunk]
+        self.last = chunk
+        return []
+
+    def _close(self, event: Ended) -> list[Struct]:
+        last = self.last if self.last is not None else self._chunk([])
+        last.ingot = Receipt.of(self.head, event)
+        if self.include_usage:
+            last.usage = UsageBody.of(event.usage)
+        return [last]
+
+    def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.fingerprint,
+            service_tier="default" if self.tiered else UNSET,
+            choices=choices,
+            usage=None if self.include_usage else UNSET,
+        )
+
+
+def entry(token: TokenInfo) -> TokenEntry:
+    chosen = token.chosen
+    return TokenEntry(chosen.text, sayable(chosen.logprob), list(chosen.raw), [top(one) for one in token.top])
+
+
+def top(token: TokenLogprob) -> TopLogprob:
+    return TopLogprob(token.text, sayable(token.logprob), list(token.raw))

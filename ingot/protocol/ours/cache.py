@@ -1,0 +1,96 @@
+"""`GET` and `DELETE /v1/cache`, `POST /v1/cache/explain`: what is kept of earlier prompts, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, SaltStatus
+from ingot.protocol.chat.answers import GenerationTask, Note
+from ingot.protocol.chat.receipts import CacheReceipt
+
+FILE: Final = "application/octet-stream"
+IMPORT_PATH: Final = "/v1/cache/import"
+
+
+class SaltBody(Struct):
+    """What is kept under one `cache_salt`."""
+
+    salt: str
+    records: int
+    tokens: int
+    checkpoints: int
+    pinned_tokens: int
+    bytes: int
+
+    @classmethod
+    def of(cls, status: SaltStatus) -> SaltBody:
+        return cls(status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes)
+
+
+class CacheTotalsBody(Struct):
+    """What is kept of everybody's prompts, and of how many keys'."""
+
+    tenants: int
+    used_bytes: int
+    evictions: int
+
+    @classmethod
+    def of(cls, totals: CacheTotals) -> CacheTotalsBody:
+        return cls(totals.tenants, totals.used_bytes, totals.evictions)
+
+
+class CacheBody(Struct):
+    """`limit_bytes` is the whole server's, the rest is the asking tenant's. The administrator, and everybody where
+    there are no keys, is told the `totals` too."""
+
+    limit_bytes: int
+    used_bytes: int
+    evictions: int
+    prompts: int
+    hits: int
+    prompt_tokens: int
+    matched_tokens: int
+    salts: list[SaltBody]
+    totals: CacheTotalsBody | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, status: CacheStatus, *, admin: bool) -> CacheBody:
+        return cls(
+            limit_bytes=status.limit_bytes,
+            used_bytes=status.used_bytes,
+            evictions=status.evictions,
+            prompts=status.prompts,
+            hits=status.hits,
+            prompt_tokens=status.prompt_tokens,
+            matched_tokens=status.matched_tokens,
+            salts=[SaltBody.of(salt) for salt in status.salts],
+            totals=CacheTotalsBody.of(status.totals) if admin else UNSET,
+        )
+
+
+class ClearedBody(Struct):
+    freed_bytes: int
+
+
+class AdoptedBody(Struct):
+    """Tokens of prompts that are kept now and were not before."""
+
+    added_tokens: int
+
+
+class ExplainedBody(Struct):
+    """What the request would take over if it came now, and why no more."""
+
+    prompt_tokens: int
+    cache: CacheReceipt | UnsetType = UNSET
+    ingot: Note | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, job: GenerationTask, reports: Sequence[CacheReport]) -> ExplainedBody:
+        head = job.head
+        assert head is not None
+        note = Note(head.ignored) if head.ignored else UNSET
+        return cls(sum(map(len, job.request.prompts)), CacheReceipt.of(reports, head.source), note)

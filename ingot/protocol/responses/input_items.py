@@ -1,0 +1,412 @@
+"""The items of a response's input as they come over the wire, and the conversation they make up."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingot.errors import BadRequest
+from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
+from ingot.protocol.chat.sealing import ThinkingSeal
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.fields import (
+    Anything,
+    BodyReading,
+    Either,
+    Kind,
+    ListOf,
+    OneOf,
+    Schema,
+    Terms,
+    Text,
+    general,
+)
+from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.text.parse.call_arguments import as_text
+
+UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
+MEDIA: Final = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
+NO_HOSTED: Final = "items belong to a tool that this server does not have."
+HOSTED_ITEMS: Final = dict.fromkeys(
+    (
+        "file_search_call",
+        "web_search_call",
+        "computer_call",
+        "computer_call_output",
+        "image_generation_call",
+        "code_interpreter_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "shell_call",
+        "shell_call_output",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "additional_tools",
+        "program",
+        "program_output",
+        "compaction",
+        "compaction_trigger",
+        "configuration_update",
+        "mcp_approval_request",
+        "mcp_approval_response",
+    ),
+    NO_HOSTED,
+)
+NAME_JOINT: Final = "__"
+IDENTIFIER = Text(bounds.IDENTIFIER_CHARS)
+STATUS = OneOf(("in_progress", "completed", "incomplete"))
+ABOUT_ID = "The item's id."
+ABOUT_STATUS = "How far the item came."
+
+
+@dataclass(frozen=True, slots=True)
+class InputText:
+    type: str = requires(OneOf(("input_text",)), "The kind of part.")
+    text: str = requires(Text(), "The text.")
+
+
+@dataclass(frozen=True, slots=True)
+class PastText:
+    type: str = requires(OneOf(("output_text",)), "The kind of part.")
+    text: str = requires(Text(), "The text.")
+    annotations: tuple[Any, ...] | None = accepts(ListOf(Anything(), bounds.PARTS), "Not shown to the model.")
+    logprobs: tuple[Any, ...] | None = accepts(ListOf(Anything(), bounds.PROMPT_TOKENS), "Not shown to the model.")
+
+
+@dataclass(frozen=True, slots=True)
+class PastRefusal:
+    type: str = requires(OneOf(("refusal",)), "The kind of part.")
+    refusal: str = requires(Text(), "What the assistant said when it declined.")
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+ContentPart = InputText | PastText | PastRefusal | Unseen
+CONTENT = Either(
+    (
+        Text(),
+        ListOf(
+            Tagged(
+                "type",
+                {
+                    "input_text": ObjectOf(InputText),
+                    "output_text": ObjectOf(PastText),
+                    "refusal": ObjectOf(PastRefusal),
+                },
+                refused=MEDIA,
+                unseen=UNSEEN,
+            ),
+            most=bounds.PARTS,
+        ),
+    )
+)
+RESULT = Either(
+    (
+        Text(),
+        ListOf(Tagged("type", {"input_text": ObjectOf(InputText)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInput:
+    role: str = requires(OneOf(("user", "assistant", "system", "developer")), "Who speaks.")
+    content: str | tuple[ContentPart, ...] = requires(CONTENT, "What is said.")
+    type: str | None = accepts(OneOf(("message",)), "The kind of item; may be left out of messages.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+    phase: str | None = accepts(OneOf(("commentary", "final_answer")), "Not shown to the model.")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCallInput:
+    type: str = requires(OneOf(("function_call",)), "The kind of item.")
+    call_id: str = requires(IDENTIFIER, "The call's id, to which its output answers.")
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The function that was called.")
+    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
+    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that the function is of.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOutputInput:
+    type: str = requires(OneOf(("function_call_output",)), "The kind of item.")
+    call_id: str = requires(IDENTIFIER, "The call that this answers.")
+    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the function returned.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The function that was called.")
+    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that it is of.")
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomCallInput:
+    type: str = requires(OneOf(("custom_tool_call",)), "The kind of item.")
+    call_id: str = requires(IDENTIFIER, "The call's id, to which its output answers.")
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool that was called.")
+    input: str = requires(Text(), "What it was called with.")
+    namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that the tool is of.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+
+    @property
+    def arguments(self) -> str:
+        return custom_arguments(self.input)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomOutputInput:
+    type: str = requires(OneOf(("custom_tool_call_output",)), "The kind of item.")
+    call_id: str = requires(IDENTIFIER, "The call that this answers.")
+    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the tool returned.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The tool that was called.")
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPart:
+    type: str = requires(OneOf(("summary_text",)), "The kind of part.")
+    text: str = requires(Text(), "The text.")
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPart:
+    type: str = requires(OneOf(("reasoning_text", "text")), "The kind of part.")
+    text: str = requires(Text(), "The text.")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningInput:
+    """What an assistant thought. Where `encrypted_content` is given it counts, else `content`, else the summary."""
+
+    type: str = requires(OneOf(("reasoning",)), "The kind of item.")
+    summary: tuple[SummaryPart, ...] = accepts(ListOf(ObjectOf(SummaryPart), bounds.PARTS), "A summary.", default=())
+    content: tuple[ThoughtPart, ...] | None = accepts(ListOf(ObjectOf(ThoughtPart), bounds.PARTS), "The thinking.")
+    encrypted_content: str | None = accepts(Text(), "The thinking as this server sealed it.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    status: str | None = accepts(STATUS, ABOUT_STATUS)
+
+    def thought(self, seal: ThinkingSeal) -> str | None:
+        """None where another server sealed it, or this one for another key: nobody here vouches for any of it."""
+        if self.encrypted_content:
+            return seal.open(self.encrypted_content)
+        return "".join(part.text for part in self.content or self.summary)
+
+
+@dataclass(frozen=True, slots=True)
+class McpErrorInput:
+    type: str = requires(OneOf(("mcp_tool_execution_error",)), "What went wrong.")
+    content: str = requires(Text(), "In words.")
+
+
+@dataclass(frozen=True, slots=True)
+class McpCallInput:
+    """A call that the server made, with what came of it."""
+
+    type: str = requires(OneOf(("mcp_call",)), "The kind of item.")
+    id: str = requires(IDENTIFIER, ABOUT_ID)
+    server_label: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The server that has the tool.")
+    name: str = requires(Text(bounds.TOOL_NAME_CHARS, least=1), "The tool that was called.")
+    arguments: Any = accepts(Anything(), "Its arguments, as JSON text; what is no JSON object is shown as it is.")
+    call_id: str | None = accepts(IDENTIFIER, "The id by which the conversation knows the call.")
+    output: str | None = accepts(Text(), "What the tool returned.")
+    error: McpErrorInput | None = accepts(ObjectOf(McpErrorInput), "Why it did not.")
+    status: str | None = accepts(OneOf(("in_progress", "completed", "incomplete", "calling", "failed")), ABOUT_STATUS)
+    approval_request_id: None = refuses("is not supported: calls are not approved one by one.")
+
+    @property
+    def result(self) -> str:
+        return self.error.content if self.error is not None else self.output or ""
+
+
+@dataclass(frozen=True, slots=True)
+class McpListInput:
+    """A listing of a server's tools. The model is shown what is offered now, not what once was."""
+
+    type: str = requires(OneOf(("mcp_list_tools",)), "The kind of item.")
+    server_label: str = requires(Text(bounds.TOOL_NAME_CHARS), "The server.")
+    tools: tuple[Any, ...] = requires(ListOf(Anything(dict), bounds.TOOLS), "Its tools.")
+    id: str | None = accepts(IDENTIFIER, ABOUT_ID)
+    error: str | None = accepts(Text(), "Why they could not be listed.")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceInput:
+    """Stands for an item of an earlier response. Resolved before the conversation is made."""
+
+    id: str = requires(IDENTIFIER, "The id of an item of a stored response.")
+    type: str | None = accepts(OneOf(("item_reference",)), "The kind of item.")
+
+
+Item = (
+    MessageInput
+    | FunctionCallInput
+    | FunctionOutputInput
+    | CustomCallInput
+    | CustomOutputInput
+    | ReasoningInput
+    | McpCallInput
+    | McpListInput
+    | ReferenceInput
+)
+
+MESSAGE, REFERENCE = ObjectOf(MessageInput), ObjectOf(ReferenceInput)
+TYPED = Tagged(
+    "type",
+    {
+        "message": MESSAGE,
+        "function_call": ObjectOf(FunctionCallInput),
+        "function_call_output": ObjectOf(FunctionOutputInput),
+        "custom_tool_call": ObjectOf(CustomCallInput),
+        "custom_tool_call_output": ObjectOf(CustomOutputInput),
+        "reasoning": ObjectOf(ReasoningInput),
+        "mcp_call": ObjectOf(McpCallInput),
+        "mcp_list_tools": ObjectOf(McpListInput),
+        "item_reference": REFERENCE,
+    },
+    refused=HOSTED_ITEMS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputItem(Kind):
+    """What the field `type` says; without one, a message where there is a role, else a reference."""
+
+    types, words = (dict,), "an item"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        if isinstance(value, dict) and value.get("type") is None:
+            return (MESSAGE if "role" in value else REFERENCE).parse(value, path, reading)
+        return TYPED.parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return TYPED.schema(terms)
+
+
+ITEMS = MessageList(ListOf(InputItem(), most=bounds.MESSAGES))
+
+
+def custom_arguments(text: str) -> str:
+    """What a custom tool was called with, as the arguments of the function that stands for it."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def joined_name(space: str | None, name: str) -> str:
+    """What the model calls a tool that belongs to a namespace or to an MCP server."""
+    return f"{space}{NAME_JOINT}{name}" if space else name
+
+
+class InputConversation:
+    """Items, in order, put together to messages as a chat has them.
+
+    An answer is one message in a chat and several items here: thinking, text and calls that follow one another are
+    made one message again, so that the prompt is the one that the model went on from. `finish` after the last. Thinking
+    that was sealed elsewhere is left out rather than refused: an agent that was moved here must get on.
+    """
+
+    def __init__(self, seal: ThinkingSeal) -> None:
+        self._seal = seal
+        self.left_out: list[str] = []  # thinking that was sealed elsewhere
+        self._messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}  # of the tools called, by call id
+        self._answer: dict[str, Any] | None = None  # the assistant's message that items are still added to
+        self._said_last = False
+        self._results: list[tuple[str, str]] = []  # of the server's own calls, which follow the whole answer
+
+    def add(self, item: Item, path: str) -> None:
+        match item:
+            case MessageInput(role="assistant"):
+                self._say(joined_text(item.content))
+            case MessageInput():
+                self._tell({"role": item.role, "content": parts_of(item.content)})
+            case ReasoningInput():
+                thought = item.thought(self._seal)
+                if thought is None:
+                    self.left_out.append(general(f"{path}.encrypted_content"))
+                self._think(thought or "")
+            case FunctionCallInput() | CustomCallInput():
+                self._call(item.call_id, joined_name(item.namespace, item.name), item.arguments)
+            case FunctionOutputInput() | CustomOutputInput():
+                self._settle()
+                self._result(item.call_id, parts_of(item.output))
+            case McpCallInput():
+                call_id = item.call_id or item.id
+                self._call(call_id, joined_name(item.server_label, item.name), item.arguments)
+                self._results.append((call_id, item.result))
+            case ReferenceInput():
+                raise BadRequest(f"{path}: an item that is referred to must not be a reference itself.", param=path)
+
+    def finish(self) -> list[dict[str, Any]]:
+        self._settle()
+        return self._messages
+
+    def _think(self, thought: str) -> None:
+        if not thought:
+            return
+        self._settle()
+        answer = self._begun()
+        if answer["content"] or "tool_calls" in answer:
+            self._answer = None
+            answer = self._begun()
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + thought
+        self._said_last = False
+
+    def _say(self, text: str) -> None:
+        self._settle()
+        if self._said_last:  # two messages in a row are two turns
+            self._answer = None
+        answer = self._begun()
+        answer["content"] = (answer["content"] or "") + text
+        self._said_last = True
+
+    def _call(self, call_id: str, name: str, arguments: Any) -> None:
+        function = {"name": name, "arguments": as_text(arguments)}
+        self._begun().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        self._names[call_id] = name
+        self._said_last = False
+
+    def _settle(self) -> None:
+        results, self._results = self._results, []
+        for call_id, result in results:
+            self._result(call_id, result)
+
+    def _result(self, call_id: str, content: str | list[dict[str, str]]) -> None:
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        name = self._names.get(call_id)
+        self._append(message if name is None else message | {"name": name})
+
+    def _begun(self) -> dict[str, Any]:
+        if self._answer is None:
+            self._answer = {"role": "assistant", "content": None}
+            self._messages.append(self._answer)
+            self._said_last = False
+        return self._answer
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._settle()
+        self._append(message)
+
+    def _append(self, message: dict[str, Any]) -> None:
+        self._answer, self._said_last = None, False
+        self._messages.append(message)
+
+
+def parts_of(content: str | tuple[ContentPart, ...]) -> str | list[dict[str, str]]:
+    """Parts stay parts: whether and how they are joined is the template's affair. A single one is its text."""
+    if isinstance(content, str):
+        return content
+    if len(content) == 1:
+        return content[0].text
+    return [{"type": "text", "text": part.text} for part in content]
+
+
+def joined_text(content: str | tuple[ContentPart, ...]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,301 @@
+"""The items of a response while they are written, and the events that tell of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+from msgspec import UNSET
+
+from ingot.engine.request import TokenInfo
+from ingot.protocol.chat.sealing import ThinkingSeal
+from ingot.protocol.responses.answers import (
+    CustomCallItem,
+    EventType,
+    FunctionCallItem,
+    ItemStatus,
+    McpCallItem,
+    McpError,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseEvent,
+    SummaryText,
+    entries,
+)
+from ingot.protocol.responses.tools import CUSTOM_PARAMETER, Offer
+
+ITEM_ID: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")
+
+
+def item_id(prefix: str, response_id: str, number: int | str) -> str:
+    """An id that says which response the item is of."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}_{number}"
+
+
+def response_of(item: str) -> str | None:
+    """The id of the response that an item was made for, where the id is one of ours."""
+    found = ITEM_ID.fullmatch(item)
+    return f"resp_{found[1]}" if found else None
+
+
+class ResponseOutput:
+    """What has been written of one response, and the numbers of the events that told of it."""
+
+    def __init__(self, response_id: str) -> None:
+        self.response_id = response_id
+        self.items: list[OutputItem] = []
+        self._told = 0
+
+    def event(self, type: EventType, **given: Any) -> ResponseEvent:
+        made = ResponseEvent(type=type, sequence_number=self._told, **given)
+        self._told += 1
+        return made
+
+
+class Growing(ABC):
+    """The item that is being written: `begin`, `add` for each piece, `end`. Its place is taken when it is made."""
+
+    def __init__(self, output: ResponseOutput, prefix: str) -> None:
+        self._output = output
+        self.index = len(output.items)
+        self.id = item_id(prefix, output.response_id, self.index)
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @abstractmethod
+    def snapshot(self, status: ItemStatus) -> OutputItem: ...
+
+    @abstractmethod
+    def add(self, text: str) -> list[ResponseEvent]: ...
+
+    def begin(self) -> list[ResponseEvent]:
+        item = self.snapshot("in_progress")
+        self._output.items.append(item)
+        return [self._output.event("response.output_item.added", output_index=self.index, item=item)]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        item = self._output.items[self.index] = self.snapshot(status)
+        return [self._output.event("response.output_item.done", output_index=self.index, item=item)]
+
+    def tell(self, type: EventType, **given: Any) -> ResponseEvent:
+        return self._output.event(type, item_id=self.id, output_index=self.index, **given)
+
+
+class GrowingMessage(Growing):
+    def __init__(self, output: ResponseOutput) -> None:
+        super().__init__(output, "msg")
+        self._tokens: list[TokenInfo] = []
+        self.waiting: tuple[TokenInfo, ...] = ()  # tokens that begin in the next piece
+
+    def part(self) -> OutputText:
+        return OutputText(self.text, logprobs=entries(tuple(self._tokens)))
+
+    def snapshot(self, status: ItemStatus) -> MessageItem:
+        return MessageItem(self.id, status, [self.part()] if self._texts else [])
+
+    def begin(self) -> list[ResponseEvent]:
+        begun = super().begin()
+        return [*begun, self.tell("response.content_part.added", content_index=0, part=OutputText(""))]
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        tokens, self.waiting = self.waiting, ()
+        self._texts.append(text)
+        self._tokens += tokens
+        return [self.tell("response.output_text.delta", content_index=0, delta=text, logprobs=entries(tokens))]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        part = self.part()
+        return [
+            self.tell("response.output_text.done", content_index=0, text=part.text, logprobs=part.logprobs),
+            self.tell("response.content_part.done", content_index=0, part=part),
+            *super().end(status),
+        ]
+
+
+class GrowingThought(Growing):
+    """Thinking, told as the item's content."""
+
+    def __init__(self, output: ResponseOutput, seal: ThinkingSeal | None) -> None:
+        super().__init__(output, "rs")
+        self._seal = seal
+
+    def snapshot(self, status: ItemStatus) -> ReasoningItem:
+        text = self.text
+        return ReasoningItem(self.id, status, [], [ReasoningText(text)] if text else [], self.sealed(text, status))
+
+    def sealed(self, text: str, status: ItemStatus) -> Any:
+        return UNSET if self._seal is None or status == "in_progress" else self._seal.close(text)
+
+    def begin(self) -> list[ResponseEvent]:
+        begun = super().begin()
+        return [*begun, self.tell("response.content_part.added", content_index=0, part=ReasoningText(""))]
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return [self.tell("response.reasoning_text.delta", content_index=0, delta=text)]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        text = self.text
+        return [
+            self.tell("response.reasoning_text.done", content_index=0, text=text),
+            self.tell("response.content_part.done", content_index=0, part=ReasoningText(text)),
+            *super().end(status),
+        ]
+
+
+class GrowingSummary(GrowingThought):
+    """Thinking, told as the item's summary, which holds all of it."""
+
+    def snapshot(self, status: ItemStatus) -> ReasoningItem:
+        text = self.text
+        summary = [SummaryText(text)] if text else []
+        return ReasoningItem(self.id, status, summary, encrypted_content=self.sealed(text, status))
+
+    def begin(self) -> list[ResponseEvent]:
+        begun = Growing.begin(self)
+        return [*begun, self.tell("response.reasoning_summary_part.added", summary_index=0, part=SummaryText(""))]
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return [self.tell("response.reasoning_summary_text.delta", summary_index=0, delta=text)]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        text = self.text
+        return [
+            self.tell("response.reasoning_summary_text.done", summary_index=0, text=text),
+            self.tell("response.reasoning_summary_part.done", summary_index=0, part=SummaryText(text)),
+            *Growing.end(self, status),
+        ]
+
+
+class GrowingCall(Growing):
+    """A call of a function of the client's."""
+
+    def __init__(self, output: ResponseOutput, call_id: str, name: str, namespace: str | None) -> None:
+        super().__init__(output, "fc")
+        self._call_id, self._name, self._namespace = call_id, name, namespace or UNSET
+
+    def snapshot(self, status: ItemStatus) -> FunctionCallItem:
+        return FunctionCallItem(self.id, status, self._call_id, self._name, self.text, self._namespace)
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return [self.tell("response.function_call_arguments.delta", delta=text)]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        return [self.tell("response.function_call_arguments.done", arguments=self.text), *super().end(status)]
+
+
+class GrowingCustomCall(Growing):
+    """A call of a custom tool of the client's, whose text is read out of the arguments as they come."""
+
+    def __init__(self, output: ResponseOutput, call_id: str, name: str, namespace: str | None) -> None:
+        super().__init__(output, "ctc")
+        self._call_id, self._name, self._namespace = call_id, name, namespace or UNSET
+        self._argument = TextArgument()
+
+    def snapshot(self, status: ItemStatus) -> CustomCallItem:
+        return CustomCallItem(self.id, status, self._call_id, self._name, self.text, self._namespace)
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        return self._told(self._argument.push(text))
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        told = self._told(self._argument.rest())
+        return [*told, self.tell("response.custom_tool_call_input.done", input=self.text), *super().end(status)]
+
+    def _told(self, piece: str) -> list[ResponseEvent]:
+        if not piece:
+            return []
+        self._texts.append(piece)
+        return [self.tell("response.custom_tool_call_input.delta", delta=piece)]
+
+
+class GrowingServerCall(Growing):
+    """A call that the server makes itself. A complete one ends when it was made, not when it was written."""
+
+    def __init__(self, output: ResponseOutput, call_id: str, offer: Offer) -> None:
+        super().__init__(output, "mcp")
+        self.call_id, self.offer = call_id, offer
+        self._result: str | None = None
+        self._error: str | None = None
+
+    def snapshot(self, status: ItemStatus) -> McpCallItem:
+        error = McpError(self._error) if self._error is not None else None
+        return McpCallItem(
+            self.id,
+            status if error is None else "failed",
+            self.call_id,
+            self.offer.space or "",
+            self.offer.name,
+            self.text,
+            self._result,
+            error,
+        )
+
+    def begin(self) -> list[ResponseEvent]:
+        begun = super().begin()
+        return [*begun, self.tell("response.mcp_call.in_progress")]
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return [self.tell("response.mcp_call_arguments.delta", delta=text)]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        told = [self.tell("response.mcp_call_arguments.done", arguments=self.text)]
+        if status == "completed":
+            self._output.items[self.index] = self.snapshot("in_progress")
+            return told
+        return [*told, self.tell("response.mcp_call.failed"), *super().end(status)]
+
+    def succeeded(self, result: str) -> list[ResponseEvent]:
+        self._result = result
+        return [self.tell("response.mcp_call.completed"), *super().end("completed")]
+
+    def failed(self, reason: str) -> list[ResponseEvent]:
+        self._error = reason
+        return [self.tell("response.mcp_call.failed"), *super().end("completed")]
+
+
+class TextArgument:
+    """The one text in a custom tool's arguments, `{"input": "…"}`, given out as it comes in."""
+
+    _OPENING: Final = re.compile(rf'\s*\{{\s*"{CUSTOM_PARAMETER}"\s*:\s*"')
+    _PLAIN: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+    _HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")  # the first half of a character, the second to come
+
+    def __init__(self) -> None:
+        self._raw = ""
+        self._at: int | None = None
+
+    def push(self, fragment: str) -> str:
+        self._raw += fragment
+        if self._at is None:
+            opened = self._OPENING.match(self._raw)
+            if opened is None:
+                return ""
+            self._at = opened.end()
+        found = self._PLAIN.match(self._raw, self._at)
+        piece = self._HALF.sub("", found[0]) if found else ""
+        self._at += len(piece)
+        text: str = json.loads(f'"{piece}"', strict=False)
+        return text
+
+    def rest(self) -> str:
+        """What is left to give out at the end: all of it where the arguments did not begin as expected."""
+        if self._at is not None:
+            return ""
+        try:
+            value = json.loads(self._raw, strict=False)
+        except (ValueError, RecursionError):
+            return self._raw
+        text = value.get(CUSTOM_PARAMETER) if isinstance(value, dict) else None
+        return text if isinstance(text, str) else self._raw

@@ -1,0 +1,107 @@
+"""The kinds of fields whose bounds an encoder sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ingot.engine.encoder_request import Role
+from ingot.protocol.model_names import is_name, names_schema
+from ingot.protocol.schema.fields import (
+    BodyReading,
+    Delegate,
+    EncoderTerms,
+    Int,
+    Kind,
+    ModelName,
+    OneOf,
+    Schema,
+    Terms,
+    unknown_name,
+)
+from ingot.protocol.schema.token_ids import TokenIds
+from ingot.text.tokens.encoder_inputs import TextInputs
+
+if TYPE_CHECKING:
+    from ingot.engine.encoder_batches import OfferedEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderName(Kind):
+    """A name of the encoder for `role`. Any other is a 404 that lists what there is."""
+
+    types, words = (str,), ModelName.words
+    role: Role
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        if not isinstance(value, str):
+            raise self.refuse(value, path, reading)
+        known = self._terms(reading.terms)
+        if not is_name(value, known.models):
+            raise unknown_name(value, known.models)
+        return value
+
+    def schema(self, terms: Terms) -> Schema:
+        names = self._terms(terms).models
+        return names_schema(names) if names else {"type": "string"}
+
+    def _terms(self, terms: Terms) -> EncoderTerms:
+        return terms.encoders.get(self.role, EncoderTerms())
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTokenIds(Delegate):
+    """A list of token ids of the embedding model."""
+
+    most: int
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> tuple[int, ...]:
+        return self.kind(reading.terms).parse(value, path, BodyReading(self._terms(reading.terms)))
+
+    def schema(self, terms: Terms) -> Schema:
+        return self.kind(terms).schema(self._terms(terms))
+
+    def kind(self, terms: Terms) -> TokenIds:
+        return TokenIds(self.most)
+
+    def _terms(self, terms: Terms) -> Terms:
+        known = terms.encoders.get("embedding", EncoderTerms())
+        return Terms(known.models, known.vocab, terms.timeout_s, terms.strict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions(Delegate):
+    """How many numbers of each vector are wanted: at most as many as the model gives."""
+
+    def kind(self, terms: Terms) -> Int:
+        return Int((1, terms.encoders.get("embedding", EncoderTerms()).dimension))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptName(Kind):
+    """One of the prompts that the embedding model's files name."""
+
+    types = (str,)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> str:
+        names = self._names(reading.terms)
+        if not names:
+            raise self.refuse(value, path, reading)
+        return OneOf(names).parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        return OneOf(self._names(terms)).schema(terms) if self._names(terms) else {"enum": [None]}
+
+    def wanted(self, terms: Terms) -> str:
+        names = self._names(terms)
+        return OneOf(names).wanted(terms) if names else "nothing, as the model's files name no prompts"
+
+    def _names(self, terms: Terms) -> tuple[str, ...]:
+        return terms.encoders.get("embedding", EncoderTerms()).prompts
+
+
+def terms_of(offered: OfferedEncoder, names: tuple[str, ...]) -> EncoderTerms:
+    """The bounds that an encoder served under `names` sets."""
+    card, inputs = offered.card, offered.inputs
+    prompts = tuple(inputs.prompts) if isinstance(inputs, TextInputs) else ()
+    return EncoderTerms(names, card.vocab, card.dimension, prompts)

@@ -1,0 +1,189 @@
+"""JSON objects with known fields, described by frozen dataclasses.
+
+A record's field is declared with `requires`, `accepts` or `refuses`; its metadata holds the kind and the words for
+the OpenAPI document. A field that may be left out may also be null, which means the same. A field that nobody
+knows is noted as ignored; a known one misspelt, or any unknown one when reading strictly, is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from ingot.errors import BadRequest, UnknownField, Unsupported
+from ingot.protocol.chat.media import Unseen, unseen_schema
+from ingot.protocol.schema.bounds import FIELD_NAME_CHARS
+from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Refused, Schema, Terms
+from ingot.protocol.schema.foreign import Alias, Foreign
+from ingot.protocol.schema.misspelling import misspelt
+from ingot.protocol.schema.rules import Never
+from ingot.protocol.schema.unheeded import Passed, note
+
+
+def requires(kind: Kind, about: str) -> Any:
+    return field(metadata={"kind": kind, "about": about})
+
+
+def accepts(kind: Kind, about: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"kind": kind, "about": about})
+
+
+def refuses(reason: str, *harmless: Any) -> Any:
+    """A field that is known and cannot be honoured; `harmless` are the values that ask for nothing."""
+    return field(default=None, metadata={"kind": Refused(reason, harmless), "about": f"Refused: {reason}"})
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOf(Kind):
+    """An object that becomes an instance of the dataclass `cls`, unless a rule refuses what its fields say together.
+
+    `foreign` are other servers' fields that are known too."""
+
+    types, words = (dict,), "an object"
+    cls: type
+    rules: tuple[Never, ...] = ()
+    foreign: Foreign = field(default_factory=dict)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        if not isinstance(value, dict):
+            raise self.refuse(value, path, reading)
+        known = specs_of(self.cls)
+        given = self._foreign(value, path, reading)
+        for name in value:
+            if name not in known and name not in self.foreign:
+                meet_unknown(name, value[name], known, path, reading)
+        for name, spec in known.items():
+            held = value.get(name)
+            if held is not None or (name in value and is_required(spec)):
+                given[name] = spec.metadata["kind"].parse(held, below(path, name), reading)
+            elif is_required(spec) and name not in given:
+                raise BadRequest(f"{below(path, name)} is required.", param=below(path, name))
+        for rule in self.rules:
+            rule.judge(value)
+        return self.cls(**given)
+
+    def _foreign(self, value: Mapping[str, Any], path: str, reading: BodyReading) -> dict[str, Any]:
+        """What other servers' fields say in place of ours."""
+        given: dict[str, Any] = {}
+        for name, meant in self.foreign.items():
+            held = value.get(name)
+            if held is None:
+                continue
+            read = self._kind(meant).parse(held, below(path, name), reading)
+            if not isinstance(meant, Alias):
+                continue
+            if value.get(meant.field) is not None or meant.field in given:
+                note(below(path, name), reading)
+            else:
+                given[meant.field] = read
+        return given
+
+    def _kind(self, meant: Alias | Kind) -> Kind:
+        kind: Kind = specs_of(self.cls)[meant.field].metadata["kind"] if isinstance(meant, Alias) else meant
+        return kind
+
+    def schema(self, terms: Terms) -> Schema:
+        specs = specs_of(self.cls).values()
+        # What has no effect is no more than an additional property, where those are allowed.
+        shown = {name: meant for name, meant in self.foreign.items() if terms.strict or not isinstance(meant, Passed)}
+        foreign = {name: self._foreign_schema(meant, terms) for name, meant in shown.items()}
+        schema: Schema = {
+            "type": "object",
+            "properties": foreign | {spec.name: property_schema(spec, terms) for spec in specs},
+            "additionalProperties": not terms.strict,
+        }
+        if required := [spec.name for spec in specs if is_required(spec)]:
+            schema["required"] = required
+        if self.rules:
+            schema["allOf"] = [rule.schema() for rule in self.rules]
+        return schema
+
+    def _foreign_schema(self, meant: Alias | Kind, terms: Terms) -> Schema:
+        about = "Has no effect."
+        if isinstance(meant, Alias):
+            about = f"Another name of {meant.field}."
+        elif isinstance(meant, Refused):
+            about = f"Refused: {meant.reason}"
+        return nullable(self._kind(meant).schema(terms)) | {"description": about}
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged(Kind):
+    """An object whose field `tag` says which record it is. `refused` names known tags that cannot be honoured.
+
+    Of those, `unseen` are told to the model in a few words where they are past; it says what they are."""
+
+    types = (dict,)
+    tag: str
+    records: Mapping[str, ObjectOf]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unseen: Mapping[str, str] = field(default_factory=dict)
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        if not isinstance(value, dict):
+            raise self.refuse(value, path, reading)
+        where = below(path, self.tag)
+        held = value.get(self.tag)
+        if isinstance(held, str) and held in self.unseen and reading.past:
+            note(below(path, held), reading)
+            return Unseen(self.unseen[held])
+        if isinstance(held, str) and held in self.refused:
+            raise Unsupported(f"{where}: '{held}' {self.refused[held]}", param=where)
+        name = OneOf(tuple(self.records)).parse(held, where, reading)
+        return self.records[name].parse(value, path, reading)
+
+    def schema(self, terms: Terms) -> Schema:
+        unseen = [unseen_schema(self.tag, name) for name in self.unseen]
+        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen]}
+
+    def wanted(self, terms: Terms) -> str:
+        return f"an object with '{self.tag}'"
+
+
+@cache
+def specs_of(cls: type) -> Mapping[str, dataclasses.Field[Any]]:
+    return {spec.name: spec for spec in dataclasses.fields(cls)}
+
+
+def meet_unknown(name: str, held: Any, known: Mapping[str, Any], path: str, reading: BodyReading) -> None:
+    where = below(path, name[:FIELD_NAME_CHARS])
+    if reading.knows_ignored(where) or (held is None and not reading.terms.strict):
+        return  # null asks for nothing, as it does where the field is known
+    meant = misspelt(name, known) if len(name) <= FIELD_NAME_CHARS else None
+    if meant is not None:
+        raise UnknownField(f"Unknown field {where}: did you mean '{meant}'?", param=where)
+    if reading.terms.strict:
+        raise UnknownField(f"Unknown field {where}, and this server is strict.", param=where)
+    reading.ignore(where)
+
+
+def below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def is_required(spec: dataclasses.Field[Any]) -> bool:
+    return spec.default is dataclasses.MISSING
+
+
+def property_schema(spec: dataclasses.Field[Any], terms: Terms) -> Schema:
+    schema = spec.metadata["kind"].schema(terms)
+    if not is_required(spec):
+        schema = nullable(schema)
+        if spec.default is not None:
+            schema["default"] = list(spec.default) if isinstance(spec.default, tuple) else spec.default
+    return schema | {"description": spec.metadata["about"]}
+
+
+def nullable(schema: Schema) -> Schema:
+    if not schema:  # anything at all
+        return schema
+    if "enum" in schema:
+        schema = schema | {"enum": [*(v for v in schema["enum"] if v is not None), None]}
+        schema.pop("type", None)
+        return schema
+    if isinstance(schema.get("type"), str):
+        return schema | {"type": [schema["type"], "null"]}
+    return {"anyOf": [*schema["anyOf"], {"type": "null"}]}

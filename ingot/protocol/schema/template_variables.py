@@ -1,0 +1,43 @@
+"""The kind of `chat_template_kwargs`: values for variables that the served model's chat template reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import BadRequest, UnknownField
+from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS
+from ingot.protocol.schema.fields import NO_TERMS, BodyReading, Bool, Either, Kind, Number, Schema, Terms, Text
+
+VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
+
+
+def variables_problem(variables: dict[str, Any]) -> str | None:
+    """What is wrong with the values that a setting gives, whatever the template reads."""
+    for name, value in variables.items():
+        try:
+            VALUE.parse(value, name, BodyReading(NO_TERMS))
+        except BadRequest as error:
+            return error.message.rstrip(".")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateVariables(Kind):
+    """A name that the template does not read would be ignored, so it is refused."""
+
+    types, words = (dict,), "an object"
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.refuse(value, path, reading)
+        known = reading.terms.template_variables
+        for name in value:
+            if name not in known:
+                reads = ", ".join(known) or "none"
+                raise UnknownField(f"{path}: the chat template reads no '{name[:100]}'. It reads: {reads}.", param=path)
+        return {name: VALUE.parse(held, f"{path}.{name}", reading) for name, held in value.items()}
+
+    def schema(self, terms: Terms) -> Schema:
+        properties = {name: VALUE.schema(terms) for name in terms.template_variables}
+        return {"type": "object", "properties": properties, "additionalProperties": False}

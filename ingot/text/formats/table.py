@@ -1,0 +1,266 @@
+"""The vocabulary of the tables: what a model family writes when it thinks and when it calls a tool, as data.
+
+One table drives the parser, the rendering of past calls, and the grammar of forced ones. A form is a sequence of
+parts; a plain string stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.text.formats.notation import Notation
+from ingot.text.parse.schema_types import ANY, JsonTypes
+
+IdStyle = Literal["openai", "mistral", "kimi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Any white space, also none; `written` is what we write there."""
+
+    written: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Text that some models write and some do not; we write it only where `written` says so."""
+
+    text: str
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The function's name. `numbered`: written as `functions.NAME:3`, which is also the call's id."""
+
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TagEnd:
+    """Ends the tag that names the function. Some models close it right there, with `alone`: without arguments."""
+
+    text: str
+    alone: tuple[str, ...] = ("/>", " />")
+
+
+@dataclass(frozen=True, slots=True)
+class Ordinal:
+    """The call's number in the answer, from 1, between two literals; it may be missing, and means nothing."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallId:
+    """An id that the model may write, after a marker where there is one; we leave it out."""
+
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments as one object."""
+
+    notation: Notation
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A JSON object that holds the name and the arguments, in any order, perhaps among other things."""
+
+    arguments_key: Literal["arguments", "parameters"] = "arguments"
+    name_key: Literal["name", "tool_name"] = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClose:
+    """What ends a key, and what its value then is: of the schema's type, text as it stands, or JSON of some `kinds`."""
+
+    text: str
+    value: Literal["typed", "text", "json"] = "typed"
+    kinds: JsonTypes = ANY
+
+
+@dataclass(frozen=True, slots=True)
+class TextParameters:
+    """Parameters as text between tags, up to `end`.
+
+    A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
+    hold the tag itself. `frame` is written around each value and taken off again, once on each side. One JSON object
+    in the place of them all is understood too, and so is a key without a value, which says nothing.
+    """
+
+    key_open: str
+    key_closes: tuple[KeyClose, ...]
+    value_close: str
+    end: str
+    value_open: str = ""
+    frame: str = ""
+    wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
+    quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
+    object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
+    close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Arguments as elements in elements, up to `end`, with `mark` before each tag.
+
+    An element has its member's name; an object is its members' elements, an array an element `item` for each of its
+    items, and any other value its text. A closing tag counts only where another tag follows, so a text may hold the
+    tag itself. An object or array may also be written as JSON, the arguments too: some names make no tag.
+    """
+
+    mark: str
+    end: str
+    item: str = "item"
+    open_optional: bool = False  # some models forget an opening tag: its `mark` and its value are there
+
+    def opening(self, name: str) -> str:
+        return f"{self.mark}<{name}>"
+
+    def closing(self, name: str) -> str:
+        return f"{self.mark}</{name}>"
+
+    def can_name(self, name: str) -> bool:
+        """Whether the name makes a tag."""
+        return name != "" and not name.startswith("/") and ">" not in name
+
+
+Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One way to write calls: an opening, calls with `joint` between them, a closing.
+
+    - `joint` None: one call to an opening. Else its text, white space aside, must stand between two calls.
+    - A closing that is missing costs nothing: by then the call is complete.
+    - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name a tool that was given;
+      `bare` ones must also begin a line outside of fenced code, others one where only that tells them from prose.
+    - `repeats`: some models write several calls under an opening that we write for each.
+    - `opening_in_prompt`: the answer may begin right after the opening.
+    - `whole`: a call only once all of it is read, and text as it stands if it turns out otherwise: such calls look like
+      examples of them. What the answer's end cuts off is one all the same, and so is what grows too long to be held.
+    """
+
+    call: tuple[Part, ...]
+    opening: tuple[Part, ...] = ()
+    closing: tuple[Part, ...] = ()
+    joint: str | None = None
+    unopened: Literal["never", "line", "anywhere"] = "never"
+    repeats: bool = False
+    opening_in_prompt: bool = False
+    bare: bool = False
+    whole: bool = False
+
+    def leading(self, *, opened: bool) -> str | None:
+        """The first literal, after the opening's marker where that was `opened`; None where a name comes first."""
+        return next((text for text, *others in self.leads(opened=opened) if not others), None)
+
+    def leads(self, *, opened: bool) -> tuple[tuple[str, ...], ...]:
+        """The literals before a name or anything else that differs from call to call: what each place may hold, which
+        is also nothing where it may."""
+        found: list[tuple[str, ...]] = []
+        for part in (self.opening[1:] if opened else ()) + self.call:
+            match part:
+                case str():
+                    found.append((part,))
+                case Maybe():
+                    found.append((part.text, ""))
+                case JsonCall():
+                    return (*found, ("{",))
+                case Gap():
+                    continue
+                case _:
+                    return tuple(found)
+        return tuple(found)
+
+    def literals(self) -> Iterator[str]:
+        for part in (*self.opening, *self.call, *self.closing):
+            yield from _literals(part)
+
+
+def _literals(part: Part) -> Iterator[str]:
+    match part:
+        case str():
+            yield part
+        case Maybe():
+            yield part.text
+        case TagEnd():
+            yield part.text
+        case Ordinal():
+            yield part.before
+        case CallId():
+            yield part.marker
+        case Arguments():
+            yield from part.notation.quotes
+        case TextParameters():
+            yield from (part.key_open, part.value_open, part.value_close, part.end, *(part.object_tags or ()))
+            yield from (close.text for close in part.key_closes)
+        case Elements():
+            yield from (part.mark, part.opening(part.item), part.closing(part.item), part.end)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingFormat:
+    """The tags around a thinking part, which begins an answer or follows a call or another thinking part.
+
+    `interleaved`: it may also begin any line of the answer.
+    """
+
+    name: str
+    open: str
+    close: str
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Messages with headers: `start` role, `channel` name and recipient, `message` body, an end."""
+
+    start: str
+    role: str
+    channel: str
+    message: str
+    ends: tuple[str, ...]
+    call_end: str
+    thinking: tuple[str, ...]  # the channels that are thinking
+    recipient: str  # stands before the name of a called function
+    call_header: tuple[str, str]  # around the name, in the header that we write
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A family. The first form is the one we write and the one that forced calls take; all are understood."""
+
+    name: str
+    forms: tuple[CallForm, ...] = ()
+    thinking: ThinkingFormat | None = None
+    channels: Channels | None = None
+    strips: tuple[str, ...] = ()  # markers in the answer that mean nothing to a reader
+    heads: tuple[str, ...] = ()  # the same, of text that means nothing only where the answer or a message begins
+    ids: IdStyle = "openai"
+    signs: tuple[tuple[str, ...], ...] = ()  # a chat template is this family's if it holds all of one group
+    model_types: tuple[str, ...] = ()  # of config.json, asked only where the template says nothing
+
+    @property
+    def can_call(self) -> bool:
+        return bool(self.forms) or self.channels is not None
+
+    def markers(self) -> frozenset[str]:
+        """Every literal that means something to the parser."""
+        found = {literal for form in self.forms for literal in form.literals()} | set(self.strips)
+        if self.thinking is not None:
+            found |= {self.thinking.open, self.thinking.close}
+        if (channels := self.channels) is not None:
+            found |= {channels.start, channels.channel, channels.message, *channels.ends, *channels.call_header}
+        return frozenset(found - {""})
+
+    def shows(self, token: str) -> bool:
+        """Whether a special token of this text must reach the parser: the detokenizer drops the others."""
+        return any(token in marker for marker in self.markers())

@@ -1,0 +1,72 @@
+"""Running text of an answer, cleared of the white space that only sets markers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.text.parse.fences import Fences
+
+_SPACE = " \t\r\n"
+
+
+class Prose:
+    """Hands text on as it comes, but for white space next to a marker: models are taught to write line breaks
+    around tags and calls, and templates write them again.
+
+    White space is held until it is known what it is. Text follows: it goes out. A marker follows (`restart`): it is
+    dropped, unless more text comes later, from which it then sets off what was said before the marker. The answer
+    ends (`finish`): it goes out, if there was text since the last marker.
+    """
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+        self._fences = Fences()
+        self._held: list[str] = []
+        self._between = ""  # white space that stood before the last markers, with text before it
+        self._silent = True  # nothing has gone out yet
+        self._after_marker = False
+        self.blank = True  # nothing but white space since the beginning or the last marker
+        self.at_line_start = True  # nothing but white space since the last line break
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the line stands within fenced code."""
+        return self._fences.open
+
+    def write(self, text: str) -> None:
+        if not text:
+            return
+        self._follow_lines(text)
+        body = text.rstrip(_SPACE)
+        if body:
+            self._emit(self._leading(body) + body.lstrip(_SPACE))
+            self._held.clear()
+            self.blank = self._silent = False
+        self._held.append(text[len(body) :])
+
+    def restart(self) -> None:
+        if not self._silent and not self._between:
+            self._between = "".join(self._held)
+        self._held.clear()
+        self._fences.end_line()
+        self._after_marker = self.blank = self.at_line_start = True
+
+    def finish(self) -> None:
+        held = "".join(self._held)
+        if held and not (self.blank and self._after_marker):
+            self._emit(held)
+        self._held.clear()
+
+    def _leading(self, body: str) -> str:
+        """The white space that goes out before `body`."""
+        space = "".join(self._held) + body[: len(body) - len(body.lstrip(_SPACE))]
+        if not (self.blank and self._after_marker):
+            return space
+        leading = "" if self._silent else self._between or space
+        self._between = ""
+        return leading
+
+    def _follow_lines(self, text: str) -> None:
+        self._fences.write(text)
+        line = text[text.rfind("\n") + 1 :]
+        self.at_line_start = not line.strip(_SPACE) and (self.at_line_start or "\n" in text)

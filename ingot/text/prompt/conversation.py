@@ -1,0 +1,316 @@
+"""From a conversation to its prompt: messages settled and put in order, rendered, and woven into tokens.
+
+In the stable history, the same conversation and one more turn give the same tokens and a tail: an answer that is
+remembered stands there as it was generated, between the opening that it was given and what the template puts after
+an answer; every other message is rendered the same whatever follows it. The official history is the template's own,
+encoded as one text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ingot.errors import BadRequest, Unsupported
+from ingot.text.formats.table import Format, ThinkingFormat
+from ingot.text.parse.call_arguments import written
+from ingot.text.prompt.canonical import canonical_messages, ordered_tools, reasoning_of, threads, visible_text
+from ingot.text.prompt.control_tokens import Controls, Quoting
+from ingot.text.prompt.encoded import EncodedTexts
+from ingot.text.prompt.messages import plain_text
+from ingot.text.prompt.prompt import Prompt
+from ingot.text.prompt.remembered import RememberedAnswer, RememberedAnswers
+from ingot.text.prompt.roles import TemplateMessage, in_order
+from ingot.text.prompt.tool_prompt import taught
+from ingot.text.prompt.weave import TokenOwner, Weaver
+from ingot.text.template.chat_template import ChatTemplate
+from ingot.text.template.traits import TemplateTraits
+from ingot.text.template.witness import TemplateHistory, TextRun, Thought
+
+if TYPE_CHECKING:
+    from ingot.text.tokens.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is to be rendered.
+
+    - `opened`: the prompt ends where an answer begins; else after the last message.
+    - `continued`: it ends within the last message, an assistant's, which the answer goes on with.
+    - `appended`, given the whole text, says what is to follow it: the beginning of the answer.
+    """
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] | None = None
+    opened: bool = True
+    continued: bool = False
+    appended: Callable[[str], str] = field(default=lambda text: "")
+    history: TemplateHistory = "stable"
+    remembers: bool = True  # past answers are recalled, and this one's may be kept
+    salt: str = ""  # conversations with different salts share no answers
+    most: int | None = None  # tokens that a prompt may have; one that is longer for certain is not encoded
+    trusted: bool = False  # the text of a control token is that token, whoever wrote it
+
+
+class PromptBuilder:
+    """Makes conversations into prompts for one model. Any thread may ask."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        answers: RememberedAnswers,
+        encodings: EncodedTexts | None = None,
+    ) -> None:
+        self._tokenizer, self._template, self._answers = tokenizer, template, answers
+        self._encodings = EncodedTexts() if encodings is None else encodings
+        ends = (tokenizer.decode([token], skip_special=False) for token in sorted(tokenizer.eos_ids))
+        self._ends = tuple(end for end in ends if end)
+
+    def compose(self, wanted: Conversation, format: Format, *, add_special: bool = False) -> Prompt:
+        """`add_special` adds what the tokenizer puts around a bare text.
+
+        Raises BadRequest or Unsupported where the template refuses the messages or cannot show them, and
+        ContextOverflow where it is certain, before anything is encoded, that the prompt is too long.
+        """
+        traits = self._template.traits_for(bool(wanted.tools))
+        messages, removed = canonical_messages(wanted.messages)
+        named = threads(messages, wanted.salt, ids=traits.call_ids)
+        quoting = self._quoting(wanted, format)
+        lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting)
+        recalls = wanted.remembers and wanted.history == "stable"
+        recalled = self._recalled(lines, pieces, messages, named) if recalls else {}
+        check_calls_shown(lines, pieces, recalled)
+        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting)
+        self._weave(weaver, lines, pieces, recalled)
+        if begun := wanted.appended(weaver.text):
+            weaver.add_text(TokenOwner(), begun)
+        if wanted.most is not None:
+            weaver.check_length(wanted.most)
+        tokens, spans = weaver.woven(add_special=add_special)
+        opening, quoted = quoting.read(pieces[-1].text + begun)
+        # What of an opening is a client's own text could not be told from a control token later on.
+        remembers = wanted.remembers and len(pieces) > 1 and not quoted
+        if not tokens:
+            raise BadRequest(
+                "The chat template makes nothing of these messages: the prompt is empty.", param="messages"
+            )
+        return Prompt(
+            tokens=tokens,
+            text=weaver.text,
+            spans=spans,
+            opening=opening,
+            history=wanted.history,
+            recalled=len(recalled),
+            adapted=removed + done,
+            thread=named[-2 if wanted.continued else -1] if remembers else b"",
+            call_ids=traits.call_ids,
+            begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
+        )
+
+    def _quoting(self, wanted: Conversation, format: Format) -> Quoting:
+        controls = Controls() if wanted.trusted else self._tokenizer.controls
+        said = (wanted.messages, wanted.tools, wanted.variables)
+        thinking = format.thinking
+        return Quoting(controls, said, exempt=() if thinking is None else (thinking.open, thinking.close))
+
+    def _drafted(
+        self,
+        wanted: Conversation,
+        messages: list[Mapping[str, Any]],
+        traits: TemplateTraits,
+        format: Format,
+        quoting: Quoting,
+    ) -> tuple[list[TemplateMessage], list[TextRun], tuple[str, ...]]:
+        """The lines that the template got, what it made of them, and what had to be done to them before."""
+        tools = ordered_tools(wanted.tools) if wanted.history == "stable" else [dict(tool) for tool in wanted.tools]
+        messages, tools = quoting.messages(messages), quoting.told(tools)
+        mark = secrets.token_hex(16)
+        lines, done = _lines(
+            _with_mark(messages, mark) if wanted.continued else messages, tools, traits, format, wanted.history
+        )
+        tags = self._tags_to_write(traits, format) if wanted.history == "stable" else None
+        if tags is not None:
+            lines = [_with_thinking(line, tags) for line in lines]
+        variables = quoting.told(wanted.variables)
+        pieces = self._rendered(lines, tools if traits.tools else None, replace(wanted, variables=variables))
+        if wanted.continued:
+            pieces = _cut(pieces, mark)
+        if tags is not None:
+            pieces = [_without_empty_thinking(piece, lines, tags) for piece in pieces]
+        return lines, pieces, done
+
+    def _tags_to_write(self, traits: TemplateTraits, format: Format) -> ThinkingFormat | None:
+        """The tags of thinking, for a model that has them and whose template shows no past thinking by itself."""
+        tags = format.thinking
+        if tags is None or traits.reasoning is not None or tags.close not in self._template.source:
+            return None
+        return tags
+
+    def _rendered(self, lines: list[TemplateMessage], tools: list[Any] | None, wanted: Conversation) -> list[TextRun]:
+        """The pieces of the text; the last is the opening."""
+
+        def pieces(opened: bool) -> list[TextRun]:
+            rendered = self._template.rendered(
+                [line.message for line in lines],
+                history=wanted.history,
+                tools=tools,
+                add_generation_prompt=opened,
+                extra=wanted.variables,
+            )
+            return [*rendered.pieces]
+
+        made = pieces(wanted.opened and not wanted.continued)
+        if len(made) > 1:
+            return made
+        # A template may take all messages of a first turn before its loop begins.
+        base, [whole] = "".join(piece.text for piece in pieces(False)), made
+        if not whole.text.startswith(base):
+            return [whole]
+        return [TextRun(None, base), TextRun(None, whole.text[len(base) :])]
+
+    def _recalled(
+        self, lines: list[TemplateMessage], pieces: list[TextRun], messages: Messages, named: list[bytes]
+    ) -> dict[int, RememberedAnswer]:
+        """The answers that are remembered, by the number of their line, where a line has one place in the text."""
+        shown = places_of(pieces[:-1])
+        found: dict[int, RememberedAnswer] = {}
+        for at, line in enumerate(lines):
+            if line.role != "assistant" or len(line.sources) != 1 or shown[at] != 1:
+                continue
+            source = line.sources[0]
+            answer = self._answers.recall(named[source + 1], reasoning_of(messages[source]))
+            if answer is not None:
+                found[at] = answer
+        return found
+
+    def _weave(
+        self, weaver: Weaver, lines: list[TemplateMessage], pieces: list[TextRun], recalled: dict[int, RememberedAnswer]
+    ) -> None:
+        owners = _owners(lines, pieces)
+        for piece, owner in zip(pieces[:-1], owners, strict=False):
+            answer = recalled.get(piece.message) if piece.message is not None and piece.text else None
+            if answer is None:
+                weaver.add_text(owner, piece.text)
+                continue
+            weaver.add_text(owner, answer.opening)
+            weaver.add_tokens(owner, answer.tokens)
+            weaver.add_text(owner, answer.missing + self._closing(piece.text, lines[piece.message or 0].message))
+        weaver.add_text(owners[-1], pieces[-1].text)
+
+    def _closing(self, text: str, message: Mapping[str, Any]) -> str:
+        """What the template puts after an answer: from the token on that ends it, or after the content."""
+        at = _before_ends(text, self._ends)
+        if at < len(text):
+            return text[at:]
+        content = "" if message.get("tool_calls") else plain_text(message.get("content"))
+        for said in (content, content.strip()):
+            if said and said in text:
+                return text[text.rindex(said) + len(said) :]
+        return ""
+
+
+def _lines(
+    messages: Messages, tools: list[dict[str, Any]], traits: TemplateTraits, format: Format, history: TemplateHistory
+) -> tuple[list[TemplateMessage], tuple[str, ...]]:
+    lines = [TemplateMessage(dict(message), (at,)) for at, message in enumerate(messages)]
+    if lines and lines[0].role in ("system", "developer") and not lines[0].message.get("content"):
+        del lines[0]  # nothing was in it, or nothing but what is no message to the model
+    lines, told = taught(lines, tools, traits, format)
+    lines, placed = in_order(lines, traits, history)
+    return lines, told + placed
+
+
+def _with_thinking(line: TemplateMessage, tags: ThinkingFormat) -> TemplateMessage:
+    """What an assistant thought, where it is told, in front of what it said."""
+    if line.role != "assistant" or not (thought := reasoning_of(line.message)):
+        return line
+    said = visible_text(line.message)
+    return replace(
+        line, message={**line.message, "content": Thought(f"{tags.open}\n{thought}\n{tags.close}\n\n{said}")}
+    )
+
+
+def _without_empty_thinking(piece: TextRun, lines: list[TemplateMessage], tags: ThinkingFormat) -> TextRun:
+    """A template may have closed the thinking that it expects no more, right before the content that holds it."""
+    content = lines[piece.message].message.get("content") if piece.message is not None else None
+    if not isinstance(content, Thought) or content not in piece.text:
+        return piece
+    at = piece.text.index(content)
+    before = piece.text[:at].rstrip()
+    if not before.endswith(tags.close):
+        return piece
+    opening = before.removesuffix(tags.close).rstrip().removesuffix(tags.open)
+    return replace(piece, text=opening + piece.text[at:])
+
+
+def _with_mark(messages: list[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """A mark at the end of the last message shows, in the rendered text, where the template closes it."""
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") != "assistant" or content is None or last.get("tool_calls"):
+        raise BadRequest(
+            "continue_final_message needs the last message to be an assistant's text.", param="continue_final_message"
+        )
+    if isinstance(content, str):
+        return [*messages[:-1], {**last, "content": content + mark}]
+    return [*messages[:-1], {**last, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]}]
+
+
+def _cut(pieces: list[TextRun], mark: str) -> list[TextRun]:
+    """The pieces up to the mark; the one that held it is the opening now."""
+    for at, piece in enumerate(pieces):
+        if mark in piece.text:
+            return [*pieces[:at], TextRun(piece.message, piece.text[: piece.text.index(mark)])]
+    raise Unsupported("The served model's chat template does not show the last message.", param="messages")
+
+
+def _owners(lines: list[TemplateMessage], pieces: list[TextRun]) -> list[TokenOwner]:
+    """Whose each piece is. A system message that has no place of its own is in what comes before all messages."""
+    owners = [TokenOwner() if piece.message is None else _owner(lines[piece.message]) for piece in pieces]
+    first = next((at for at, piece in enumerate(pieces) if piece.message is not None and piece.text), 0)
+    unplaced = all(piece.message != 0 or not piece.text for piece in pieces)
+    if lines and lines[0].role == "system" and unplaced:
+        owners[:first] = [_owner(lines[0])] * first
+    return owners
+
+
+def _owner(line: TemplateMessage) -> TokenOwner:
+    return TokenOwner(line.sources[0] if line.sources else None, line.role)
+
+
+def places_of(pieces: Sequence[TextRun]) -> Counter[int | None]:
+    """In how many places of the text each message is shown."""
+    return Counter(piece.message for piece in pieces if piece.text)
+
+
+def check_calls_shown(
+    lines: list[TemplateMessage], pieces: list[TextRun], recalled: Mapping[int, RememberedAnswer]
+) -> None:
+    """A template may leave calls out without a word; the model would answer to half a history."""
+    own: dict[int, str] = {}
+    for piece in pieces:
+        if piece.message is not None:
+            own[piece.message] = own.get(piece.message, "") + piece.text
+    whole = "".join(piece.text for piece in pieces)
+    for at, line in enumerate(lines):
+        for call in (line.message.get("tool_calls") or ()) if at not in recalled else ():
+            name = call["function"]["name"]
+            # In its own place as a rule, where it is found without looking through everything.
+            if not any(shown in own.get(at, "") or shown in whole for shown in (name, written(name)[1:-1])):
+                path = f"messages.{line.sources[0]}.tool_calls"
+                raise Unsupported(f"{path}: the served model's chat template does not show tool calls.", param=path)
+
+
+def _before_ends(text: str, ends: Sequence[str]) -> int:
+    """Where the tokens that end an answer begin, at the end of a text; its length if there are none."""
+    found = len(text)
+    while (end := next((end for end in ends if text[:found].rstrip().endswith(end)), None)) is not None:
+        found = len(text[:found].rstrip()) - len(end)
+    return found

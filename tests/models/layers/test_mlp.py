@@ -1,0 +1,56 @@
+"""MLPs with a cheaper gate, against the ones that they extend."""
+
+from __future__ import annotations
+
+import importlib
+
+import mlx.core as mx
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.kernels import native
+from ingot.models.layers.mlp import GATINGS, GatedMLP, swap_gates
+from ingot.models.layers.modules import parameters
+from tests.models.layers import family_configs
+
+# One for each way in which an MLP is gated.
+FAMILIES = ["llama", "gemma", "gemma3_text", "glm4", "phi3", "internlm2", "exaone", "openelm", "qwen", "talkie"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
+    family: str, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if quick and not native.available():
+        pytest.skip("no native kernels")
+    if not quick:
+        monkeypatch.setattr(native, "available", lambda: False)
+    model = family_configs.build(family)
+    known = {path: module for path, module in model.named_modules() if _name(type(module)) in GATINGS}
+    before = dict(parameters(model))
+    assert known
+    gelus = any(GATINGS[_name(type(mlp))].act != "silu" for mlp in known.values())
+    assert swap_gates(model) == (0 if gelus and not quick else len(known))
+    swapped = dict(model.named_modules())
+    for path, mlp in known.items():
+        weights = mlp[GATINGS[_name(type(mlp))].gate].weight
+        x = 3 * mx.random.normal((1, 7, weights.shape[1]), key=mx.random.key(1))
+        x = mx.concatenate([x, mx.full((1, 1, x.shape[-1]), 1e4), mx.full((1, 1, x.shape[-1]), -1e4)], axis=1)
+        expected = mlp(x)
+        assert isinstance(swapped[path], GatedMLP) or (gelus and not quick)
+        found = swapped[path](x)
+        assert mx.all(mx.abs(found - expected) <= 1e-5 * mx.abs(expected).max(axis=-1, keepdims=True)).item()
+        half = x.astype(mx.bfloat16)
+        assert mx.array_equal(swapped[path](half), mlp(half), equal_nan=True).item()
+    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+
+
+@pytest.mark.parametrize("name", sorted(GATINGS))
+def test_every_known_class_is_one_of_mlx_lms(name: str) -> None:
+    module, kind = name.split(".")
+    assert isinstance(getattr(importlib.import_module(f"mlx_lm.models.{module}"), kind), type)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"

@@ -1,0 +1,71 @@
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.positions import Positions
+from ingot.models.layers.modules import PositionedRope, positioned, select_at_heads, swap_ropes
+from ingot.upstream import rope_utils
+from tests import tiny
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ROPES = {
+    "plain": lambda: nn.RoPE(8, base=500.0),
+    "traditional": lambda: nn.RoPE(8, traditional=True),
+    "partial": lambda: nn.RoPE(4, scale=0.5),
+    "llama3": lambda: rope_utils.Llama3RoPE(8, 128, scaling_config=LLAMA3),
+    "yarn": lambda: rope_utils.YarnRoPE(8, scaling_factor=4.0, original_max_position_embeddings=32),
+    "longrope": lambda: rope_utils.SuScaledRoPE(8, max_position_embeddings=256, original_max_position_embeddings=64),
+    "proportional": lambda: rope_utils.ProportionalRoPE(8, 4),
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_explicit_positions_that_are_consecutive_give_what_the_fast_kernel_gives(name: str) -> None:
+    rope = ROPES[name]()
+    x = mx.random.normal((2, 3, 5, 8), key=mx.random.key(1))
+    fast = rope(x, offset=mx.array([7, 30]))
+    at = mx.array([[7, 8, 9, 10, 11], [30, 31, 32, 33, 34]])
+    assert mx.allclose(positioned(ROPES[name]())(x, offset=Positions(at)), fast, atol=1e-4).item()
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_token_is_rotated_to_its_own_position_whatever_stands_beside_it(name: str) -> None:
+    rope = positioned(ROPES[name]())
+    x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(2))
+    spread = rope(x, offset=Positions(mx.array([[50, 2, 17]])))
+    for place, position in enumerate((50, 2, 17)):
+        assert mx.allclose(
+            spread[:, :, place : place + 1], rope(x[:, :, place : place + 1], offset=position), atol=1e-4
+        ).item()
+
+
+def test_every_rope_of_a_model_is_swapped_for_one_with_the_same_attributes() -> None:
+    model = tiny.build("llama")
+    base = model.model.layers[0].self_attn.rope.base
+    assert swap_ropes(model) == 3
+    assert all(isinstance(layer.self_attn.rope, PositionedRope) for layer in model.model.layers)
+    assert model.model.layers[0].self_attn.rope.base == base
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kind: str, quantised: bool) -> None:
+    model = tiny.build(kind)
+    if quantised:
+        nn.quantize(
+            model, group_size=32, bits=8, class_predicate=lambda path, module: "lm_head" in path or "embed" in path
+        )
+    tokens = mx.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    whole = model(tokens)
+    selection = select_at_heads(model)
+    assert selection is not None
+    selection.at = mx.array([[3], [1]])
+    part = model(tokens)
+    assert part.shape == (2, 1, tiny.VOCAB)
+    assert (
+        mx.allclose(part[0, 0], whole[0, 3], atol=1e-5).item()
+        and mx.allclose(part[1, 0], whole[1, 1], atol=1e-5).item()
+    )
+    selection.at = None
+    assert mx.allclose(model(tokens), whole, atol=1e-5).item()

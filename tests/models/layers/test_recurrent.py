@@ -1,0 +1,119 @@
+"""Recurrent mixers that the native kernels compute, against the models' own code for them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache import records
+from ingot.cache.slots import Slots
+from ingot.kernels import native
+from ingot.kernels.device import current
+from ingot.models.adapter import Adapter, adapt, load
+from ingot.models.layers.modules import parameters
+from ingot.models.layers.recurrent import MIXERS, NativeMixer, swap_recurrences
+from tests import tiny
+from tests.models.layers import family_configs
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+
+HYBRID = Path(__file__).parents[2] / "foundry" / "models" / "hybrid"
+FAMILIES = ["qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"]
+PROMPTS = [list(range(3, 3 + length)) for length in (5, 70, 1, 33)]
+STEPS = 12
+
+
+def greedy(adapter: Adapter) -> list[list[int]]:
+    """Answers to all prompts: each computed alone, in two parts, then decoded together."""
+    slots = adapter.new_slots()
+    slots.resize(len(PROMPTS), 256)
+    chosen: list[list[int]] = []
+    for slot, prompt in enumerate(PROMPTS):
+        for part in (prompt[: len(prompt) // 2], prompt[len(prompt) // 2 :]):
+            if part:
+                with slots.launch(slot, 1, len(part)) as layers:
+                    logits = adapter.forward(mx.array([part]), layers, [len(part) - 1])
+        chosen.append([int(mx.argmax(logits[0, 0]).item())])
+    for _ in range(STEPS):
+        with slots.launch(0, len(PROMPTS), 1) as layers:
+            logits = adapter.forward(mx.array([[own[-1]] for own in chosen]), layers, [0] * len(PROMPTS))
+        mx.async_eval(logits, slots.arrays())
+        for own, token in zip(chosen, mx.argmax(logits[:, 0], axis=-1).tolist(), strict=True):
+            own.append(token)
+    return chosen
+
+
+def natively(model: Any) -> int:
+    return sum(isinstance(module, NativeMixer) for _, module in model.named_modules())
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "hybrid"])
+def test_greedy_answers_are_those_of_the_models_own_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Adapter:
+        model = tiny.build("hybrid") if name == "hybrid" else family_configs.build(name)
+        return adapt(model, {}, current(), widest=128)
+
+    ours = made()
+    assert natively(ours.model) > 0 and ours.mixed
+    monkeypatch.setattr(native, "available", lambda: False)
+    plain = made()
+    assert natively(plain.model) == 0
+    assert greedy(ours) == greedy(plain)
+
+
+def test_a_trained_hybrid_answers_as_with_mlxs_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = load(HYBRID, current(), widest=128)
+    assert natively(ours.model) == 6
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert greedy(ours) == greedy(load(HYBRID, current(), widest=128))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_swapped_model_has_the_same_weights(name: str) -> None:
+    model = family_configs.build(name)
+    before = dict(parameters(model))
+    assert swap_recurrences(model) > 0
+    assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_class_that_is_computed_natively_is_one_of_mlx_lms(name: str) -> None:
+    module, kind = name.split(".")
+    assert isinstance(getattr(importlib.import_module(f"mlx_lm.models.{module}"), kind), type)
+
+
+def test_other_caches_are_left_to_the_models_own_code() -> None:
+    model = tiny.build("hybrid")
+    tokens = mx.array([PROMPTS[1]])
+    before = model(tokens)
+    swap_recurrences(model)
+    assert mx.array_equal(model(tokens), before).item()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_kept_of_a_slot_does_not_change_with_it(count: int) -> None:
+    """A record must not share memory with the states, which are written in place."""
+    adapter = tiny.adapter("hybrid")
+    slots: Slots = adapter.new_slots()
+    slots.resize(count, 256)
+    _compute(adapter, slots, 0, [1, 2, 3])
+    record = records.take(slots, 0, 0)
+    mx.eval(record.arrays())
+    after = _compute(adapter, slots, 0, [4, 5])
+    again = adapter.new_slots()
+    again.resize(count, 256)
+    records.put(again, 0, [record], 3)
+    again.lengths[0] = 3
+    assert mx.array_equal(_compute(adapter, again, 0, [4, 5]), after).item()
+
+
+def _compute(adapter: Adapter, slots: Slots, slot: int, tokens: list[int]) -> mx.array:
+    with slots.launch(slot, 1, len(tokens)) as layers:
+        logits = adapter.forward(mx.array([tokens]), layers)
+    mx.eval(logits, slots.arrays())
+    return logits

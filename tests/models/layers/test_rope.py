@@ -1,0 +1,33 @@
+"""Queries and keys turned together, against the RoPE modules that turn them one by one."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.launch import Launch, Mixed
+from ingot.models.layers.modules import positioned
+from ingot.models.layers.rope import SharedRopes
+from tests.models.layers.test_modules import ROPES
+
+MIXED = Mixed((Launch(0, (7, 30), 1, (1, 1), 0), Launch(2, (4,), 3, (3,), 4)))
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_queries_and_keys_are_turned_to_their_positions(name: str) -> None:
+    rope = positioned(ROPES[name]())
+    turning = SharedRopes().of(rope)
+    assert turning is not None
+    queries = mx.random.normal((5, 3, 1, 8), key=mx.random.key(1))
+    keys = mx.random.normal((5, 2, 1, 8), key=mx.random.key(2))
+    at = mx.array([7, 30, 4, 5, 6])
+    for found, given in zip(turning(queries, keys, MIXED), (queries, keys), strict=True):
+        assert mx.allclose(found, rope(given, offset=at), atol=1e-4).item()
+
+
+def test_layers_with_the_same_rotation_share_its_angles() -> None:
+    turnings = SharedRopes()
+    assert turnings.of(positioned(ROPES["plain"]())) is turnings.of(positioned(ROPES["plain"]()))
+    assert turnings.of(positioned(ROPES["plain"]())) is not turnings.of(positioned(ROPES["partial"]()))
+    assert turnings.of(ROPES["plain"]()) is None

@@ -1,0 +1,39 @@
+"""What `/v1/models` says of the served model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ingot.protocol.openai.models import list_models, retrieve_model
+from ingot.protocol.served import Served
+from tests import scripted
+from tests.http.scripted import ByteTokenizer, settings
+
+
+def served(**changes: Any) -> Served:
+    return Served.of(scripted.CARD, scripted.tokenizer(), settings(**changes))
+
+
+def told(served: Served) -> tuple[Any, ...]:
+    body = msgspec.to_builtins(list_models(served).data[0])
+    assert msgspec.to_builtins(retrieve_model("default", served)) == body
+    return body["tool_format"], body["thinking_format"], body["format_source"]
+
+
+def test_the_formats_and_what_told_them_are_listed() -> None:
+    assert told(served(tool_format="glm", thinking_format="none")) == ("glm", None, "setting")
+    assert told(served(tool_format="glm", thinking_format="mistral")) == ("glm", "mistral", "setting")
+
+
+def test_a_format_that_nothing_told_is_called_a_guess() -> None:
+    for family, expected in (("unheard_of", ("hermes", "guess")), ("gpt_oss", ("harmony", "model_type"))):
+        card = replace(scripted.CARD, family=family)
+        plain = Served.of(card, ByteTokenizer(None), settings())  # type: ignore[arg-type]
+        assert told(plain)[::2] == expected
+
+
+def test_a_template_tells_whatever_the_type() -> None:
+    assert told(served())[2] == "template"

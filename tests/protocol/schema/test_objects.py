@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from ingot.errors import BadRequest, UnknownField, Unsupported
+from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Terms, Text
+from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+
+TERMS = Terms(models=("m",), vocab=10, timeout_s=1.0)
+STRICT = Terms(models=("m",), vocab=10, timeout_s=1.0, strict=True)
+
+
+@dataclass(frozen=True)
+class Inner:
+    kind: str = requires(OneOf(("inner",)), "The kind.")
+    flag: bool = accepts(Bool(), "A flag.", default=False)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str = requires(Text(), "A name.")
+    count: int = accepts(Int((1, 9)), "A count.", default=1)
+    inners: tuple[Inner, ...] = accepts(
+        ListOf(Tagged("kind", {"inner": ObjectOf(Inner)}, refused={"outer": "is not possible."}), most=3),
+        "More.",
+        default=(),
+    )
+    store: None = refuses("is not supported.", False)
+
+
+OUTER = ObjectOf(Outer)
+
+
+def read(value: Any, terms: Terms = TERMS) -> tuple[Outer, list[str]]:
+    reading = BodyReading(terms)
+    return OUTER.parse(value, "", reading), reading.ignored
+
+
+def test_a_record_becomes_its_dataclass_with_defaults() -> None:
+    assert read({"name": "x"}) == (Outer(name="x"), [])
+
+
+def test_null_is_the_same_as_nothing_where_a_field_is_optional() -> None:
+    assert read({"name": "x", "count": None, "inners": None, "store": None}) == (Outer(name="x"), [])
+
+
+@pytest.mark.parametrize("body", [{}, {"name": None}])
+def test_a_required_field_must_be_there(body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as raised:
+        read(body)
+    assert raised.value.param == "name"
+
+
+def test_an_unknown_field_is_noted_once_for_a_whole_list() -> None:
+    inners = [{"kind": "inner", "zebra": 1}, {"kind": "inner", "zebra": 2}]
+    _, ignored = read({"name": "x", "quux": 0, "inners": inners})
+    assert sorted(ignored) == ["inners.*.zebra", "quux"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "meant"),
+    [
+        ({"name": "x", "cuont": 1}, "cuont", "count"),
+        ({"name": "x", "inners": [{"kind": "inner", "flags": 1}]}, "inners.0.flags", "flag"),
+        ({"name": "x", "stores": True}, "stores", "store"),
+    ],
+)
+def test_a_near_miss_is_refused_with_the_right_name(body: dict[str, Any], param: str, meant: str) -> None:
+    with pytest.raises(UnknownField, match=f"did you mean '{meant}'") as raised:
+        read(body)
+    assert raised.value.param == param
+
+
+def test_a_strict_reading_refuses_every_unknown_field() -> None:
+    with pytest.raises(UnknownField, match="quux"):
+        read({"name": "x", "quux": 1}, STRICT)
+
+
+def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing() -> None:
+    assert read({"name": "x", "store": False})[0].store is None
+    with pytest.raises(Unsupported, match="store is not supported"):
+        read({"name": "x", "store": True})
+    with pytest.raises(Unsupported, match=r"inners\.0\.kind: 'outer' is not possible"):
+        read({"name": "x", "inners": [{"kind": "outer"}]})
+
+
+def test_a_tag_that_nobody_knows_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadRequest, match='expected "inner"'):
+        read({"name": "x", "inners": [{"kind": "odd"}]})
+
+
+@pytest.mark.parametrize("body", [[], "x", None, 3])
+def test_only_an_object_is_a_record(body: Any) -> None:
+    with pytest.raises(BadRequest, match="expected an object"):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "valid"),
+    [
+        ({"name": "x"}, True),
+        ({"name": "x", "count": None, "store": False, "quux": 1}, True),
+        ({"name": "x", "store": True}, False),
+        ({"count": 1}, False),
+        ({"name": "x", "inners": [{"kind": "outer"}]}, False),
+    ],
+)
+def test_the_schema_says_the_same(body: dict[str, Any], valid: bool) -> None:
+    assert jsonschema_rs.is_valid(OUTER.schema(TERMS), body) == valid
+    assert not jsonschema_rs.is_valid(OUTER.schema(STRICT), {"name": "x", "quux": 1})

@@ -1,0 +1,137 @@
+"""A forced answer may end behind each of its calls, and white space behind a call commits to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from ingot.text.formats.registry import format_named
+from ingot.text.formats.table import CallForm
+from ingot.text.grammar.calls import MOST_SPACE
+from ingot.text.grammar.grammars import CallChoice, ForcedCall, Grammars, GuidedTool
+from ingot.text.grammar.guide import Guide
+from ingot.text.grammar.lexicon import allows
+from ingot.text.parse.events import PastCall
+from ingot.text.prompt.past_calls import render_call
+from ingot.text.tokens.tokenizer import Tokenizer
+from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
+
+PING = GuidedTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
+MARKED = [name for name in CALLING if format_named(name).channels is None]
+
+
+def first_form(name: str) -> CallForm:
+    return format_named(name).forms[0]
+
+
+def is_closed(name: str) -> bool:
+    """Whether something is written behind the last of all calls."""
+    return first_form(name).joint is not None and bool(first_form(name).closing)
+
+
+OPEN = [name for name in MARKED if not is_closed(name)]
+SECTIONS = [name for name in MARKED if is_closed(name) and (first_form(name).joint or "x")[0].isspace()]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokenizer: Tokenizer
+    grammars: Grammars
+
+    def guide(self, name: str, choice: CallChoice = "required", *, parallel: bool = True) -> Guide:
+        plan = self.grammars.tools(format_named(name), [PING], choice, parallel=parallel)
+        assert plan is not None
+        return plan.begin()
+
+    def follows(self, guide: Guide, text: str) -> bool:
+        """Whether the guide lets the text through, all of which it has then accepted."""
+        for token in self.tokenizer.encode(text, add_special=False):
+            mask = guide.mask()
+            if guide.done or mask is None or not allows(mask, token):
+                return False
+            guide.accept(token)
+        return True
+
+    def may_end(self, guide: Guide) -> bool:
+        mask = guide.mask()
+        assert mask is not None
+        return guide.done or any(allows(mask, token) for token in self.tokenizer.eos_ids)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+def words(request: pytest.FixtureRequest) -> Iterator[Vocabulary]:
+    """With the formats' markers as text, and as special tokens."""
+    tokenizer = vocabulary(request.param)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    yield Vocabulary(tokenizer, grammars)
+    grammars.close()
+
+
+def written(name: str, count: int) -> str:
+    return render_call(format_named(name), [PastCall("ping", {})] * count)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_behind_any_number_of_calls_the_answer_may_end(words: Vocabulary, name: str) -> None:
+    for count in (1, 2, 3):
+        guide = words.guide(name)
+        assert words.follows(guide, written(name, count))
+        assert words.may_end(guide)
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("space", ["\n", " ", "\n\n", "\r\n  "])
+def test_white_space_behind_a_call_may_end_the_answer_and_may_not(words: Vocabulary, name: str, space: str) -> None:
+    guide = words.guide(name)
+    assert words.follows(guide, written(name, 1) + space)
+    assert words.may_end(guide)
+    if first_form(name).joint is None:
+        assert words.follows(guide, written(name, 1))
+        assert words.may_end(guide)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_white_space_within_a_section_may_end_it_and_may_not(words: Vocabulary, name: str) -> None:
+    closing = "".join(part for part in first_form(name).closing if isinstance(part, str))
+    one = written(name, 1)
+    called = one[: one.rindex(closing)].rstrip()
+    for behind in ("", "\n", "\n\n"):
+        ending = words.guide(name)
+        assert words.follows(ending, called + behind + closing)
+        assert words.may_end(ending)
+    going_on = words.guide(name)
+    assert words.follows(going_on, called + "\n\n")
+    assert words.follows(going_on, written(name, 2)[len(called) :].lstrip())
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_white_space_behind_a_call_comes_to_an_end(words: Vocabulary, name: str) -> None:
+    guide = words.guide(name)
+    assert words.follows(guide, written(name, 1) + "\n" * MOST_SPACE)
+    assert not words.follows(guide, "\n")
+    assert words.may_end(guide)
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize(
+    ("choice", "parallel"), [("required", False), (ForcedCall("ping"), True), (ForcedCall("ping"), False)]
+)
+def test_where_one_call_is_allowed_it_is_the_end(
+    words: Vocabulary, name: str, choice: CallChoice, parallel: bool
+) -> None:
+    guide = words.guide(name, choice, parallel=parallel)
+    call = written(name, 1)
+    if (channels := format_named(name).channels) is not None:
+        call = call.removesuffix(channels.call_end)
+    assert words.follows(guide, call)
+    assert guide.done
+
+
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("space", ["", "\n", "\n\n "])
+def test_the_space_behind_calls_is_no_content(name: str, space: str) -> None:
+    text = written(name, 2) + space
+    events = parsed(format_named(name), text)
+    assert [called for called, _ in calls(events)] == ["ping", "ping"] and not said(events)

@@ -1,0 +1,286 @@
+"""Whatever a format's grammar allows, its parser reads back as exactly such calls."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ingot.errors import BadRequest, Unsupported
+from ingot.text.formats.registry import FORMATS, format_named
+from ingot.text.formats.table import Arguments, Elements, Format, TextParameters
+from ingot.text.grammar.grammars import CallChoice, ForcedCall, Grammars, GuidedTool
+from ingot.text.grammar.guide import GuidePlan
+from ingot.text.parse.call_ids import id_maker
+from ingot.text.parse.events import PastCall
+from ingot.text.parse.parser import (
+    ContentDelta,
+    ParsedEvent,
+    Parser,
+    ReasoningDelta,
+    ThinkingStart,
+    ToolCallArguments,
+    ToolCallBegan,
+    ToolCallEnded,
+    ToolSchema,
+    merged,
+)
+from ingot.text.prompt.past_calls import render_call
+from ingot.text.tokens.tokenizer import Tokenizer
+from tests.text.grammar.walks import Walker, byte_tokenizer
+
+CALLING = [known.name for known in FORMATS if known.can_call]
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        "exact": {"type": "boolean"},
+        "hours": {"type": "array", "items": {"type": "number"}, "maxItems": 3},
+        "place": {"$ref": "#/$defs/place"},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 8},
+                "at": {"type": "array", "items": {"type": "integer"}},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
+}
+TOOLS = (
+    GuidedTool("get_weather", WEATHER, strict=True),
+    GuidedTool("ping", {}),
+    GuidedTool("look-up.2", {"type": "object", "properties": {"q": {"type": "string", "maxLength": 20}}}),
+)
+BY_NAME = {tool.name: tool for tool in TOOLS}
+
+
+PLAIN = byte_tokenizer()
+MARKERS = {marker for name in CALLING for marker in format_named(name).markers()}
+MARKED = byte_tokenizer(
+    *sorted({part for marker in MARKERS for part in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[[A-Z_]+\]", marker)})
+)
+
+
+def vocabulary(special: bool) -> Tokenizer:
+    """The same bytes, with the formats' markers as text or as special tokens."""
+    return MARKED if special else PLAIN
+
+
+Make = Callable[[bool], Grammars]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Make]:
+    known = {special: Grammars(vocabulary(special), vocabulary(special).vocab_size) for special in (False, True)}
+    yield known.__getitem__
+    for grammars in known.values():
+        grammars.close()
+
+
+def closers(format: Format) -> list[str]:
+    """What ends a text, or a row of calls, that could go on for ever."""
+    found = [part for form in format.forms[:1] for part in form.closing if isinstance(part, str)]
+    for part in (part for form in format.forms[:1] for part in form.call):
+        match part:
+            case TextParameters():
+                found += [part.frame + part.value_close, part.end]
+            case Elements():
+                found += [part.mark, part.end]
+            case Arguments() if part.notation.escapes == "none":
+                found.append(part.notation.quotes[0])
+    return found + ([format.channels.ends[0], f"final{format.channels.message}"] if format.channels else [])
+
+
+def written(format: Format, tokenizer: Tokenizer, tokens: list[int]) -> str:
+    """The text as the engine would hand it to the parser."""
+    detokenizer = tokenizer.detokenizer(tokenizer.special_where(format.shows))
+    return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+
+
+def parsed(format: Format, text: str) -> list[ParsedEvent]:
+    tools = [ToolSchema(tool.name, tool.parameters) for tool in TOOLS]
+    parser = Parser(format, tools=tools, thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids))
+    return merged([*parser.push(text), *parser.flush()])
+
+
+def calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
+    """The calls; each must be complete, and its arguments valid where its tool is strict."""
+    found: list[tuple[str, Any]] = []
+    for event in events:
+        match event:
+            case ToolCallBegan():
+                found.append((event.name, ""))
+            case ToolCallArguments():
+                found[-1] = (found[-1][0], json.loads(event.fragment))
+            case ToolCallEnded():
+                assert event.complete
+    for name, arguments in found:
+        assert isinstance(arguments, dict)
+        jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
+    return found
+
+
+def complete_calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
+    """The same, where the answer may have been cut off."""
+    names = {event.index: event.name for event in events if isinstance(event, ToolCallBegan)}
+    fragments = {event.index: event.fragment for event in events if isinstance(event, ToolCallArguments)}
+    ended = [event.index for event in events if isinstance(event, ToolCallEnded) and event.complete]
+    return [(names[index], json.loads(fragments[index])) for index in ended]
+
+
+def said(events: list[ParsedEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentDelta | ReasoningDelta))
+
+
+def answers(made: Make, name: str, special: bool, choice: CallChoice, *, parallel: bool, count: int) -> Iterator[str]:
+    format, tokenizer = format_named(name), vocabulary(special)
+    plan: GuidePlan | None = made(special).tools(format, TOOLS, choice, parallel=parallel)
+    assert plan is not None
+    walker = Walker(tokenizer, random.Random(name), soft=45, closers=closers(format))
+    for _ in range(count):
+        yield written(format, tokenizer, walker.answer(plan))
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("name", CALLING)
+def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
+    made: Make, name: str, special: bool
+) -> None:
+    for text in answers(made, name, special, "required", parallel=True, count=6):
+        events = parsed(format_named(name), text)
+        assert calls(events) and not said(events), text
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_without_parallel_calls_there_is_exactly_one(made: Make, name: str) -> None:
+    for text in answers(made, name, False, "required", parallel=False, count=3):
+        assert len(calls(parsed(format_named(name), text))) == 1
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_named_function_is_the_one_that_is_called(made: Make, name: str) -> None:
+    for text in answers(made, name, False, ForcedCall("get_weather"), parallel=True, count=3):
+        [(called, _)] = calls(parsed(format_named(name), text))
+        assert called == "get_weather"
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("name", CALLING)
+def test_with_strict_tools_a_free_answer_is_text_or_calls_of_valid_arguments(
+    made: Make, name: str, special: bool
+) -> None:
+    for text in answers(made, name, special, "auto", parallel=True, count=5):
+        calls(parsed(format_named(name), text))
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
+    """Both of what the format writes itself: a call, and a text that is none."""
+    format, tokenizer = format_named(name), vocabulary(True)
+    grammars: Grammars = made(True)
+    forced = grammars.tools(format, TOOLS, ForcedCall("get_weather"), parallel=False)
+    free = grammars.tools(format, TOOLS, "auto", parallel=True)
+    assert forced is not None and free is not None
+    call = Walker(tokenizer, random.Random(5), soft=30, closers=closers(format)).answer(forced)
+    opening = f"{format.channels.channel}final{format.channels.message}" if format.channels else ""
+    text = tokenizer.encode(opening + 'It is {"warm"} in [Paris], <b>really</b>.\n{"a": [1]}', add_special=False)
+    for tokens in (call, text):
+        guide = free.begin()
+        for token in tokens:
+            guide.accept(token)
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, name: str) -> None:
+    """Else the model could call around a strict schema."""
+    from tests.text.formats.cases import CASES
+
+    format, tokenizer = format_named(name), vocabulary(False)
+    plan = made(False).tools(format, TOOLS, "auto", parallel=True)
+    for case in CASES:
+        if case.format != name:
+            continue
+        guide = plan.begin()
+        kept: list[int] = []
+        for token in tokenizer.encode(case.text, add_special=False):
+            mask = guide.mask()
+            if not mask[token >> 5] >> (token & 31) & 1:
+                break
+            guide.accept(token)
+            kept.append(token)
+        for name, arguments in complete_calls(parsed(format, written(format, tokenizer, kept))):
+            jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
+
+
+def test_nothing_is_guided_where_no_tool_is_strict(made: Make) -> None:
+    lax = [GuidedTool("ping", {})]
+    assert made(False).tools(format_named("hermes"), lax, "auto", parallel=True) is None
+
+
+def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make) -> None:
+    format, tokenizer = format_named("functionary"), vocabulary(False)
+    plan = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
+    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(plan))
+    assert text.startswith("ping\n<|content|>{")
+
+
+def test_a_function_that_is_not_there_cannot_be_called(made: Make) -> None:
+    with pytest.raises(BadRequest, match="fly"):
+        made(False).tools(format_named("hermes"), TOOLS, ForcedCall("fly"), parallel=False)
+
+
+def test_a_format_without_calls_cannot_be_forced_to_one(made: Make) -> None:
+    with pytest.raises(Unsupported):
+        made(False).tools(format_named("plain"), TOOLS, "required", parallel=False)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma4", "lfm2", "harmony", "minimax-m3"])
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}}, "not"),
+        ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
+    ],
+)
+def test_a_strict_schema_that_cannot_be_held_to_is_refused_and_another_held_to_what_can_be(
+    made: Make, name: str, schema: dict[str, Any], named: str
+) -> None:
+    grammars: Grammars = made(False)
+    with pytest.raises(BadRequest, match=named):
+        grammars.tools(format_named(name), [GuidedTool("f", schema, strict=True)], "required", parallel=False)
+    assert grammars.tools(format_named(name), [GuidedTool("f", schema)], "required", parallel=False) is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "minimax-m2", "deepseek-v3.2", "seed-oss", "minimax-m3"])
+def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: str) -> None:
+    """The random answers hold angle brackets, quotes, newlines and half tags, and come back as they were written."""
+    format, tokenizer = format_named(name), vocabulary(False)
+    tool = GuidedTool("note", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+    plan = made(False).tools(format, [tool], "required", parallel=False)
+    value = ' <b> "quoted" </para \n\n{"a": 1}</parame & é☃ '
+    text = render_call(format, [PastCall("note", {"text": value})])
+    guide = plan.begin()
+    for token in tokenizer.encode(text, add_special=False):
+        guide.accept(token)
+    assert guide.done
+    parser = Parser(
+        format, tools=[ToolSchema("note", tool.parameters)], thinking=ThinkingStart.UNOPENED, ids=id_maker(format.ids)
+    )
+    events = merged([*parser.push(text), *parser.flush()])
+    [fragment] = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
+    assert json.loads(fragment) == {"text": value}

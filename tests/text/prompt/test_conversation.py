@@ -1,0 +1,234 @@
+"""Conversations made into prompts, with small templates that show one thing each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ingot.errors import BadRequest, Unsupported
+from ingot.text.formats.registry import format_named
+from ingot.text.prompt.canonical import thread_with_answer
+from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.prompt import Prompt
+from ingot.text.prompt.remembered import RememberedAnswers
+from ingot.text.template.chat_template import ChatTemplate
+from tests.http.scripted import ByteTokenizer
+
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if quiet %}()"
+    "{% endif %}{% endif %}{% if tools %}{% endif %}"
+)
+USER = {"role": "user", "content": "Hi"}
+HERMES = format_named("hermes")
+
+
+class Bytes(ByteTokenizer):
+    """The end of an answer has a text here."""
+
+    eos_ids = frozenset({257})
+
+    def __init__(self, source: str, end: str = "</>") -> None:
+        self.template, self.bos, self._end = ChatTemplate(source), True, end
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._end.encode() if token == 257 else super().token_bytes(token)
+
+
+class World:
+    def __init__(self, source: str = CHATML, end: str = "</>") -> None:
+        self.tokenizer: Any = Bytes(source, end)
+        self.answers = RememberedAnswers()
+        self.composer = PromptBuilder(self.tokenizer, self.tokenizer.template, self.answers)
+
+    def prompt(self, *messages: Any, **options: Any) -> Prompt:
+        return self.composer.compose(Conversation(messages, **options), HERMES)
+
+    def answer(self, prompt: Prompt, raw: str, content: str, thought: str = "", calls: Sequence[Any] = ()) -> None:
+        thread = thread_with_answer(prompt.thread, prompt.begun + content, calls, ids=prompt.call_ids)
+        self.answers.keep(thread, prompt.opening, list(raw.encode()), thought)
+
+
+def said(content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def test_an_answer_stands_in_the_next_prompt_as_it_was_generated() -> None:
+    world = World()
+    world.answer(world.prompt(USER), "hm... Yes", "Yes", "hm...")
+    prompt = world.prompt(USER, said("Yes"), USER)
+    assert prompt.text == "<user>Hi</><assistant>hm... Yes</><user>Hi</><assistant>"
+    assert prompt.recalled == 1 and prompt.history == "stable"
+    assert bytes(prompt.tokens).decode() == prompt.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"salt": "yours"},
+        {"history": "official"},
+        {"remembers": False},
+    ],
+)
+def test_an_answer_is_not_recalled_where_it_must_not_be(changed: dict[str, Any]) -> None:
+    world = World()
+    world.answer(world.prompt(USER), "hm... Yes", "Yes", "hm...")
+    assert world.prompt(USER, said("Yes"), USER, **changed).recalled == 0
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, said("No"), USER],
+        [USER, said("Yes", reasoning_content="Something else"), USER],
+        [USER, said("Yes", reasoning_content=""), USER],
+        [{"role": "user", "content": "Ho"}, said("Yes"), USER],
+        [{"role": "system", "content": "Be."}, USER, said("Yes"), USER],
+        [USER, said("Yes", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]), USER],
+    ],
+)
+def test_an_answer_that_the_client_changed_or_moved_is_the_client_s_own(messages: list[Any]) -> None:
+    world = World()
+    world.answer(world.prompt(USER), "hm... Yes", "Yes", "hm...")
+    assert world.prompt(*messages).recalled == 0
+
+
+def test_the_opening_that_an_answer_was_given_stays_with_it() -> None:
+    world = World()
+    first = world.prompt(USER, variables={"quiet": True})
+    assert first.opening == "<assistant>()"
+    world.answer(first, "Yes", "Yes")
+    second = world.prompt(USER, said("Yes"), USER)
+    assert second.text == "<user>Hi</><assistant>()Yes</><user>Hi</><assistant>"
+
+
+def test_what_is_appended_is_part_of_the_opening() -> None:
+    world = World()
+    first = world.prompt(USER, appended=lambda text: "{" if text.endswith("<assistant>") else "")
+    assert first.opening == "<assistant>{" and first.text.endswith("<assistant>{")
+    world.answer(first, "}", "{}")
+    assert world.prompt(USER, said("{}"), USER).text.startswith("<user>Hi</><assistant>{}</>")
+
+
+def test_an_answer_that_lacks_its_end_is_given_it() -> None:
+    world = World()
+    prompt = world.prompt(USER)
+    thread = thread_with_answer(prompt.thread, "Yes", [], ids=False)
+    world.answers.keep(thread, prompt.opening, list(b"Yes"), missing="!")
+    assert world.prompt(USER, said("Yes"), USER).text.startswith("<user>Hi</><assistant>Yes!</><user>")
+
+
+def test_an_answer_goes_on_where_the_client_began_it() -> None:
+    world = World()
+    first = world.prompt(USER, said("Once "), continued=True)
+    assert first.text == "<user>Hi</><assistant>Once "
+    assert (first.begun, first.opening) == ("Once ", "<assistant>Once ")
+    world.answer(first, "upon a time", "upon a time")
+    second = world.prompt(USER, said("Once upon a time"), USER)
+    assert second.recalled == 1
+    assert second.text == "<user>Hi</><assistant>Once upon a time</><user>Hi</><assistant>"
+    parts = [{"type": "text", "text": "Once "}]
+    assert world.prompt(USER, said(parts), continued=True).text == first.text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("last", [USER, said(None), said("x", tool_calls=[{"function": {"name": "f"}}])])
+def test_only_an_assistant_s_text_can_be_continued(last: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="continue_final_message"):
+        World().prompt(USER, last, continued=True)
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
+    source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(Unsupported):
+        World(source).prompt(USER, said("Once "), continued=True)
+
+
+def test_the_prompt_may_end_after_the_last_message() -> None:
+    prompt = World().prompt(USER, opened=False)
+    assert prompt.text == "<user>Hi</>" and prompt.opening == ""
+
+
+def test_what_follows_an_answer_is_found_without_a_token_that_ends_it() -> None:
+    lines = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n---\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    world = World(lines, end="<never>")
+    world.answer(world.prompt(USER), "hm.. Yes", "Yes", "hm..")
+    assert (
+        world.prompt(USER, said("Yes"), USER).text
+        == "user: Hi\n---\nassistant: hm.. Yes\n---\nuser: Hi\n---\nassistant: "
+    )
+
+
+def test_calls_written_anew_by_the_client_are_those_that_were_generated() -> None:
+    world = World()
+    first = world.prompt(USER, tools=[{"type": "function", "function": {"name": "look"}}])
+    world.answer(first, "<<look!>>", "", calls=[("a", "look", '{"b": 1.0, "a": [2]}')])
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{\n"a": [ 2 ],\n"b": 1}'}}
+    second = world.prompt(USER, said(None, tool_calls=[call]), {"role": "tool", "tool_call_id": "a", "content": "x"})
+    assert "<assistant><<look!>></>" in second.text
+
+
+def test_calls_that_a_template_leaves_out_are_refused() -> None:
+    source = CHATML.replace("{% for c in m.tool_calls or [] %}", "{% for c in (m.tool_calls or [])[:1] %}")
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
+    with pytest.raises(Unsupported, match=r"messages\.1\.tool_calls"):
+        World(source).prompt(USER, said(None, tool_calls=calls), USER)
+
+
+def test_a_volatile_block_is_no_part_of_prompt_or_name() -> None:
+    def prompt(suffix: str) -> Prompt:
+        header = f"x-anthropic-billing-header: cc_version=2.1.{suffix}; cc_entrypoint=cli;"
+        return World().prompt({"role": "system", "content": header}, USER)
+
+    assert prompt("1.abc") == prompt("1.xyz")
+    assert prompt("1.abc").text == "<user>Hi</><assistant>"
+    assert prompt("1.abc").adapted == ("claude-code-billing-header",)
+    assert prompt("1.abc").spans[0].message == 1
+
+
+def test_a_place_is_told_by_message_and_character() -> None:
+    world = World()
+    prompt = world.prompt({"role": "system", "content": "Be brief."}, USER)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return world.tokenizer.decode(tokens, skip_special=False)
+
+    at = prompt.text.index("brief")
+    place = prompt.place(at, decode)
+    assert (place.message, place.role, place.character) == (0, "system", len("<system>Be "))
+    assert place.text.startswith("brief.</>")
+    end = prompt.place(len(prompt.tokens), decode)
+    assert (end.message, end.role, end.text) == (None, "", "")
+    first = prompt.place(len("<system>Be brief.</>"), decode)
+    assert (first.message, first.character) == (1, 0)
+    assert prompt.marks == (len("<system>Be brief.</>"), len("<system>Be brief.</><user>Hi</>"))
+
+
+def test_a_first_turn_that_a_template_takes_outside_its_loop_is_remembered_all_the_same() -> None:
+    source = (
+        "<user>{{ messages[0].content }}</>{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    world = World(source)
+    first = world.prompt(USER)
+    assert first.opening == "<assistant>"
+    world.answer(first, "hm. Yes", "Yes", "hm.")
+    assert world.prompt(USER, said("Yes"), USER).text == "<user>Hi</><assistant>hm. Yes</><user>Hi</><assistant>"
+
+
+def test_a_template_whose_messages_cannot_be_told_apart_is_rendered_without_memory() -> None:
+    source = "{{ messages | map(attribute='content') | join(' ') }}{% if add_generation_prompt %} ...{% endif %}"
+    world = World(source)
+    prompt = world.prompt(USER)
+    assert prompt.text == "Hi ..." and prompt.opening == " ..."
+    assert World("{{ add_generation_prompt }}{{ messages[0].content }}").prompt(USER).thread == b""
+
+
+def test_nothing_is_no_prompt() -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        World("{% for m in messages %}{% endfor %}").prompt(USER)

@@ -1,0 +1,62 @@
+"""A conversation takes work in proportion to its length, however many messages it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ingot.text.formats.registry import format_named
+from ingot.text.prompt.conversation import check_calls_shown, places_of
+from ingot.text.prompt.roles import TemplateMessage, in_order
+from ingot.text.prompt.tool_prompt import taught
+from ingot.text.template.traits import TemplateTraits
+from ingot.text.template.witness import TextRun
+from tests.text.work import spent
+
+FEW, TIMES = 3000, 8
+MOST = 3 * TIMES  # work in proportion to the square would be 8 times 8
+STRICT = TemplateTraits(late_system="lost", repeats=frozenset(), results=False)
+
+
+def spoken(role: str, count: int) -> list[TemplateMessage]:
+    return [TemplateMessage({"role": role, "content": "a" * 50}, (at,)) for at in range(count)]
+
+
+def calling(count: int) -> tuple[list[TemplateMessage], list[TextRun]]:
+    """Each calls another function, which has to be looked for."""
+    calls = [[{"function": {"name": f"function-{at}", "arguments": "{}"}}] for at in range(count)]
+    lines = [TemplateMessage({"role": "assistant", "tool_calls": each}, (at,)) for at, each in enumerate(calls)]
+    return lines, [TextRun(at, f"{'a' * 50}<function-{at}>") for at in range(count)]
+
+
+def merged(count: int) -> Callable[[], Any]:
+    lines = spoken("user", count)
+    return lambda: in_order(lines, STRICT, "stable")
+
+
+def instructed(count: int) -> Callable[[], Any]:
+    lines = spoken("system", count)
+    return lambda: in_order(lines, TemplateTraits(late_system="lost"), "stable")
+
+
+def told(count: int) -> Callable[[], Any]:
+    lines, format = spoken("tool", count), format_named("hermes")
+    return lambda: taught(lines, (), STRICT, format)
+
+
+def shown(count: int) -> Callable[[], Any]:
+    lines, pieces = calling(count)
+    return lambda: check_calls_shown(lines, pieces, {})
+
+
+def placed(count: int) -> Callable[[], Any]:
+    pieces: Sequence[TextRun] = [TextRun(at, "a") for at in range(count)]
+    return lambda: places_of(pieces)
+
+
+@pytest.mark.parametrize("made", [merged, instructed, told, shown, placed])
+def test_work_grows_no_faster_than_messages_do(made: Callable[[int], Callable[[], Any]]) -> None:
+    few, many = made(FEW), made(FEW * TIMES)
+    assert spent(many) < MOST * spent(few)
