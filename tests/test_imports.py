@@ -8,25 +8,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "ingot"
+MODULES = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): path for path in ROOT.glob("**/*.py")}
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
-FORBIDDEN = {
-    "engine": ("ingot.protocol", "ingot.http", "ingot.cli", "ingot.web"),
-    "cache": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.text", "ingot.cli"),
-    "models": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli"),
-    "kernels": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli", "ingot.models", "ingot.cache"),
-    "text": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli", "ingot.models", "ingot.cache", *MLX),
-    "protocol": ("ingot.http", "ingot.cli", "ingot.models", "ingot.cache", "ingot.kernels", "starlette", *MLX),
-    "http": ("ingot.cli", "ingot.models", "ingot.cache", "ingot.kernels", *MLX),
+FLOORS = (
+    *("cli", "agents", "http", "mcp", "observe", "protocol", "engine", "models", "cache", "kernels"),
+    *("upstream", "config", "text", "web", "errors", "version"),
+)
+"""From the top down. Imports go down, or stay."""
+CHECKS = {("config", "mcp"), ("config", "protocol")}
+"""Settings are checked by who reads them, when they are read: inside of functions, so that nothing else depends on it."""
+WITHOUT = {
+    "text": MLX,
+    "protocol": ("starlette", *MLX, "ingot.models", "ingot.cache", "ingot.kernels"),
+    "http": (*MLX, "ingot.models", "ingot.cache", "ingot.kernels"),
     "cli": MLX,
-    "agents": ("ingot.engine", "ingot.protocol", "ingot.http", "ingot.cli", "ingot.models", "ingot.text", *MLX),
+    "models": ("ingot.text",),
 }
 ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoder_request")
 """What protocol and http may know of the engine at run time."""
 
 
 def imports(path: Path, *, everywhere: bool) -> set[str]:
-    """Modules that a file imports: when it is loaded, or anywhere in it (but for type checkers)."""
+    """Modules that a file imports: when it is loaded, or anywhere in it (for type checkers, too)."""
     found: set[str] = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if everywhere else tree.body:
@@ -41,25 +45,48 @@ def under(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
-    for path in (ROOT / room).glob("**/*.py"):
-        for name in imports(path, everywhere=False):
-            assert not any(under(name, banned) for banned in FORBIDDEN[room]), f"{path.name} imports {name}"
+def room(module: str) -> str:
+    return module.split(".")[1]
 
 
-@pytest.mark.parametrize("room", ["protocol", "http"])
-def test_the_edge_knows_only_the_engines_nouns(room: str) -> None:
-    for path in (ROOT / room).glob("**/*.py"):
-        for name in imports(path, everywhere=False):
-            if under(name, "ingot.engine"):
-                assert any(under(name, noun) for noun in ENGINE_NOUNS), f"{path.name} imports {name}"
+def test_every_room_is_on_a_floor() -> None:
+    assert {room(name) for name in MODULES if name != "ingot.__init__"} == set(FLOORS)
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_go_down(floor: str) -> None:
+    for name, path in MODULES.items():
+        if name == "ingot.__init__" or room(name) != floor:
+            continue
+        for other in imports(path, everywhere=True) & MODULES.keys():
+            below = FLOORS.index(room(other)) >= FLOORS.index(floor)
+            assert below or (floor, room(other)) in CHECKS, f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("floor", WITHOUT)
+def test_a_room_does_without_what_is_not_its_business(floor: str) -> None:
+    for name, path in MODULES.items():
+        if room(f"{name}.") == floor:
+            for other in imports(path, everywhere=False):
+                assert not any(under(other, banned) for banned in WITHOUT[floor]), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("floor", ["protocol", "http"])
+def test_the_edge_knows_only_the_engines_nouns(floor: str) -> None:
+    for name, path in MODULES.items():
+        if room(f"{name}.") == floor:
+            for other in imports(path, everywhere=False):
+                if under(other, "ingot.engine"):
+                    assert any(under(other, noun) for noun in ENGINE_NOUNS), f"{name} imports {other}"
+
+
+def test_settings_look_upwards_only_inside_of_functions() -> None:
+    found = {room(name) for name in imports(ROOT / "config.py", everywhere=False) if under(name, "ingot")}
+    assert found <= {"errors", "text"}
 
 
 def test_there_are_no_circles_not_even_for_type_checkers() -> None:
-    paths = ROOT.glob("**/*.py")
-    modules = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): path for path in paths}
-    arrows = {name: imports(path, everywhere=True) & modules.keys() - {name} for name, path in modules.items()}
+    arrows = {name: imports(path, everywhere=True) & MODULES.keys() - {name} for name, path in MODULES.items()}
     while free := [name for name, needed in arrows.items() if not needed]:
         for name in free:
             del arrows[name]

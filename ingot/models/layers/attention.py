@@ -102,7 +102,7 @@ class MixedAttention(nn.Module):
     _kv_heads: int
     _scale: float
     _rotates: bool
-    _turning: SharedRope | None
+    _shared_rope: SharedRope | None
     _cap: float | None
     _tile: int | None
     _ragged: RaggedAttention | None
@@ -176,8 +176,8 @@ class MixedAttention(nn.Module):
         return queries, keys, values, gate
 
     def _turned(self, queries: mx.array, keys: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array]:
-        if self._turning is not None and queries.dtype == keys.dtype == mx.float32:
-            return self._turning(queries, keys, mixed)
+        if self._shared_rope is not None and queries.dtype == keys.dtype == mx.float32:
+            return self._shared_rope(queries, keys, mixed)
         return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
 
     def _normed(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
@@ -230,10 +230,10 @@ def wiring_of(module: nn.Module) -> Wiring | None:
     return WIRINGS.get(f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}")
 
 
-def mixed_attention(module: nn.Module, turnings: SharedRopes | None, ragged: Rotations | None) -> MixedAttention | None:
+def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
-    `turnings` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
+    `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
     computed natively.
     """
     wiring = wiring_of(module)
@@ -245,8 +245,8 @@ def mixed_attention(module: nn.Module, turnings: SharedRopes | None, ragged: Rot
     replacement._scale = attrgetter(wiring.scale)(module)
     replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
     replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
-    replacement._turning = None if turnings is None else turnings.of(module.get("rope"))
-    replacement._tile = None if turnings is None else TILE
+    replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
+    replacement._tile = None if ropes is None else TILE
     replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
     return replacement
 

@@ -106,14 +106,14 @@ def _around(path: str) -> Iterable[str]:
 
 def swap_mixers(model: nn.Module, *, unfused: bool) -> int:
     """Swap every mixer of the model for one that understands mixed launches; returns how many were swapped."""
-    found, turnings = mixers(model), SharedRopes() if unfused else None
+    found, ropes = mixers(model), SharedRopes() if unfused else None
     ragged = Rotations() if unfused and native.available() else None
-    model.update_modules(tree_unflatten([(path, _swapped(module, turnings, ragged)) for path, module in found]))
+    model.update_modules(tree_unflatten([(path, _swapped(module, ropes, ragged)) for path, module in found]))
     return len(found)
 
 
-def _swapped(module: nn.Module, turnings: SharedRopes | None, ragged: Rotations | None) -> nn.Module:
-    known = mixed_attention(module, turnings, ragged)
+def _swapped(module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None) -> nn.Module:
+    known = mixed_attention(module, ropes, ragged)
     return adopt(module, _split(type(module))) if known is None else known
 
 

@@ -56,7 +56,7 @@ class SharedRopes:
         self._known: dict[tuple[object, ...], SharedRope] = {}
 
     def of(self, rope: nn.Module | None) -> SharedRope | None:
-        """The turning that does what this module does; None where that is not known."""
+        """The rotation that does what this module does; None where that is not known."""
         if not isinstance(rope, PositionedRope):
             return None
         rotation = rope._rotation
