@@ -12,12 +12,12 @@ MODULES = {".".join(("ingot", *path.relative_to(ROOT).with_suffix("").parts)): p
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
-    *("cli", "agents", "http", "mcp", "observe", "protocol", "engine", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "web", "errors", "version"),
+    *("cli", "agents", "http", "mcp", "protocol", "engine", "models", "cache", "kernels"),
+    *("upstream", "config", "text", "observe", "web", "errors", "version"),
 )
 """From the top down. Imports go down, or stay."""
 CHECKS = {("config", "mcp"), ("config", "protocol")}
-"""Settings are checked by who reads them, when they are read: inside of functions, so that nothing else depends on it."""
+"""Settings are checked by who reads them, inside of functions, so that nothing else depends on it."""
 WITHOUT = {
     "text": MLX,
     "protocol": ("starlette", *MLX, "ingot.models", "ingot.cache", "ingot.kernels"),

@@ -31,6 +31,7 @@ from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_jobs import FAILED, EncoderJobs
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.jobs import Job
+from ingot.engine.journal import Journal, outcome_of
 from ingot.engine.kept import KeptPrefixes
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import Result, Runner, Step, leave_device
@@ -39,7 +40,6 @@ from ingot.engine.sequence import Sequence
 from ingot.engine.stream import BlockingStream, EventSink, Stream
 from ingot.errors import Cancelled, ClientLeft, DeadlineExceeded, IngotError, Unavailable
 from ingot.models.adapter import Adapter
-from ingot.observe.journal import Journal, outcome_of
 from ingot.text.tokens.tokenizer import Tokenizer
 
 __all__ = ["Engine", "Limits", "Loaded", "Stream"]

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from ingot.engine import engine as engines
+from ingot.engine.journal import Journal
 from ingot.http.app import build_app
-from ingot.observe.journal import Journal
 from tests import scripted
 from tests.http.asgi import WAIT_S, Call, call
 from tests.http.scripted import settings

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ingot.engine.journal import PROGRESS_S, Journal, outcome_of
 from ingot.engine.request import CacheReport, RequestStatus
 from ingot.errors import Cancelled, ClientLeft, DeadlineExceeded, IngotError
-from ingot.observe.journal import PROGRESS_S, Journal, outcome_of
 
 
 @pytest.fixture(autouse=True)
