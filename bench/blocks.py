@@ -49,7 +49,7 @@ class Forms:
 def forms(kind: Kind, rows: int, columns: int, dice: np.random.Generator) -> Forms:
     import mlx.core as mx
 
-    from ingot.models.gguf.tensors import BLOCK_BITS, GROUP, PACKED_BITS, dense, pack
+    from ingot.models.gguf.quant_types import BLOCK_BITS, GROUP, PACKED_BITS, dense, pack
 
     block, size = GGML_QUANT_SIZES[kind]
     raw = dice.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)

@@ -11,7 +11,7 @@ from typing import Any
 from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import EncoderCard, Role
 from ingot.text.tokens.encoder_inputs import PairInputs, RerankInputs, TextInputs
-from ingot.text.tokens.floor import Floor
+from ingot.text.tokens.least_tokens import Floor
 
 CLS, SEP, VOCAB = 256, 257, 300
 LENGTH, DIMENSION = 64, 4

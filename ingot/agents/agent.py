@@ -44,7 +44,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ClientStart:
     """One run of a client. `files` lie in a folder that is gone after it; `without` is left out of its environment."""
 
     arguments: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Agent:
     program: str
     install: str
     first_prompt: int
-    launch: Callable[[Endpoint, Path], Launch]
+    launch: Callable[[Endpoint, Path], ClientStart]
     pastes: Callable[[Endpoint], tuple[Paste, ...]]
 
     def warning(self, endpoint: Endpoint) -> str | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.agents.agent import TIMEOUT_S, Agent, Endpoint, Launch, Paste
+from ingot.agents.agent import TIMEOUT_S, Agent, ClientStart, Endpoint, Paste
 
 METADATA: Final = ".aider.model.metadata.json"
 
@@ -29,9 +29,9 @@ def metadata(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def launch(endpoint: Endpoint, folder: Path) -> Launch:
+def launch(endpoint: Endpoint, folder: Path) -> ClientStart:
     known, name = folder / METADATA, name_of(endpoint)
-    return Launch(
+    return ClientStart(
         arguments=(
             *("--model", name),
             *("--weak-model", name),

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from ingot.agents.agent import TIMEOUT_S, Agent, Endpoint, Launch, Paste
+from ingot.agents.agent import TIMEOUT_S, Agent, ClientStart, Endpoint, Paste
 
 FIRST_PROMPT: Final = 20_000
 COMPACTS_BEFORE: Final = 13_000
@@ -47,10 +47,10 @@ def variables(endpoint: Endpoint) -> dict[str, str]:
     return told
 
 
-def launch(endpoint: Endpoint, folder: Path) -> Launch:
+def launch(endpoint: Endpoint, folder: Path) -> ClientStart:
     told = variables(endpoint)
     settings = folder / "settings.json"
-    return Launch(
+    return ClientStart(
         arguments=("--settings", str(settings)),
         environment=told,
         without=ELSEWHERE,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.agents.agent import TIMEOUT_S, Agent, Endpoint, Launch, Paste
+from ingot.agents.agent import TIMEOUT_S, Agent, ClientStart, Endpoint, Paste
 
 CATALOGUE: Final = "ingot-models.json"
 KEY: Final = "INGOT_API_KEY"
@@ -65,10 +65,10 @@ def catalogue(endpoint: Endpoint) -> dict[str, Any]:
     return {"models": [known]}
 
 
-def launch(endpoint: Endpoint, folder: Path) -> Launch:
+def launch(endpoint: Endpoint, folder: Path) -> ClientStart:
     known = folder / CATALOGUE
     flags = [f"{name}={_toml(value)}" for name, value in _flat(config(endpoint, str(known)))]
-    return Launch(
+    return ClientStart(
         arguments=tuple(word for flag in flags for word in ("-c", flag)),
         environment={KEY: endpoint.key} if endpoint.key else {},
         files={known: json.dumps(catalogue(endpoint))},

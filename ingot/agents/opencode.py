@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ingot.agents.agent import TIMEOUT_S, Agent, Endpoint, Launch, Paste
+from ingot.agents.agent import TIMEOUT_S, Agent, ClientStart, Endpoint, Paste
 
 
 def config(endpoint: Endpoint) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def config(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def launch(endpoint: Endpoint, folder: Path) -> Launch:
-    return Launch(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config(endpoint))})
+def launch(endpoint: Endpoint, folder: Path) -> ClientStart:
+    return ClientStart(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config(endpoint))})
 
 
 def pastes(endpoint: Endpoint) -> tuple[Paste, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.agents.agent import Agent, Endpoint, Launch, Paste
+from ingot.agents.agent import Agent, ClientStart, Endpoint, Paste
 from ingot.agents.registry import AGENTS, agent_named
 from ingot.cli.client import Client, ServerError
 from ingot.cli.flags import CommandParser, add_settings, settle
@@ -165,7 +165,7 @@ def _start(agent: Agent, program: str, endpoint: Endpoint, words: list[str]) -> 
         return run_in_foreground([program, *launch.arguments, *words], _environment(launch))
 
 
-def _environment(launch: Launch) -> dict[str, str]:
+def _environment(launch: ClientStart) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in launch.without}
     return {**kept, **launch.environment}
 

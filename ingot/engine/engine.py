@@ -32,7 +32,7 @@ from ingot.engine.encoder_jobs import FAILED, EncoderJobs
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.jobs import Job
 from ingot.engine.journal import Journal, outcome_of
-from ingot.engine.kept import KeptPrefixes
+from ingot.engine.kept_prefixes import KeptPrefixes
 from ingot.engine.request import Event, Failed, Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import Result, Runner, Step, leave_device
 from ingot.engine.scheduler import Scheduler, StepPlan

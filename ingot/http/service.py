@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.http.body import Bodies, decode
-from ingot.http.exchange import Exchange, Live
+from ingot.http.disconnect import Exchange, Live
 from ingot.http.lanes import Lane
 from ingot.http.responses.store import store_of
 from ingot.mcp.config import read_servers

@@ -22,9 +22,9 @@ from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.files.dialect import older_names
+from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
-from ingot.models.gguf.blocks import with_blocks
+from ingot.models.gguf.block_layers import with_blocks
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.fused import fuse_layers
 from ingot.models.layers.mixers import swap_mixers, tiled

@@ -99,7 +99,7 @@ def test_a_client_that_does_not_read_is_not_waited_for_longer_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
 
-    monkeypatch.setattr("ingot.http.exchange.GRACE_S", 0.0)
+    monkeypatch.setattr("ingot.http.disconnect.GRACE_S", 0.0)
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
     with running(engine, settings(request_timeout_s=0.2)) as url:
         connection = connect(url)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
-from ingot.models.gguf.tensors import BLOCK_BITS
+from ingot.models.gguf.quant_types import BLOCK_BITS
 from tests.kernels.test_native import activations, allowed
 from tests.models.gguf.making import random_rows
 

@@ -25,8 +25,8 @@ from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
 from ingot.http.archive_key import ArchiveKey
 from ingot.http.body import check_media_type, pieces_of
+from ingot.http.disconnect import Exchange
 from ingot.http.edge import Json, answer_of
-from ingot.http.exchange import Exchange
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ours.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody

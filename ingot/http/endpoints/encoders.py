@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingot.http.body import Body
+from ingot.http.disconnect import Exchange
 from ingot.http.edge import answer_of
-from ingot.http.exchange import Exchange
 from ingot.http.service import Service
 from ingot.protocol.encoders import EncodingTask
 from ingot.protocol.served import Served

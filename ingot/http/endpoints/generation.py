@@ -13,8 +13,8 @@ from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import ContextOverflow, Unavailable
 from ingot.http.accounting import CountedStream
 from ingot.http.body import Body
+from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
-from ingot.http.exchange import Exchange, beside
 from ingot.http.service import Service
 from ingot.http.streaming.framing import Framing
 from ingot.http.streaming.response import StreamedResponse

@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ingot.errors import IngotError, Unavailable
 from ingot.http.body import Body
+from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
-from ingot.http.exchange import Exchange, beside
 from ingot.http.responses.endpoints import Responses
 from ingot.http.responses.runs import Run
 from ingot.http.streaming.feed import Feed

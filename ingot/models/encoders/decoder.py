@@ -23,8 +23,8 @@ from ingot.models.encoders import tensors
 from ingot.models.encoders.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
 from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.rows import Rows
-from ingot.models.files.dialect import older_names
-from ingot.models.gguf.blocks import with_blocks
+from ingot.models.files.config_names import older_names
+from ingot.models.gguf.block_layers import with_blocks
 from ingot.models.layers.modules import SELECTIVE, Selection, adopt
 from ingot.models.precision import settle
 from ingot.upstream import load_config, load_model, model_classes

@@ -24,7 +24,7 @@ from ingot.models.gguf.hyperparameters import Hyperparameters
 from ingot.models.gguf.lattices import ADDED
 from ingot.models.gguf.layers import Blueprint, Wanted
 from ingot.models.gguf.parts import GGUFModel
-from ingot.models.gguf.tensors import (
+from ingot.models.gguf.quant_types import (
     BLOCK_BITS,
     BLOCKS_KEY,
     GROUP,

@@ -20,7 +20,7 @@ from ingot.text.grammar.guide import GrammarTooComplex, GuidePlan
 from ingot.text.grammar.lark import Rules, json_schema, quoted
 from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
-from ingot.text.grammar.schemas import check_schema
+from ingot.text.grammar.schema_checks import check_schema
 from ingot.text.grammar.trial import Trials
 from ingot.text.parse.parser import ThinkingStart
 from ingot.text.tokens.tokenizer import Tokenizer

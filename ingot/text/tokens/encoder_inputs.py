@@ -16,7 +16,7 @@ from ingot.text.cancellation import checkpoint
 from ingot.text.json_file import read_object
 from ingot.text.prompt.control_tokens import Controls, finder
 from ingot.text.tokens import vocabulary
-from ingot.text.tokens.floor import Gauge
+from ingot.text.tokens.least_tokens import Gauge
 from ingot.text.tokens.token_bytes import spelled
 from ingot.text.tokens.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ from ingot.text.prompt.control_tokens import Controls
 from ingot.text.template.chat_template import ChatTemplate
 from ingot.text.tokens import vocabulary
 from ingot.text.tokens.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer
-from ingot.text.tokens.floor import Gauge
+from ingot.text.tokens.least_tokens import Gauge
 from ingot.text.tokens.token_bytes import spelled
 from ingot.text.tokens.vocabulary import Vocabulary
 

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest, ModelError
 from ingot.text.characters import whole_characters
-from ingot.text.tokens.floor import Floor
 from ingot.text.tokens.framed import Framed, FramedLibrary, FramedSlow
 from ingot.text.tokens.growth import check_growth
+from ingot.text.tokens.least_tokens import Floor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http import exchange as exchanges
+from ingot.http import disconnect as exchanges
 from ingot.http.app import build_app
 from ingot.http.streaming.sse import KEEP_ALIVE
 from tests.http.asgi import Call, call, events

@@ -17,7 +17,7 @@ from ingot.text.tokens.tokenizer import Tokenizer
 from tests.http.running import running
 from tests.http.scripted import settings
 
-MODELS = Path(__file__).parents[2] / "foundry" / "models"
+MODELS = Path(__file__).parents[3] / "foundry" / "models"
 QUESTIONS = 8
 RIGHT = 6  # at least; the models' cards say how often they are
 SCHEMA = {

@@ -181,7 +181,7 @@ while True:
 
 def test_a_process_that_is_killed_loses_nothing_that_was_acknowledged(path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as writer:
         assert writer.stdout is not None
         for line in writer.stdout:
             if int(line) == 20:

@@ -20,7 +20,7 @@ from ingot.http.socket.options import watch
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STREAM = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 ASKED = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 

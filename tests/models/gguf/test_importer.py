@@ -16,8 +16,8 @@ from ingot.models.files.progress import silent
 from ingot.models.gguf.file import GGUFFile
 from ingot.models.gguf.importer import convert_gguf
 from ingot.models.gguf.lattices import ADDED, EXACT
+from ingot.models.gguf.quant_types import BLOCK_BITS, KNOWN_KINDS
 from ingot.models.gguf.rope import llama3_divisors
-from ingot.models.gguf.tensors import BLOCK_BITS, KNOWN_KINDS
 from tests.models.gguf.making import HEAD, TinyModel, sentencepiece_vocabulary, tiny_model
 
 TOKENS = [5, 17, 200, 3, 90, 41, 7, 7, 120, 66, 251, 30]
@@ -72,7 +72,7 @@ def logits_of(folder: Path, config: dict[str, Any] | None = None) -> np.ndarray:
     """Computed in float32, so that only the weights' own values can differ."""
     mx = pytest.importorskip("mlx.core")
     from ingot.kernels.device import Device
-    from ingot.models.gguf.blocks import with_blocks
+    from ingot.models.gguf.block_layers import with_blocks
     from ingot.models.precision import settle
     from ingot.upstream import load_model, model_classes
 

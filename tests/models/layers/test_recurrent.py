@@ -22,7 +22,7 @@ from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
-HYBRID = Path(__file__).parents[2] / "foundry" / "models" / "hybrid"
+HYBRID = Path(__file__).parents[3] / "foundry" / "models" / "hybrid"
 FAMILIES = ["qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"]
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 70, 1, 33)]
 STEPS = 12

@@ -248,7 +248,7 @@ def test_a_sentencepiece_model_without_tokenizer_json_works(
 
 def test_loading_a_tokenizer_imports_neither_transformers_nor_mlx(make_folder: MakeFolder) -> None:
     script = (
-        "import sys; from pathlib import Path; from ingot.text.tokenizer import Tokenizer;"
+        "import sys; from pathlib import Path; from ingot.text.tokens.tokenizer import Tokenizer;"
         "Tokenizer.load(Path(sys.argv[1]), '{{ messages }}').encode('a', add_special=True);"
         "print(sorted({'transformers', 'mlx', 'mlx_lm', 'torch'} & set(sys.modules)))"
     )

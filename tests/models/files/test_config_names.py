@@ -1,4 +1,4 @@
-from ingot.models.files.dialect import older_names
+from ingot.models.files.config_names import older_names
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0}
 

@@ -19,7 +19,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.kernels import native
-from ingot.models.gguf.tensors import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS, dense, pack
+from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS, dense, pack
 from ingot.models.layers.experts import PackedSwitchLinear
 from ingot.models.layers.modules import PackedEmbedding, PackedLinear
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear

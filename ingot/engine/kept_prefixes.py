@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ingot.cache.archive import ArchiveSeal
 from ingot.cache.tree import Node, Owner
-from ingot.engine.kept_files import adopt, export
+from ingot.engine.prefix_files import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
 from ingot.errors import Unsupported

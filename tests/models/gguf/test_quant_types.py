@@ -5,7 +5,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
 from ingot.models.gguf.lattices import LATTICE_BITS
-from ingot.models.gguf.tensors import DENSE_KINDS, GROUP, PACKED_BITS, dense, narrowest, pack
+from ingot.models.gguf.quant_types import DENSE_KINDS, GROUP, PACKED_BITS, dense, narrowest, pack
 from tests.models.gguf.making import random_rows
 
 ROWS, COLUMNS = 6, 512
