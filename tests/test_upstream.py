@@ -10,7 +10,7 @@ def settings():
         sys.modules.get("resource"), resource.setrlimit,
     )
 before = settings()
-import ingot.engine.start, ingot.models.upstream
+import ingot.engine.start, ingot.upstream
 after = settings()
 for one, other in zip(before, after):
     assert one == other, (one, other)

@@ -168,8 +168,8 @@ def test_a_place_that_cannot_be_written_is_said_without_its_name(tmp_path: Path)
 WRITER = """
 import sys
 from pathlib import Path
-from ingot.http.response_store import ResponseStore
-from tests.http.test_response_store import CAPS, ITEMS, response
+from ingot.http.responses.store import ResponseStore
+from tests.http.responses.test_store import CAPS, ITEMS, response
 store = ResponseStore(Path(sys.argv[1]), CAPS)
 number = 0
 while True:

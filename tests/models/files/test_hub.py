@@ -36,7 +36,7 @@ import json, sys
 from pathlib import Path
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.models.hub import fetch, fetch_gguf
+from ingot.models.files.hub import fetch, fetch_gguf
 said = []
 settings = Settings(offline=sys.argv[2] == "offline")
 try:

@@ -116,8 +116,8 @@ def test_processes_that_want_the_same_model_build_it_once(tmp_path: Path) -> Non
 KILLED = """
 import sys
 from pathlib import Path
-from ingot.models.progress import silent
-from ingot.models.shelf import keep
+from ingot.models.files.progress import silent
+from ingot.models.files.shelf import keep
 
 def forever(target):
     (target / "config.json").write_text("half")

@@ -106,7 +106,8 @@ def test_in_affine_form_weights_are_off_by_little(kind: Kind) -> None:
         reach = np.abs(groups).max(axis=-1) + np.ptp(groups, axis=-1)
         step = 0 if kind in (Kind.Q4_K, Kind.Q5_K) else np.ptp(groups, axis=-1) / (2 ** (BLOCK_BITS[kind] + 2) - 2)
         off = np.abs(found - values).reshape(groups.shape).max(axis=-1)
-        assert np.all(off <= step + 2 * rounding * reach)
+        # Steps are put so that the farthest value is met, which may cut the other end off by half a step more.
+        assert np.all(off <= 1.5 * step + 2 * rounding * reach)
 
 
 @KINDS
