@@ -38,6 +38,10 @@ class Wire:
     read: Read
     prompts: tuple[str, ...]
 
+    def schema(self, terms: Terms) -> Schema:
+        present = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in self.prompts]
+        return {"allOf": [self.body.schema(terms), {"anyOf": present}]}
+
 
 # Of those that a body may be of alike, the first is taken.
 WIRES: Final = (
@@ -62,7 +66,7 @@ class Question(Kind):
         return wire.body.parse(value, path, reading)
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [wire.body.schema(terms) for wire in WIRES]}
+        return {"anyOf": [wire.schema(terms) for wire in WIRES]}
 
 
 EXPLAIN_BODY = Question()
@@ -73,7 +77,7 @@ def wire_of(value: object, reading: Callable[[], BodyReading]) -> Wire | None:
     the first that can read it. None where no protocol has its prompt's field."""
     if not isinstance(value, dict):
         return None
-    possible = [wire for wire in WIRES if any(name in value for name in wire.prompts)]
+    possible = [wire for wire in WIRES if any(value.get(name) is not None for name in wire.prompts)]
     known = [(_unknown(wire.body, value), wire) for wire in possible]
     nearest = [wire for unknown, wire in known if unknown == min(known, key=lambda one: one[0])[0]]
     return next((wire for wire in nearest if _reads(wire.body, value, reading())), next(iter(nearest), None))
