@@ -54,10 +54,6 @@ class Record:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        return sum(array.nbytes for array in self._checkpoint_arrays())
-
     def _checkpoint_arrays(self) -> list[mx.array]:
         return [array for layer in self.checkpoint or () for array in layer if array is not None]
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 from ingot.cache.footprint import CAPACITY_STEP
 from ingot.cache.launch import Launch, Mixed
 from ingot.cache.layers import GroupState, LayerKind, LayerState
-from ingot.cache.positions import Offset, consecutive
+from ingot.cache.positions import consecutive
 
 
 class Slots:
@@ -101,14 +101,14 @@ class Slots:
 
     @contextmanager
     def launch(
-        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None, offset: Offset | None = None
+        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None
     ) -> Iterator[list[LayerState]]:
         """The caches of a forward pass over slots [first, first + rows); afterwards the rows are longer.
 
         A row with fewer than `width` real tokens is padded on the right; what it computes for the padding is never
         seen by a real token. Raises nothing and changes no length if the forward pass fails.
         """
-        opened = self._opened(first, rows, width, valid, offset)
+        opened = self._opened(first, rows, width, valid)
         try:
             with self._acquainted():
                 for state in self.states:
@@ -151,15 +151,13 @@ class Slots:
             for state in self.states:
                 state.neighbours = ()
 
-    def _opened(
-        self, first: int, rows: int, width: int, valid: Sequence[int] | None = None, offset: Offset | None = None
-    ) -> Launch:
+    def _opened(self, first: int, rows: int, width: int, valid: Sequence[int] | None = None) -> Launch:
         starts = tuple(self.lengths[first : first + rows])
         counts = tuple(valid) if valid is not None else (width,) * rows
         assert max(starts) + width <= self.capacity, "a launch that does not fit was planned"
         for slot, start in zip(range(first, first + rows), starts, strict=True):
             self._note(slot, start + width)
-        return Launch(first, starts, width, counts, consecutive(starts) if offset is None else offset)
+        return Launch(first, starts, width, counts, consecutive(starts))
 
     def _advance(self, launch: Launch) -> None:
         for slot, start, count in zip(range(launch.first, launch.last), launch.starts, launch.valid, strict=True):

@@ -19,8 +19,8 @@ struct Narrow {
   // So large that sums of kDepth products, and of a block's weights and values, still fit in 32 bits.
   static constexpr float kLargest = 4095, kLargestWeight = 8191;
   static constexpr int kDepth = 128;
-  // As far as scores may be off, were every dim off by a whole step in the worst direction. They are usually off by less than
-  // a tenth of that.
+  // As far as scores may be off, estimated from the lengths of query and keys as if every dim were off by a whole step. They
+  // are usually off by less than a tenth of that.
   static constexpr float kReach = 1.0f / 8;
 
   // Whether keys and values, of which these are the largest, can be taken.

@@ -9,8 +9,8 @@ import pytest
 
 from ingot.text.parse.events import PastCall
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
+from ingot.text.prompt.messages import prepared as prepare
 from ingot.text.prompt.remembered import RememberedAnswers
-from ingot.text.template.chat_template import prepare_messages
 from tests.templates.real import MODELS, Real, named
 from tests.templates.talk import SHOWN, Says, Talk, results
 
@@ -58,7 +58,7 @@ def test_the_official_history_is_the_template_s_own_text(model: Real) -> None:
     assert prompt is not None and prompt.history == "official" and not prompt.recalled
     if prompt.adapted:
         return  # the template cannot render these messages as they are
-    prepared = prepare_messages(talk.messages, model.template)
+    prepared = prepare(talk.messages, model.template.traits)
     assert prompt.text == model.template.render(prepared, tools=talk.tools)
     assert prompt.tokens == tuple(model.tokenizer.encode(prompt.text, add_special=False))
 

@@ -28,7 +28,6 @@ def named(buffer: bytearray, chunk: Struct) -> None:
 
 
 BARE_EVENTS: Final = Framing(MEDIA_TYPE, bare, done=DONE, alive=KEEP_ALIVE)
-NAMED_EVENTS: Final = Framing(MEDIA_TYPE, named, alive=KEEP_ALIVE)
 
 
 def named_events(alive: Struct) -> Framing:

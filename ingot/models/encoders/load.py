@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
@@ -20,7 +20,6 @@ from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.recipe import Recipe
 from ingot.models.precision import settle
 
-Purpose = Literal["embedding", "rerank"]
 POOLERS = (r"^roberta\.pooler\.",)
 
 

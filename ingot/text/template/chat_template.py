@@ -102,11 +102,6 @@ class ChatTemplate:
         return program.run(variables, history)
 
 
-def prepare_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
-    """The messages in the form that the template can read; preparing them again changes nothing."""
-    return prepared(messages, template.traits)
-
-
 class _TooMuch(BadRequest):
     """Beyond the limits, which no short conversation is in a template that can be served."""
 

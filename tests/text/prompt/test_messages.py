@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import BadRequest, Unsupported
-from ingot.text.template.chat_template import ChatTemplate, prepare_messages
+from ingot.text.prompt.messages import prepared as prepare
+from ingot.text.template.chat_template import ChatTemplate
 from tests.text.template.test_chat_template import real_templates
 
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
@@ -18,7 +19,7 @@ EITHER = "{% for m in messages %}" + ONE_OR_OTHER + "{% endfor %}"
 
 
 def content(source: str, given: Any) -> Any:
-    [message] = prepare_messages([{"role": "user", "content": given}], ChatTemplate(source))
+    [message] = prepare([{"role": "user", "content": given}], ChatTemplate(source).traits)
     return message["content"]
 
 
@@ -137,8 +138,8 @@ def test_preparing_messages_twice_changes_nothing(name: str) -> None:
     source, tokens = real_templates()[name]
     template = ChatTemplate(source, tokens=tokens)
     messages = [{"role": "developer", "content": PARTS}, {"role": "user", "content": "x"}, CALLING]
-    once = prepare_messages(messages, template)
-    assert prepare_messages(once, template) == once
+    once = prepare(messages, template.traits)
+    assert prepare(once, template.traits) == once
 
 
 def test_what_is_known_of_real_templates_is_found_out() -> None:
