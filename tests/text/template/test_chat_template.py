@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import BadRequest, ModelError
-from ingot.text.template.chat_template import ChatTemplate, prepare_messages
+from ingot.text.prompt.messages import prepared
+from ingot.text.template.chat_template import ChatTemplate
 from ingot.text.template.meter import RenderLimits
 from tests.text.conftest import collection
 
@@ -59,7 +60,7 @@ def test_real_templates_render_as_transformers_renders_them(name: str) -> None:
         for tools in (None, TOOLS):
             try:
                 [expected], _ = render_jinja_template(
-                    [prepare_messages(messages, template)],
+                    [prepared(messages, template.traits)],
                     tools=tools,
                     chat_template=source,
                     add_generation_prompt=True,
