@@ -110,6 +110,8 @@ def affine(module: BlockLinear, dtype: mx.Dtype) -> nn.Module:
     parts = [_quantized(raw, module.kind, dtype) for raw in _rows(module)]
     made.weight, made.scales, made.biases = (_joined(module, list(chunks)) for chunks in zip(*parts, strict=True))
     made.group_size, made.bits, made.mode = GROUP, affine_bits(module.kind), "affine"
+    if isinstance(made, QuantizedSwitchLinear):
+        made.global_scale = None  # which other modes have
     return made
 
 

@@ -120,9 +120,9 @@ def _is_packed(file: GGUFModel, item: Wanted) -> bool:
 
 
 def _is_kept_in_blocks(file: GGUFModel, item: Wanted) -> bool:
-    """Matrices of the K formats; those of experts are repacked."""
-    matrix = len(item.shape) == 2 and not item.plain and item.join is None
-    return matrix and _kind(file, item) in BLOCK_BITS
+    """Matrices of the K formats, those of experts too."""
+    matrices = (len(item.shape) == 2 or item.experts) and not item.plain and item.join is None
+    return matrices and _kind(file, item) in BLOCK_BITS
 
 
 def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
@@ -144,7 +144,7 @@ def _check_space(file: GGUFModel, plan: Blueprint, target: Path) -> None:
 
 def _written_bytes(entry: TensorEntry) -> int:
     weights = math.prod(entry.shape)
-    if entry.type in BLOCK_BITS and len(entry.shape) == 2:
+    if entry.type in BLOCK_BITS:
         return entry.size
     bits = PACKED_BITS.get(entry.type)
     if bits:
@@ -208,7 +208,7 @@ def _shaped(item: Wanted, chunks: list[np.ndarray]) -> np.ndarray:
 
 def _blocks(file: GGUFModel, item: Wanted) -> Tensor:
     """As they lie in the file, row by row."""
-    raw = np.concatenate(list(_chunks(file, item)))
+    raw = _shaped(item, list(_chunks(file, item)))
     _finite(_entries(file, item)[0], units(raw, _kind(file, item)))
     return Tensor(item.target, raw)
 

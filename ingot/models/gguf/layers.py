@@ -30,6 +30,11 @@ class Wanted:
     join: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
     @property
+    def experts(self) -> bool:
+        """It is a matrix for each expert."""
+        return "_exps." in self.source and len(self.shape) == 3
+
+    @property
     def module(self) -> str:
         return self.target.rpartition(".")[0]
 

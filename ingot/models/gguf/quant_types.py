@@ -2,8 +2,8 @@
 
 GGUF blocks of 32 weights that share a scale (and a minimum) are the same thing as MLX's affine groups of 32, so
 they are repacked bit for bit: value = code * scale + bias. MXFP4 is the same thing in both. The K formats count scales
-in units, which MLX does not: a matrix keeps their blocks, and becomes what the device takes when it is loaded
-(`blocks`); experts are repacked, or become dense floats. Formats of tables are put onto even steps (`lattices`).
+in units, which MLX does not: matrices keep their blocks, and become what the device takes when they are loaded
+(`block_layers`). Formats of tables are put onto even steps (`lattices`).
 """
 
 from __future__ import annotations

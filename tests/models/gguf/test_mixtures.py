@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from ingot.errors import ModelError
 from ingot.models.files.progress import silent
 from ingot.models.gguf.file import GGUFFile
 from ingot.models.gguf.importer import convert_gguf
-from tests.models.gguf.making import TinyModel, byte_level_vocabulary
+from ingot.models.layers.modules import parameters
+from tests.models.gguf.making import TinyModel, byte_level_vocabulary, random_rows
 
 mx = pytest.importorskip("mlx.core")
 
@@ -146,7 +148,7 @@ def metadata_of(architecture: str, config: dict[str, Any]) -> dict[str, object]:
     said: dict[str, object] = {
         "block_count": config["num_hidden_layers"],
         "context_length": CONTEXT,
-        "embedding_length": HIDDEN,
+        "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": HEADS,
         "attention.head_count_kv": config["num_key_value_heads"],
@@ -377,6 +379,38 @@ def test_the_engine_computes_what_mlx_lm_computes_of_packed_experts(family: str,
     # On CPUs activations are rounded to 8 bits, by which a router of random weights may choose another expert.
     moved = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.mean(expected**2, axis=1))
     assert np.median(moved) < 0.04
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_of_the_k_formats_stay_in_the_bits_of_the_file(family: str, tmp_path: Path) -> None:
+    from ingot.kernels import native
+    from ingot.kernels.device import Device
+    from ingot.models.adapter import load
+
+    inner = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
+    config, weights = original(family, tmp_path / "original", hidden_size=256, head_dim=64, **{inner: 256})
+    model, rng = as_gguf(family, config, weights), np.random.default_rng(1)
+    for name, (_, shape, _) in list(model.tensors.items()):
+        if "_exps" in name:
+            kind = Kind.Q6_K if "ffn_down" in name else Kind.Q4_K
+            raw = random_rows(rng, kind, math.prod(shape[:-1]), shape[-1], 0.06)
+            model.tensors[name] = (kind, shape, raw.reshape(*shape[:-1], -1))
+    plain = {name: (Kind.F32, shape, model.dense(name)) for name, (_, shape, _) in model.tensors.items()}
+    (tmp_path / "dense").mkdir()
+    expected = logits_of(imported(TinyModel(model.metadata, plain), tmp_path / "dense"))
+    folder = imported(model, tmp_path)
+    in_file = sum(raw.nbytes for name, (_, _, raw) in model.tensors.items() if "_exps" in name)
+    for kind, most in (("cpu", 1.1 if native.available() else 8.0), ("cuda", 1.4)):
+        adapter = load(folder, Device(kind, "a device", 1 << 34))  # type: ignore[arg-type]
+        held = {
+            path: array.nbytes for path, array in parameters(adapter.model) if "switch_mlp" in path or "experts" in path
+        }
+        slots = adapter.new_slots()
+        with slots.launch(0, 1, len(TOKENS), [len(TOKENS)]) as layers:
+            found = np.array(adapter.forward(mx.array([TOKENS]), layers).astype(mx.float32))[0]
+        moved = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.mean(expected**2, axis=1))
+        assert np.median(moved) < 0.04
+        assert sum(held.values()) <= most * in_file, kind
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "glm4_moe"])
