@@ -4,8 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# tests that run at once; 0 runs them one after another, as those that measure time like best
-JOBS ?= 0
+# tests that run at once; 0 runs them one after another
+JOBS ?= 2
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=
 export BACKEND
