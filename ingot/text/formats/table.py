@@ -185,6 +185,29 @@ class CallForm:
             yield from _literals(part)
 
 
+def plain(part: Part) -> str | None:
+    """A part as we write it; None where that depends on the call."""
+    match part:
+        case str():
+            return part
+        case Gap():
+            return part.written
+        case Maybe():
+            return part.text if part.written else ""
+        case TagEnd():
+            return part.text
+        case CallId():
+            return ""
+    return None
+
+
+def spell_out(*parts: Part) -> str:
+    """Parts that do not depend on the call, as we write them."""
+    texts = [plain(part) for part in parts]
+    assert None not in texts, f"{parts} depend on the call"
+    return "".join(text for text in texts if text is not None)
+
+
 def _literals(part: Part) -> Iterator[str]:
     match part:
         case str():

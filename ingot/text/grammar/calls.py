@@ -16,7 +16,6 @@ from ingot.text.formats.notation import JSON
 from ingot.text.formats.table import (
     Arguments,
     CallForm,
-    CallId,
     Channels,
     Elements,
     Format,
@@ -26,8 +25,8 @@ from ingot.text.formats.table import (
     Name,
     Ordinal,
     Part,
-    TagEnd,
     TextParameters,
+    spell_out,
 )
 from ingot.text.grammar.elements import ElementWriter
 from ingot.text.grammar.lark import NOTHING, Rules, anywhere, at_line_start, exactly, one_of, optional, sequence
@@ -108,7 +107,7 @@ class _Tagged:
         text = rules.text(without)
         if form.bare or not form.opening:
             # One literal up to where it can be no text: the lexer takes the longest of the two.
-            opening = "".join(map(_plain, form.opening))
+            opening = spell_out(*form.opening)
             first = rules.rule(one_of([self._one(tool, opening) for tool in self._tools]))
             return rules.source(f"{text} | {sequence([first, self._rest(), self._ending()])}")
         marker, rest = form.opening[0], form.opening[1:]
@@ -119,12 +118,12 @@ class _Tagged:
         return rules.source(f"({section})* {optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return sequence([self._rules.literal("".join(map(_plain, opening))), self._call, self._rest()])
+        return sequence([self._rules.literal(spell_out(*opening)), self._call, self._rest()])
 
     def _rest(self) -> str:
         """Further calls under the same opening, and what closes them."""
         rules, joint = self._rules, self._form.joint
-        closing = "".join(map(_plain, self._form.closing))
+        closing = spell_out(*self._form.closing)
         if joint is None or not self._many:
             return rules.literal(closing)
         if not joint[:1].isspace():
@@ -163,7 +162,7 @@ class _Tagged:
                     elements = ElementWriter(self._rules, part, _scope(tool)).arguments()
                     pieces += [self._rules.literal(before), elements]
                 case _:
-                    before += tool.name if isinstance(part, Name) else _plain(part)
+                    before += tool.name if isinstance(part, Name) else spell_out(part)
                     continue
             before = ""
         return sequence([*pieces, self._rules.literal(before)])
@@ -204,22 +203,6 @@ def _json_arguments(rules: Rules, tool: GuidedTool) -> str:
 
 def _scope(tool: GuidedTool) -> Scope:
     return Scope(tool.parameters, tool.strict)
-
-
-def _plain(part: Part) -> str:
-    """A part that does not depend on the call, as we write it."""
-    match part:
-        case str():
-            return part
-        case Gap():
-            return part.written
-        case Maybe():
-            return part.text if part.written else ""
-        case TagEnd():
-            return part.text
-        case CallId():
-            return ""
-    raise AssertionError(f"{part} is no plain part")
 
 
 def _beginnings(form: CallForm, tools: Sequence[GuidedTool]) -> Iterator[str]:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ingot.text.formats.table import Gap, Maybe, Part
+from ingot.text.formats.table import Part, plain
 
 _SPACE = " \t\r\n"
 
 
 def left_to_write(parts: Iterable[Part], written: str) -> str:
     """The rest of these parts, as we write them, behind what is `written` of them: with any white space between."""
-    left = "".join(map(_literal, parts))
+    left = "".join(plain(part) or "" for part in parts)
     for character in written:
         if character not in _SPACE:
             left = left.lstrip(_SPACE).removeprefix(character)
     return left.lstrip(_SPACE) if written[-1:] in tuple(_SPACE) else left
-
-
-def _literal(part: Part) -> str:
-    match part:
-        case str():
-            return part
-        case Gap():
-            return part.written
-        case Maybe():
-            return part.text if part.written else ""
-    return ""

@@ -11,19 +11,16 @@ from ingot.text.formats.notation import Notation
 from ingot.text.formats.table import (
     Arguments,
     CallForm,
-    CallId,
     Channels,
     Elements,
     Format,
-    Gap,
     JsonCall,
     KeyClose,
-    Maybe,
     Name,
     Ordinal,
     Part,
-    TagEnd,
     TextParameters,
+    spell_out,
 )
 from ingot.text.parse.events import PastCall
 from ingot.text.parse.schema_types import kind_of
@@ -51,7 +48,7 @@ def render_call(format: Format, calls: Sequence[PastCall]) -> str:
 
 
 def _enclosed(form: CallForm, calls: str) -> str:
-    return "".join(map(_plain, form.opening)) + calls + "".join(map(_plain, form.closing))
+    return spell_out(*form.opening) + calls + spell_out(*form.closing)
 
 
 def _part(part: Part, call: PastCall, index: int) -> str:
@@ -68,22 +65,7 @@ def _part(part: Part, call: PastCall, index: int) -> str:
             return _parameters(part, call.arguments)
         case Elements():
             return _elements(part, call.arguments) + part.end
-    return _plain(part)
-
-
-def _plain(part: Part) -> str:
-    match part:
-        case str():
-            return part
-        case Gap():
-            return part.written
-        case Maybe():
-            return part.text if part.written else ""
-        case TagEnd():
-            return part.text
-        case CallId():
-            return ""
-    raise AssertionError(f"{part} is no plain part")
+    return spell_out(part)
 
 
 def _numbered(call: PastCall, index: int) -> str:
