@@ -6,11 +6,14 @@ BIN := $(VENV)/bin
 ARGS ?=
 # tests that run at once; 0 runs them one after another
 JOBS ?= 2
+# tests that also run by the rules of GPUs
+AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_cached.py cache/test_layers.py cache/test_records.py \
+	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_block_layers.py)
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=
 export BACKEND
 
-.PHONY: help serve test test-clients test-oracle test-packages packages sanitize bench check format setup clean
+.PHONY: help serve test test-as-gpus test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
@@ -33,6 +36,14 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle and not packages" $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
+
+# What GPUs would decide, on a machine that has none. Tests that choose those rules by themselves ran already.
+test-as-gpus: $(VENV)/.ready-test
+	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "a GPU acts by its own rules"; exit 0; }; for kind in cuda metal; do \
+		echo "as on $$kind:"; \
+		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -k "not gpu" $(AS_GPUS) || exit 1; \
+	done
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
