@@ -1,12 +1,8 @@
-"""Arrays whose first axis is slots: made, made longer, and copied."""
+"""Arrays whose first axis is slots: made longer, and copied."""
 
 from __future__ import annotations
 
 import mlx.core as mx
-
-
-def empty_like(part: mx.array, slots: int, capacity: int, dtype: mx.Dtype | None = None) -> mx.array:
-    return mx.zeros((slots, part.shape[1], capacity, part.shape[3]), dtype or part.dtype)
 
 
 def with_rows(array: mx.array, rows: int) -> mx.array:
@@ -38,27 +34,3 @@ def copied(array: mx.array) -> mx.array:
 def _by_preference(axes: int) -> list[int]:
     """The axes to cut along: tokens first, as their pieces are long."""
     return [axis for axis in (axes - 2, axes - 1) if axis >= 0] + list(range(axes - 2))
-
-
-def assign(array: mx.array, slot: int, begin: int, tokens: mx.array) -> None:
-    """Write tokens [1, heads, count, size] into a row. `array` is never left sharing their memory."""
-    own = copied(tokens) if tokens.size == array.size else tokens
-    array[slot : slot + 1, :, begin : begin + tokens.shape[2]] = own
-
-
-def blank(array: mx.array, slot: int, count: int) -> None:
-    """Write zeros over the first `count` tokens of a row."""
-    row = array[slot : slot + 1, :, :count]
-    # One zero for all of them is enough to write, but not to be the array, which must lie in one piece.
-    zeros = mx.zeros(row.shape if row.size == array.size else (), array.dtype)
-    array[slot : slot + 1, :, :count] = zeros
-
-
-def resized(array: mx.array, slots: int, capacity: int) -> mx.array:
-    kept = array[:slots, :, :capacity]
-    shape = (slots, array.shape[1], capacity, array.shape[3])
-    if kept.shape == shape:
-        return copied(kept)  # a view of it would keep all of the old memory
-    fresh = mx.zeros(shape, array.dtype)
-    fresh[: kept.shape[0], :, : kept.shape[2]] = kept
-    return fresh

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CAPACITY_STEP = 256
+from ingot.cache.pages import PAGE, pages_of
+
+CAPACITY_STEP = 4 * PAGE
 """Reservations are whole steps of this many tokens."""
 
 
@@ -12,21 +14,26 @@ CAPACITY_STEP = 256
 class Footprint:
     """Bytes. A row is a sequence's states; a token is one position of it."""
 
-    append: int  # per token of a row, all append layers
-    windows: tuple[tuple[int, int], ...]  # (window, per token of a row) of each window layer
+    groups: tuple[tuple[int | None, int], ...]
+    """(window, or None where every token is kept; per token of a row) of each group of layers that forget alike."""
     recurrent: int  # per row
-    largest_layer: int  # per token of a row, of the layer that takes most
     activation: int  # per token of a launch
     score: int  # per token of a launch and token before it, where attention is not fused
     logits: int  # per sampled row
     tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
+
+    @property
+    def token(self) -> int:
+        """What a token of a row takes in the layers that keep every one."""
+        return sum(size for window, size in self.groups if window is None)
 
 
 def rounded(tokens: int) -> int:
     return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def window_capacity(window: int, widest: int, capacity: int) -> int:
-    """Tokens a window state holds for rows of up to `capacity` tokens: what is visible, what one launch adds, and
-    some slack so that forgetting is rare."""
-    return min(capacity, rounded(window + widest + min(window, CAPACITY_STEP)))
+def held_pages(tokens: int, window: int | None, widest: int) -> int:
+    """Pages that a row of so many tokens may hold in a group, while a launch of up to `widest` tokens is computed."""
+    if window is None:
+        return pages_of(tokens)
+    return min(pages_of(tokens), pages_of(window - 1 + widest) + 1)

@@ -1,53 +1,80 @@
 """Which rows a forward pass computes, and how their tokens lie in it.
 
-A launch runs consecutive slots, each with the same number of tokens. A mixed launch runs several of them in one
-forward pass: their tokens stand one behind another in a single row, so that everything that treats tokens one by one
-(norms, products with weights, experts) sees all of them at once. Only what looks at other tokens of a sequence takes
-the launches one by one.
+A row is a running sequence. Its *places* count what is stored of it, from 0 on; its *positions* are what RoPE is told,
+and need not be the same. A launch takes rows, each with the same number of tokens. A mixed launch is several of them in
+one forward pass: their tokens stand one behind another in a single row of tokens, so that everything that treats tokens
+one by one (norms, products with weights, experts) sees all of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.positions import Offset, Positions
+from ingot.cache.pages import Table
+from ingot.cache.positions import Offset, Positions, consecutive
 
 LaunchSpan = tuple[int, int, int, int]
-"""A sequence's tokens in a forward pass: the first one's place, how many, the slot, the position of the first."""
+"""A sequence's tokens in a forward pass: the first one's number in it, how many, the row's slot, the first's place."""
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A running sequence: `length` tokens of it are stored, in the pages of `tables` (one for each group of layers that
+    forget alike) and in `slot` of the recurrent states. Its next token has the position `position`."""
+
+    slot: int
+    tables: tuple[Table, ...]
+    length: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Which rows run and how: slots [first, first + rows), `width` tokens each, of which `valid[i]` are real."""
+class Part:
+    """What a launch is asked to compute: the next `width` tokens of each row. Their positions go on from the rows' own,
+    unless they are stated: [width] for one row, or [3, width] for RoPE of three axes."""
 
-    first: int
-    starts: tuple[int, ...]
+    rows: tuple[Row, ...]
     width: int
-    valid: tuple[int, ...]
-    offset: Offset
+    positions: mx.array | None = None
+    following: int | None = None  # where stated positions end: the position of the next token
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A part that is being computed. `starts` are the rows' lengths before it."""
+
+    rows: tuple[Row, ...]
+    width: int
+    starts: tuple[int, ...]
+    positions: tuple[int, ...]  # of each row's first token, where they are not stated
+    stated: mx.array | None = None
+    memo: dict[object, Any] = field(default_factory=dict)
+    """What layers compute once for all of them."""
 
     @property
-    def rows(self) -> int:
-        return len(self.starts)
+    def count(self) -> int:
+        return len(self.rows)
 
     @property
-    def last(self) -> int:
-        return self.first + self.rows
+    def tokens(self) -> int:
+        return self.count * self.width
 
     @cached_property
-    def row_index(self) -> mx.array:
-        """The rows' slots; made once for all layers."""
-        return mx.arange(self.first, self.last)
+    def offset(self) -> Offset:
+        """The positions as models take them."""
+        if self.stated is not None:
+            return Positions(self.stated[..., None, :])
+        return consecutive(self.positions)
 
     @cached_property
-    def start_index(self) -> mx.array:
-        return mx.array(self.starts)
+    def slots(self) -> mx.array:
+        return mx.array([row.slot for row in self.rows], dtype=mx.int32)
 
     @property
     def ragged(self) -> bool:
@@ -55,23 +82,35 @@ class Launch:
 
     @cached_property
     def pieces(self) -> tuple[LaunchSpan, ...]:
-        rows = enumerate(zip(self.starts, self.valid, strict=True))
-        return tuple((row * self.width, count, self.first + row, start) for row, (start, count) in rows)
+        rows = enumerate(zip(self.rows, self.starts, strict=True))
+        return tuple((number * self.width, self.width, row.slot, start) for number, (row, start) in rows)
+
+    @property
+    def is_stated(self) -> bool:
+        return self.stated is not None
+
+    @cached_property
+    def explicit(self) -> mx.array:
+        """[tokens] or [3, tokens]: the position of each token."""
+        if self.stated is not None:
+            return self.stated
+        return mx.array([first + number for first in self.positions for number in range(self.width)], dtype=mx.int32)
 
 
 Mask = mx.array | str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mixed:
-    """Launches of different slots, without padding, whose tokens stand in one row: launch by launch, slot by slot."""
+    """Launches of different rows whose tokens stand in one row: launch by launch, row by row."""
 
     parts: tuple[Launch, ...]
+    memo: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """Where each launch's tokens begin and end."""
-        ends = list(accumulate(part.rows * part.width for part in self.parts))
+        ends = list(accumulate(part.tokens for part in self.parts))
         return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
     @property
@@ -86,23 +125,33 @@ class Mixed:
             for first, count, slot, start in part.pieces
         )
 
+    @property
+    def is_stated(self) -> bool:
+        return any(part.is_stated for part in self.parts)
+
+    @property
+    def explicit(self) -> mx.array:
+        return self.positions
+
     @cached_property
     def positions(self) -> mx.array:
-        """[tokens]: where each token stands in its sequence."""
-        return mx.array(
-            [start + number for part in self.parts for start in part.starts for number in range(part.width)],
-            dtype=mx.int32,
-        )
+        """[tokens], or [3, tokens] where some launch states three: where each token stands for RoPE."""
+        if not self.is_stated:
+            return mx.array([at for part in self.parts for row in _counted(part) for at in row], dtype=mx.int32)
+        stated = [part.explicit for part in self.parts]
+        if any(each.ndim == 2 for each in stated):
+            stated = [each if each.ndim == 2 else mx.broadcast_to(each, (3, *each.shape)) for each in stated]
+        return mx.concatenate(stated, axis=-1)
 
     @cached_property
     def offset(self) -> Positions:
-        return Positions(self.positions[None])
+        return Positions(self.positions[..., None, :])
 
     def taken(self, number: int, x: mx.array) -> mx.array:
         """The part of x [1, tokens, ...] that belongs to a launch, as [rows, width, ...]."""
         (begin, end), part = self.bounds[number], self.parts[number]
         own = x if len(self.parts) == 1 else x[:, begin:end]
-        return own.reshape(part.rows, part.width, *x.shape[2:])
+        return own.reshape(part.count, part.width, *x.shape[2:])
 
     def joined(self, outputs: Sequence[mx.array]) -> mx.array:
         """What the launches gave, each [rows, width, ...], as one row of tokens again."""
@@ -114,9 +163,9 @@ class Mixed:
         own = x if len(self.parts) == 1 else x[begin:end]
         if part.width == 1:
             return own
-        if part.rows == 1:
+        if part.count == 1:
             return own.swapaxes(0, 2)
-        return own.reshape(part.rows, part.width, *x.shape[1::2]).swapaxes(1, 2)
+        return own.reshape(part.count, part.width, *x.shape[1::2]).swapaxes(1, 2)
 
     def joined_heads(self, outputs: Sequence[mx.array]) -> mx.array:
         """What the launches gave, each [rows, heads, width, size], as [1, tokens, heads * size]."""
@@ -126,6 +175,10 @@ class Mixed:
             by_tokens = output if width == 1 else output.swapaxes(1, 2)
             flat.append(by_tokens.reshape(1, rows * width, heads * size))
         return _in_one_row(flat)
+
+
+def _counted(part: Launch) -> Sequence[range]:
+    return [range(first, first + part.width) for first in part.positions]
 
 
 def _in_one_row(outputs: list[mx.array]) -> mx.array:

@@ -1,10 +1,7 @@
-"""Live layer states: what running sequences have computed, in slots, for three kinds of layer.
+"""Live layer states as models see them: the caches that mlx-lm's code calls while a launch is open.
 
-*Append* holds every key and value, *window* the last few, *recurrent* a state that only moves forward. `Slots` owns
-one state per layer and a length per slot. A launch runs the model over consecutive slots, each with its own number
-of tokens before it; while it is open, the states are the caches that mlx-lm's models call.
-
-Only the engine thread may call anything here.
+*Append* layers see every key and value, *window* layers the last few: what they hold lies in pages. *Recurrent* layers
+keep a state that only moves forward, in a slot for each row. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -15,17 +12,19 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ingot.cache.arrays import as_long, assign, blank, copied, empty_like, resized, with_rows
-from ingot.cache.footprint import CAPACITY_STEP, window_capacity
+from ingot.cache.arrays import as_long, copied, with_rows
 from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
+from ingot.cache.masks import visible
+from ingot.cache.pages import PAGE, Table
 from ingot.cache.positions import Offset
+from ingot.cache.storage import PageGroup, PageIndex, ReservedStorage, Run, SlabStorage, Storage
 from ingot.upstream import ArraysCache, caches
 
 LayerKind = Literal["append", "window", "recurrent"]
 
 
 class LayerState:
-    """What the three kinds share: the launch they are part of and how to move a row from slot to slot."""
+    """What the three kinds share: the launch that they are the caches of."""
 
     kind: LayerKind
 
@@ -44,6 +43,10 @@ class LayerState:
         """The mixed launch that is open, unless one of its launches is being computed."""
         return self.mixed if self.launch is None else None
 
+    @property
+    def opened(self) -> Launch | Mixed:
+        return self.open_launch if self.whole is None else self.whole
+
     @contextmanager
     def computing(self, launch: Launch) -> Iterator[None]:
         """While this is open, the state is the cache of one launch, which may be part of a mixed one."""
@@ -61,12 +64,12 @@ class LayerState:
 
     @property
     def offset(self) -> Offset:
-        return self.open_launch.offset if self.whole is None else self.whole.offset
+        return self.opened.offset
 
     @property
     def pieces(self) -> Sequence[LaunchSpan]:
-        """The sequences that are being computed, without padding."""
-        return self.open_launch.pieces if self.whole is None else self.whole.pieces
+        """The sequences that are being computed."""
+        return self.opened.pieces
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Mask | Parted:
         if self.whole is None:
@@ -87,127 +90,85 @@ class LayerState:
         """Which of its sequence's tokens each token of the open launch sees."""
         raise NotImplementedError
 
-    def resize(self, slots: int, capacity: int) -> None:
-        """Make room for `slots` rows of `capacity` tokens; rows below `slots` keep what they hold."""
-        raise NotImplementedError
-
-    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        """Copies of what rows of at most `length` tokens hold, in memory of their own."""
-        raise NotImplementedError
-
-    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        """Give rows what was lifted from others."""
-        raise NotImplementedError
-
-    def clear(self, slot: int, written: int) -> None:
-        """Make `slot` hold an empty sequence, and nothing of the one whose first `written` tokens were written there:
-        whoever sits there next must find no trace of it, by whatever mistake."""
-        raise NotImplementedError
-
-    def prepare(self, launch: Launch) -> None:
-        """Called before the model runs, once a launch."""
-
-    def arrays(self) -> list[mx.array]:
+    def pending(self) -> list[mx.array]:
+        """What was written to since the last time."""
         raise NotImplementedError
 
 
 class AppendState(LayerState):
-    kind: LayerKind = "append"
+    """Keys and values in the pages of a group. They come from `storage`, which is made when the first are written."""
 
-    def __init__(self, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
+    kind: LayerKind = "append"
+    window: int | None = None
+
+    def __init__(self) -> None:
         super().__init__()
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.group: PageGroup
+        self.storage: Storage | None = None
         self.kept: mx.Dtype | None = None
         """What keys and values are rounded to; None: they stay as they are computed."""
-        self._slots, self._capacity = slots, capacity
 
-    # What slots ask for.
+    @property
+    def stored(self) -> Storage:
+        assert self.storage is not None, "nothing was written yet"
+        return self.storage
 
-    def resize(self, slots: int, capacity: int) -> None:
-        self._slots, self._capacity = slots, capacity
-        if self.keys is not None and self.values is not None:
-            self.keys = resized(self.keys, slots, capacity)
-            self.values = resized(self.values, slots, capacity)
-            # One layer at a time: old and new of one layer are alive together, never of all.
-            mx.eval(self.keys, self.values)
+    def reserve(self, heads: int, size: int, dtype: mx.Dtype) -> ReservedStorage | None:
+        """Storage for the native kernels; None where there is another already. `dtype` is what keys and values are
+        computed in."""
+        if self.storage is None:
+            layers = sum(isinstance(state, AppendState) for state in self.neighbours)
+            self.storage = ReservedStorage(self.group, layers, heads, (size, size), self.kept or dtype)
+        return self.storage if isinstance(self.storage, ReservedStorage) else None
 
-    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [copied(array[row : row + 1, :, :length]) for array in self.arrays() if length for row in rows]
-
-    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        places = [(array, row) for array in self.arrays() if copies for row in rows]
-        for (array, row), own in zip(places, copies, strict=True):
-            array[row : row + 1, :, : own.shape[2]] = own
-
-    def clear(self, slot: int, written: int) -> None:
-        for array in self.arrays():
-            blank(array, slot, written)
-
-    def arrays(self) -> list[mx.array]:
-        return [] if self.keys is None or self.values is None else [self.keys, self.values]
-
-    def oldest(self, slot: int, length: int) -> int:
-        """The first token that a row of this length holds and can still see."""
-        return 0
-
-    def tokens(self, slot: int, begin: int, end: int) -> list[mx.array]:
-        """Keys and values of a row's tokens [begin, end), as views."""
-        return [array[slot : slot + 1, :, begin:end] for array in self.arrays()]
-
-    def begin_row(self, slot: int, oldest: int) -> None:
-        """The row is about to be given tokens from `oldest` on."""
-
-    def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
-        """Give a row keys and values computed earlier, of consecutive tokens from `begin` on."""
-        for array, tokens in zip(self._made(arrays[0], arrays[1]), arrays, strict=True):
-            assign(array, slot, begin, tokens)
-
-    # What layers that are computed together ask for.
-
-    def allocate(self, heads: int, size: int, dtype: mx.Dtype) -> None:
-        """See that there are arrays, before anything was written; `dtype` is what keys and values are computed in."""
-        if self.keys is None or self.values is None:
-            sample = mx.zeros((1, heads, 1, size), dtype)
-            self._made(sample, sample)
-
-    def _made(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """All keys and values, made for ones like these if there are none yet."""
-        if self.keys is None or self.values is None:
-            self.keys = empty_like(keys, self._slots, self._capacity, self.kept)
-            self.values = empty_like(values, self._slots, self._capacity, self.kept)
-        return self.keys, self.values
-
-    def release(self) -> None:
-        """Let go of the arrays: whoever took them writes them in place, and gives them back."""
-        self.keys = self.values = None
+    def pending(self) -> list[mx.array]:
+        return [] if self.storage is None else self.storage.pending()
 
     # What models ask for.
 
-    def _begins(self) -> Sequence[int]:
-        """Where each row's new tokens go in the buffer."""
-        return self.open_launch.starts
-
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.write(keys, values)
+        flat = (part.swapaxes(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in (keys, values))
+        self.write(*flat)
         return self.keys_and_values()
 
     def write(self, keys: mx.array, values: mx.array) -> None:
-        all_keys, all_values = self._made(keys, values)
-        begins = self._begins()
-        _write(all_keys, keys, self.open_launch, begins)
-        _write(all_values, values, self.open_launch, begins)
+        """Store keys and values [tokens, heads, size] of all tokens of what is open."""
+        if self.storage is None:
+            sizes = keys.shape[2], values.shape[2]
+            self.storage = SlabStorage(self.group, keys.shape[1], sizes, self.kept or keys.dtype)
+        self.storage.write(keys, values, self._runs())
+
+    def _runs(self) -> list[Run]:
+        opened = self.opened
+        key = ("runs", self.group.number)
+        if key not in opened.memo:
+            opened.memo[key] = runs_of(opened, self.group.number)
+        runs: list[Run] = opened.memo[key]
+        return runs
+
+    def tables(self, launch: Launch) -> list[Table]:
+        return [row.tables[self.group.number] for row in launch.rows]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Keys and values [rows, heads, tokens, size] that the open launch's rows hold, from each one's first page on,
+        with zeros behind shorter ones."""
         launch = self.open_launch
-        assert self.keys is not None and self.values is not None
-        end = max(self._begins()) + launch.width
-        rows = slice(launch.first, launch.last)
-        return self.keys[rows, :, :end], self.values[rows, :, :end]
+        seen = _gathering(launch, self.group)
+        keys, values = (self._shaped(pages, seen) for pages in self.stored.gathered(seen.index))
+        if seen.shown is not None:
+            # What lies behind a row's end is another's, or nothing at all, and may be no number: it must not be met,
+            # not even with a weight of zero.
+            keys, values = (mx.where(seen.shown, part, mx.zeros((), part.dtype)) for part in (keys, values))
+        return keys, values
 
-    def place(self, slot: int, position: int) -> int:
-        """Where in the buffer a token of a row stands."""
-        return position
+    def _shaped(self, pages: mx.array, seen: Gathering) -> mx.array:
+        _, heads, _, size = pages.shape
+        by_row = pages.reshape(seen.rows, seen.pages, heads, PAGE, size).transpose(0, 2, 1, 3, 4)
+        return by_row.reshape(seen.rows, heads, seen.pages * PAGE, size)[:, :, : seen.end]
+
+    def firsts(self, launch: Launch) -> list[int]:
+        """The place of the first token that each row holds."""
+        return [table.first * PAGE for table in self.tables(launch)]
 
     def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
         assert self.whole is not None
@@ -217,8 +178,7 @@ class AppendState(LayerState):
         launch = self.open_launch
         if not launch.ragged and window_size is None and not return_array:
             return None if width == 1 else "causal"
-        starts = launch.starts
-        return _visible(starts, [0] * launch.rows, width, max(starts) + width, window_size)
+        return visible(launch.starts, [0] * launch.count, width, max(launch.starts) + width, window_size)
 
     # Llama 4's chunked attention masks for itself and asks its cache to forget; this one need not.
 
@@ -229,64 +189,15 @@ class AppendState(LayerState):
 
 
 class WindowState(AppendState):
-    """Keeps a row's last tokens in order; `_first[slot]` is the position of the oldest one in the buffer."""
+    """Keeps the pages that a row's last `window` tokens lie in."""
 
     kind: LayerKind = "window"
 
-    def __init__(self, window: int, widest: int, slots: int = 1, capacity: int = CAPACITY_STEP) -> None:
-        super().__init__(slots, window_capacity(window, widest, capacity))
-        self.window, self.widest = window, widest
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window: int = window
         self.asked = window
         """The widest window that the model's masks have shown it."""
-        self._first = [0] * slots
-
-    def resize(self, slots: int, capacity: int) -> None:
-        super().resize(slots, window_capacity(self.window, self.widest, capacity))
-        self._first = (self._first + [0] * slots)[:slots]
-
-    def clear(self, slot: int, written: int) -> None:
-        super().clear(slot, min(written, self._capacity))
-        self._first[slot] = 0
-
-    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        super().laid(rows, copies, sources)
-        for row, first in zip(rows, [self._first[source] for source in sources], strict=True):
-            self._first[row] = first
-
-    def oldest(self, slot: int, length: int) -> int:
-        return max(self._first[slot], length - self.window + 1)
-
-    def tokens(self, slot: int, begin: int, end: int) -> list[mx.array]:
-        return super().tokens(slot, begin - self._first[slot], end - self._first[slot])
-
-    def begin_row(self, slot: int, oldest: int) -> None:
-        self._first[slot] = oldest
-
-    def put(self, slot: int, begin: int, arrays: Sequence[mx.array]) -> None:
-        super().put(slot, begin - self._first[slot], arrays)
-
-    def prepare(self, launch: Launch) -> None:
-        for slot, start in zip(range(launch.first, launch.last), launch.starts, strict=True):
-            if start - self._first[slot] + launch.width > self._capacity:
-                self._forget(slot, start)
-
-    def _forget(self, slot: int, length: int) -> None:
-        """Move the part of the row that a later token can still see to the front of its buffer."""
-        keep = min(length, self.window - 1)
-        begin = length - keep - self._first[slot]
-        for array in self.arrays():
-            array[slot, :, :keep] = array[slot, :, begin : begin + keep]
-        self._first[slot] = length - keep
-
-    def _firsts(self) -> list[int]:
-        return self._first[self.open_launch.first : self.open_launch.last]
-
-    def _begins(self) -> Sequence[int]:
-        launch = self.open_launch
-        return [start - first for start, first in zip(launch.starts, self._firsts(), strict=True)]
-
-    def place(self, slot: int, position: int) -> int:
-        return position - self._first[slot]
 
     def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
         return super()._masks(parts, window_size or self.window)
@@ -295,10 +206,50 @@ class WindowState(AppendState):
         launch = self.open_launch
         window = window_size or self.window
         self.asked = max(self.asked, window)
-        end = max(self._begins()) + width
-        if launch.rows == 1 and end <= window and not return_array:
+        firsts = self.firsts(launch)
+        end = max(start - first for start, first in zip(launch.starts, firsts, strict=True)) + width
+        if launch.count == 1 and end <= window and not return_array:
             return None if width == 1 else "causal"
-        return _visible(launch.starts, self._firsts(), width, end, window)
+        return visible(launch.starts, firsts, width, end, window)
+
+
+class Gathering:
+    """The pages that the rows of a launch hold in a group: as many for each as the longest has."""
+
+    def __init__(self, launch: Launch, group: PageGroup) -> None:
+        tables = [row.tables[group.number] for row in launch.rows]
+        ends = [start + launch.width - table.first * PAGE for start, table in zip(launch.starts, tables, strict=True)]
+        self.rows, self.pages, self.end = len(tables), max(len(table.numbers) for table in tables), max(ends)
+        numbers = [[*table.numbers, *[table.numbers[-1]] * (self.pages - len(table.numbers))] for table in tables]
+        self.index: PageIndex = group.index([page for row in numbers for page in row])
+        self.shown = None if len(set(ends)) == 1 else _before(ends, self.end)
+
+
+def _before(ends: list[int], end: int) -> mx.array:
+    return (mx.arange(end) < mx.array(ends)[:, None])[:, None, :, None]
+
+
+def _gathering(launch: Launch, group: PageGroup) -> Gathering:
+    key = ("gathering", group.number)
+    if key not in launch.memo:
+        launch.memo[key] = Gathering(launch, group)
+    gathering: Gathering = launch.memo[key]
+    return gathering
+
+
+def runs_of(opened: Launch | Mixed, group: int) -> list[Run]:
+    """Where the tokens of a launch are written."""
+    parts = opened.parts if isinstance(opened, Mixed) else (opened,)
+    runs: list[Run] = []
+    token = 0
+    for part in parts:
+        for row, start in zip(part.rows, part.starts, strict=True):
+            table, place, end = row.tables[group], start, start + part.width
+            while place < end:
+                count = min(PAGE - place % PAGE, end - place)
+                runs.append((token, count, table.numbers[place // PAGE - table.first], place % PAGE))
+                token, place = token + count, place + count
+    return runs
 
 
 class RecurrentState(LayerState, ArraysCache):
@@ -306,6 +257,7 @@ class RecurrentState(LayerState, ArraysCache):
 
     kind: LayerKind = "recurrent"
     left_padding = None
+    lengths = None  # no launch is padded
 
     def __init__(self, parts: int, slots: int = 1) -> None:
         LayerState.__init__(self)
@@ -313,26 +265,18 @@ class RecurrentState(LayerState, ArraysCache):
         self._slots = slots
         self._written: set[int] = set()
 
-    # What slots ask for.
+    # What rows ask for.
 
-    def resize(self, slots: int, capacity: int) -> None:
+    def resize(self, slots: int) -> None:
         self._slots = slots
         self.cache = [None if part is None else with_rows(part, slots) for part in self.cache]
         mx.eval(self.arrays())
 
-    def lifted(self, rows: list[int], length: int) -> list[mx.array]:
-        return [copied(part[row : row + 1]) for part in self.arrays() for row in rows]
-
-    def laid(self, rows: list[int], copies: list[mx.array], sources: list[int]) -> None:
-        for (part, row), own in zip(((part, row) for part in self.arrays() for row in rows), copies, strict=True):
-            part[row : row + 1] = own
-
-    def clear(self, slot: int, written: int) -> None:
-        for part in self.arrays():
-            part[slot] = mx.zeros_like(part[slot])
-
     def arrays(self) -> list[mx.array]:
         return [part for part in self.cache if part is not None]
+
+    def pending(self) -> list[mx.array]:
+        return self.arrays()
 
     def row(self, slot: int) -> list[mx.array | None]:
         """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
@@ -343,15 +287,15 @@ class RecurrentState(LayerState, ArraysCache):
         for index, part in enumerate(parts):
             if part is not None:
                 # A copy: with one slot, what is stored would be all of the state, and states are written in place.
-                self._store(index, slot, copied(part))
+                self._store(index, slice(slot, slot + 1), copied(part))
 
-    def _store(self, index: int, slot: int, rows: mx.array) -> None:
+    def _store(self, index: int, slots: slice | mx.array, rows: mx.array) -> None:
         part = self.cache[index]
         if part is None:
             part = mx.zeros((self._slots, *rows.shape[1:]), rows.dtype)
         # A history of the newest tokens grows with its sequence at first; before that lies nothing.
         part, rows = as_long(part, rows), as_long(rows, part)
-        part[slot : slot + rows.shape[0]] = rows
+        part[slots] = rows
         self.cache[index] = part
 
     # What layers that are computed natively ask for.
@@ -379,27 +323,25 @@ class RecurrentState(LayerState, ArraysCache):
         # Models know a sequence's beginning by the lack of a state, which need not be the same to them as zeros.
         if part is None or (not any(launch.starts) and index not in self._written):
             return None
-        return part[launch.first : launch.last]
+        return part[_slots_of(launch)]
 
     def __setitem__(self, index: int, value: mx.array) -> None:
-        launch = self.open_launch
         self._written.add(index)
-        if launch.rows == self._slots:
-            self.cache[index] = value
-        else:
-            self._store(index, launch.first, value)
-
-    @property
-    def lengths(self) -> mx.array | None:
-        launch = self.open_launch
-        return None if min(launch.valid) == launch.width else mx.array(launch.valid)
+        self._store(index, _slots_of(self.open_launch), value)
 
     def advance(self, count: int) -> None:
-        """Lengths belong to the slots, which advance when the launch ends."""
+        """Lengths belong to the rows, which are longer when the launch ends."""
 
     def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
-        lengths = self.lengths
-        return None if lengths is None else mx.arange(width) < lengths[:, None]
+        return None
+
+
+def _slots_of(launch: Launch) -> slice | mx.array:
+    """Where its rows' states lie: as they lie, where that is one behind another."""
+    slots = [row.slot for row in launch.rows]
+    if slots == list(range(slots[0], slots[0] + len(slots))):
+        return slice(slots[0], slots[0] + len(slots))
+    return launch.slots
 
 
 class GroupState(LayerState):
@@ -426,48 +368,22 @@ class GroupState(LayerState):
         return self.caches[index]
 
 
-def state_for(asked: Any, widest: int, margin: int = 0) -> LayerState:
+def state_for(asked: Any, margin: int = 0) -> LayerState:
     """Our live state for a cache that mlx-lm's `make_cache` asks for; KeyError where there is none.
 
     Windows are `margin` tokens wider than asked for.
     """
-    return _FACTORIES[type(asked)](asked, widest, margin)
+    return _FACTORIES[type(asked)](asked, margin)
 
 
-def _group(asked: Any, widest: int, margin: int) -> GroupState:
-    return GroupState([state_for(part, widest, margin) for part in asked.caches])
+def _group(asked: Any, margin: int) -> GroupState:
+    return GroupState([state_for(part, margin) for part in asked.caches])
 
 
-_FACTORIES: dict[type, Callable[[Any, int, int], LayerState]] = {
-    caches.KVCache: lambda asked, widest, margin: AppendState(),
-    caches.ChunkedKVCache: lambda asked, widest, margin: AppendState(),
-    caches.RotatingKVCache: lambda asked, widest, margin: WindowState(asked.max_size + margin, widest),
-    caches.ArraysCache: lambda asked, widest, margin: RecurrentState(len(asked.cache)),
+_FACTORIES: dict[type, Callable[[Any, int], LayerState]] = {
+    caches.KVCache: lambda asked, margin: AppendState(),
+    caches.ChunkedKVCache: lambda asked, margin: AppendState(),
+    caches.RotatingKVCache: lambda asked, margin: WindowState(asked.max_size + margin),
+    caches.ArraysCache: lambda asked, margin: RecurrentState(len(asked.cache)),
     caches.CacheList: _group,
 }
-
-
-def _write(arena: mx.array, update: mx.array, launch: Launch, begins: Sequence[int]) -> None:
-    """Put each row's new tokens behind the ones it has. In place: the arena has no other owner."""
-    width = update.shape[2]
-    if len(set(begins)) == 1:
-        arena[launch.first : launch.last, :, begins[0] : begins[0] + width] = update
-    elif width == 1:
-        places = launch.start_index if begins is launch.starts else mx.array(list(begins))
-        arena[launch.row_index, :, places] = update[:, :, 0]
-    else:
-        for row, begin in enumerate(begins):
-            arena[launch.first + row, :, begin : begin + width] = update[row]
-
-
-def _visible(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, window: int | None) -> mx.array:
-    """[rows, 1, width, end]: True where a token may see a key. Key j of row i stands at position firsts[i] + j.
-
-    Rows that see the same share one, as some models can only broadcast a mask without rows.
-    """
-    if len(set(zip(starts, firsts, strict=True))) == 1:
-        starts, firsts = starts[:1], firsts[:1]
-    token = (mx.array(list(starts))[:, None] + mx.arange(width))[:, None, :, None]
-    key = (mx.array(list(firsts))[:, None] + mx.arange(end))[:, None, None, :]
-    mask = key <= token
-    return mask if window is None else mask & (key > token - window)

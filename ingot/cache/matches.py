@@ -15,7 +15,7 @@ class Needs:
     """What resuming needs, by the model's layers: a checkpoint, and the tokens that each window still sees."""
 
     checkpoint: bool = False
-    windows: tuple[tuple[int, int], ...] = ()  # (layer, window)
+    windows: tuple[tuple[int, int], ...] = ()  # (group of layers, window)
 
     @property
     def anywhere(self) -> bool:

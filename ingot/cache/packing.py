@@ -1,15 +1,21 @@
-"""Records as bytes and back, for archives. Only the engine thread may call anything here."""
+"""Records as bytes and back, for archives: by layer, and free of pages. Only the engine thread may call anything
+here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
-from ingot.cache.records import Checkpoint, KVDelta, Record
+from ingot.cache.launch import Row
+from ingot.cache.layers import AppendState
+from ingot.cache.pages import PAGE, Table, joined
+from ingot.cache.records import Checkpoint, Record, kept_part
+from ingot.cache.rows import Rows
+from ingot.cache.storage import Run
 
 _NAMES = {
     mx.float32: "F32",
@@ -24,7 +30,114 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _BYTES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U8": "u1"}
 
 
-def described(record: Record, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool) -> ArchivedRecord:
+@dataclass(frozen=True, slots=True)
+class KVDelta:
+    """Keys and values [1, heads, tokens, size] of tokens [begin, end) in one layer; no arrays when that is empty."""
+
+    begin: int
+    end: int
+    arrays: tuple[mx.array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LooseRecord:
+    """What a record holds, outside of any pages."""
+
+    begin: int
+    end: int
+    deltas: tuple[KVDelta | None, ...]  # one per layer state, None for recurrent ones
+    checkpoint: Checkpoint | None
+
+    def arrays(self) -> list[mx.array]:
+        held = [array for delta in self.deltas if delta is not None for array in delta.arrays]
+        return held + [array for layer in self.checkpoint or () for array in layer if array is not None]
+
+    def behind(self, begin: int) -> LooseRecord:
+        """What of it lies behind a token. What reaches back before it does so still."""
+        deltas = tuple(delta if delta is None else _behind(delta, self.begin, begin) for delta in self.deltas)
+        return self if begin == self.begin else replace(self, begin=begin, deltas=deltas)
+
+
+def _behind(delta: KVDelta, whole: int, begin: int) -> KVDelta:
+    if delta.begin < whole or delta.begin >= begin:
+        return delta
+    return KVDelta(begin, delta.end, tuple(array[:, :, begin - delta.begin :] for array in delta.arrays))
+
+
+def loosened(rows: Rows, record: Record) -> LooseRecord:
+    deltas = tuple(_delta(state, record) if isinstance(state, AppendState) else None for state in rows.states)
+    return LooseRecord(record.begin, record.end, deltas, record.checkpoint)
+
+
+def _delta(state: AppendState, record: Record) -> KVDelta:
+    part = record.parts[state.group.number]
+    if part.begin >= part.end:
+        return KVDelta(part.begin, part.end, ())
+    first = part.table.first * PAGE
+    arrays = []
+    for pages in state.stored.gathered(state.group.index(part.table.numbers)):
+        count, heads, _, size = pages.shape
+        flat = pages.swapaxes(0, 1).reshape(1, heads, count * PAGE, size)
+        arrays.append(flat[:, :, part.begin - first : part.end - first])
+    return KVDelta(part.begin, part.end, tuple(arrays))
+
+
+def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
+    """Put what a record holds into pages. `before` are records of the tokens before it; every state has storage."""
+    parts = []
+    for group in rows.groups:
+        states = [
+            (number, state)
+            for number, state in enumerate(rows.states)
+            if isinstance(state, AppendState) and state.group is group
+        ]
+        begin, end = _extent(loose, states[0][0])
+        known = [record.parts[group.number].table for record in before]
+        table = joined(group.pages, known, begin - begin % PAGE, begin)
+        blank = table is None
+        if table is None:
+            # Nobody has what comes before it on its page, and nobody will see it.
+            table = Table(group.pages, begin // PAGE)
+        copies = table.grow(begin - begin % PAGE if blank else begin, end)
+        group.provide()
+        for number, state in states:
+            delta = loose.deltas[number]
+            assert delta is not None
+            if copies:
+                state.stored.copy(copies)
+            if delta.arrays:
+                keys, values = (_by_token(array, begin % PAGE if blank else 0) for array in delta.arrays)
+                state.stored.write(keys, values, _runs(table, end - keys.shape[0], end))
+        parts.append(kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin))
+    mx.eval(rows.pending())
+    return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint)
+
+
+def _extent(loose: LooseRecord, layer: int) -> tuple[int, int]:
+    delta = loose.deltas[layer]
+    assert delta is not None
+    return delta.begin, delta.end
+
+
+def _by_token(array: mx.array, blank: int) -> mx.array:
+    """[tokens, heads, size], with so many tokens of zeros in front."""
+    own = array[0].swapaxes(0, 1)
+    return own if not blank else mx.concatenate([mx.zeros((blank, *own.shape[1:]), own.dtype), own])
+
+
+def _runs(table: Table, begin: int, end: int) -> list[Run]:
+    runs: list[Run] = []
+    place = begin
+    while place < end:
+        count = min(PAGE - place % PAGE, end - place)
+        runs.append((place - begin, count, table.numbers[place // PAGE - table.first], place % PAGE))
+        place += count
+    return runs
+
+
+def described(
+    record: LooseRecord, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool
+) -> ArchivedRecord:
     deltas = tuple(None if delta is None else (delta.begin, delta.end, len(delta.arrays)) for delta in record.deltas)
     checkpoint = record.checkpoint
     return ArchivedRecord(
@@ -39,17 +152,17 @@ def described(record: Record, salt: str, parent: int, tokens: tuple[int, ...], *
     )
 
 
-def packed(record: Record) -> list[bytes]:
+def packed(record: LooseRecord) -> list[bytes]:
     return [_raw(array) for array in record.arrays()]
 
 
-def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> Record:
+def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> LooseRecord:
     arrays = iter([_array(tensor, raw) for tensor, raw in zip(piece.tensors, data, strict=True)])
     deltas = tuple(
         None if delta is None else KVDelta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
         for delta in piece.deltas
     )
-    return Record(piece.begin, piece.end, deltas, _checkpoint(piece, arrays))
+    return LooseRecord(piece.begin, piece.end, deltas, _checkpoint(piece, arrays))
 
 
 def _checkpoint(piece: ArchivedRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
@@ -60,20 +173,20 @@ def _checkpoint(piece: ArchivedRecord, arrays: Iterator[mx.array]) -> Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What this model's records look like: one of them, and the layers that keep only a window."""
+    """What this model's records look like: one of them, and by layer its group and whether that keeps only a window."""
 
-    sample: Record
-    windowed: frozenset[int]
+    sample: LooseRecord
+    groups: tuple[tuple[int, bool] | None, ...]
 
 
-def check_fits(record: Record, form: Form) -> None:
+def check_fits(record: LooseRecord, form: Form) -> None:
     """Raises ArchiveError unless the record holds what one of this model's does: a wrong shape would otherwise only be
-    found in the middle of a step that others share, and a gap would show what the slot held before."""
+    found in the middle of a step that others share, and a gap would show what a page held before."""
     if not _fits(record, form):
         raise ArchiveError("The file holds other states than this model's.")
 
 
-def _fits(record: Record, form: Form) -> bool:
+def _fits(record: LooseRecord, form: Form) -> bool:
     sample = form.sample
     if len(record.deltas) != len(sample.deltas):
         return False
@@ -81,7 +194,7 @@ def _fits(record: Record, form: Form) -> bool:
         if mine is None or theirs is None:
             if mine is not theirs:
                 return False
-        elif not (_in_place(mine, record, windowed=layer in form.windowed) and _same_shapes(mine, theirs)):
+        elif not (_in_place(mine, record, form, layer) and _same_shapes(mine, theirs)):
             return False
     if record.checkpoint is None or sample.checkpoint is None:
         return record.checkpoint is None
@@ -90,10 +203,15 @@ def _fits(record: Record, form: Form) -> bool:
     )
 
 
-def _in_place(delta: KVDelta, record: Record, *, windowed: bool) -> bool:
+def _in_place(delta: KVDelta, record: LooseRecord, form: Form, layer: int) -> bool:
     """Whether it covers its record, as an append layer's must; a window layer's may begin later, or hold nothing and
-    say so by beginning behind the record."""
-    if not windowed:
+    say so by beginning behind the record. Layers of a group begin and end alike."""
+    kind = form.groups[layer]
+    assert kind is not None
+    first = record.deltas[form.groups.index(kind)]
+    if first is None or (first.begin, first.end, bool(first.arrays)) != (delta.begin, delta.end, bool(delta.arrays)):
+        return False
+    if not kind[1]:
         return (delta.begin, delta.end) == (record.begin, record.end) and bool(delta.arrays)
     if not delta.arrays:
         return record.end <= delta.begin == delta.end

@@ -4,7 +4,7 @@ A tree of tokens for each owner. A node covers tokens [begin, end) of its path a
 
 - `match` finds how far a prompt is known and the furthest point from which it can be resumed: the longest one where
   every kind of layer has what it needs. It changes nothing but how recently the nodes were used.
-- `explain` says the same without a trace, and why it went no further.
+- `peek` finds the same without a trace; `explain` also says why it went no further.
 - `insert` adds what a sequence computed beyond what is known; what is known already is not stored twice.
 - `pin` keeps a prefix for as long as anything else can go instead.
 - `shrink` evicts until the index holds no more than so many bytes, of tenants that hold more than their share: least
@@ -72,6 +72,17 @@ class PrefixIndex:
         records = tuple(node.record for node in nodes[:depth] if node.record is not None)
         return Match(known, length, records)
 
+    def peek(self, owner: Owner, tokens: Sequence[int], limit: int) -> Match:
+        """What `match` would find now; changes nothing."""
+        nodes, known = self._walk(owner, tokens)
+        length, depth = self._resumable(nodes, known, limit)
+        return Match(known, length, tuple(node.record for node in nodes[:depth] if node.record is not None))
+
+    def records(self, owner: Owner, tokens: Sequence[int]) -> list[Record]:
+        """What is here of `tokens`, whether it can be resumed or not."""
+        nodes, _ = self._walk(owner, tokens)
+        return [node.record for node in nodes if node.record is not None]
+
     def explain(self, owner: Owner, tokens: Sequence[int], limit: int) -> Explanation:
         """What `match` would find now, and why no more."""
         nodes, known = self._walk(owner, tokens)
@@ -102,7 +113,7 @@ class PrefixIndex:
             parent.landmark |= landmark
             return self._refresh(parent, make)
         record = make(known, self._back(parent, known, end))
-        node = Node(parent, tokens[known:end], record, landmark=landmark)
+        node = Node(parent, tokens[known:end], record, end, landmark=landmark)
         parent.children[tokens[known]] = node
         self.shares.add(owner.tenant, record.nbytes)
         self._touch(node)
@@ -126,8 +137,10 @@ class PrefixIndex:
         nodes, _ = self._walk(owner, tokens)
         return sum(node.record.nbytes for node in nodes if not node.pinned and node.record is not None)
 
-    def shrink(self, most: int) -> None:
-        if self.nbytes <= most:
+    def shrink(self, most: int, enough: Callable[[], bool] = lambda: True) -> None:
+        """Evict until no more than `most` bytes are held, and until it is `enough`: what running sequences hold as well
+        is not evicted for that, as it would free nothing."""
+        if self.nbytes <= most and enough():
             return
         order = itertools.count()  # nodes do not compare
         loose: dict[str, list[tuple[bool, float, int, Node]]] = {}  # by tenant, the least worth first
@@ -135,9 +148,12 @@ class PrefixIndex:
             nodes = (node for salt in self.salts(tenant) for node in self.nodes(Owner(tenant, salt)))
             loose[tenant] = [(n.pinned, n.worth, next(order), n) for n in nodes if self._removable(n)]
             heapq.heapify(loose[tenant])
-        while self.nbytes > most and any(loose.values()):
+        while (self.nbytes > most or not enough()) and any(loose.values()):
             tenant = self._giving_way(loose, most)
             _, worth, _, victim = heapq.heappop(loose[tenant])
+            assert victim.record is not None
+            if self.nbytes <= most and not victim.record.loose_bytes:
+                continue
             self._clock = max(self._clock, worth)
             self._evict(victim)
             parent = victim.parent
@@ -186,8 +202,8 @@ class PrefixIndex:
         for node in self.nodes():
             assert node.record is not None and node.parent is not None
             held[node.tenant] += node.record.nbytes
-            assert len(node.tokens) == node.record.end - node.record.begin > 0, "a node's tokens are not its record's"
-            assert node.record.begin == node.parent.end, "a node does not begin where its parent ends"
+            assert node.tokens and node.begin == node.parent.end, "a node does not begin where its parent ends"
+            assert (node.record.begin, node.record.end) == (node.begin, node.end), "a node's record is of other tokens"
             assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
         assert held == self.shares.held and held.total() == self.nbytes, "the index has lost count of its bytes"
 
@@ -211,7 +227,7 @@ class PrefixIndex:
         """(length, number of nodes) of the longest prefix from which computing can go on."""
         if self._needs.anywhere:
             length = min(known, limit)
-            depth = sum(node.end - len(node.tokens) < length for node in nodes)
+            depth = sum(node.begin < length for node in nodes)
             return length, depth
         for depth in range(len(nodes), 0, -1):
             end = nodes[depth - 1].end
@@ -224,25 +240,25 @@ class PrefixIndex:
         assert last is not None
         if self._needs.checkpoint and last.checkpoint is None:
             return False
-        return all(self._sees(path, layer, last.end - window + 1) for layer, window in self._needs.windows)
+        return all(self._sees(path, group, path[-1].end - window + 1) for group, window in self._needs.windows)
 
-    def _sees(self, path: list[Node], layer: int, position: int) -> bool:
-        """Whether a window layer has all tokens from `position` to the path's end."""
+    def _sees(self, path: list[Node], group: int, place: int) -> bool:
+        """Whether window layers have all tokens from `place` to the path's end."""
         for node in reversed(path):
             assert node.record is not None
-            oldest = node.record.oldest(layer)
-            if oldest <= max(0, position):
+            oldest = node.record.oldest(group)
+            if oldest <= max(0, place):
                 return True
-            if oldest > node.record.begin:
+            if oldest > node.begin:
                 return False
         return True
 
     def _back(self, parent: Node, begin: int, end: int) -> int:
         """Where the windows of a record of [begin, end) begin: with it, if the path before it has what they see of
         earlier tokens. Else as far back as they go, as where a branch leaves in the middle of what was a record."""
-        firsts = [(layer, end - window + 1) for layer, window in self._needs.windows]
+        firsts = [(group, end - window + 1) for group, window in self._needs.windows]
         path = parent.path
-        return begin if all(first >= begin or self._sees(path, layer, first) for layer, first in firsts) else 0
+        return begin if all(first >= begin or self._sees(path, group, first) for group, first in firsts) else 0
 
     # Explaining
 
@@ -272,8 +288,8 @@ class PrefixIndex:
         """Cut a node in two where a new branch leaves it; returns the upper half."""
         assert node.record is not None and node.parent is not None
         first, second = node.record.split(at)
-        cut = at - node.record.begin
-        upper = Node(node.parent, node.tokens[:cut], first, worth=node.worth, uses=node.uses, pinned=node.pinned)
+        cut = at - node.begin
+        upper = Node(node.parent, node.tokens[:cut], first, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
         node.parent.children[node.tokens[0]] = upper
         self.shares.add(node.tenant, first.nbytes + second.nbytes - node.record.nbytes)
         node.parent, node.tokens, node.record = upper, node.tokens[cut:], second
@@ -285,8 +301,7 @@ class PrefixIndex:
         windows see, gets that now."""
         if node.record is None or node.parent is None or self._complete(node.path):
             return None
-        begin = node.record.begin
-        made = make(begin, self._back(node.parent, begin, node.end))
+        made = node.record.renewed(make(node.begin, self._back(node.parent, node.begin, node.end)))
         self.shares.add(node.tenant, made.nbytes - node.record.nbytes)
         node.record, node.lost = made, False
         self._touch(node)

@@ -1,8 +1,8 @@
 """Immutable pieces of computed state: what tokens [begin, end) of some sequence left in every layer.
 
-A record owns its arrays: they are copies, never views of a live slot. Append and window layers contribute a delta, the
-keys and values of the record's own tokens (a window layer only those that a token at `end` can still see); recurrent
-layers contribute a checkpoint, their state after token `end`, where one was taken.
+Of append and window layers a record holds the pages that the tokens lie in, which it shares with the row that computed
+them and with whoever goes on from there (of a window only those that a token at `end` can still see). Of recurrent
+layers it owns a checkpoint, a copy of their state after token `end`, where one was taken.
 """
 
 from __future__ import annotations
@@ -12,27 +12,41 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ingot.cache.arrays import copied
-from ingot.cache.layers import AppendState, RecurrentState, WindowState
-from ingot.cache.slots import Slots
+from ingot.cache.launch import Row
+from ingot.cache.layers import RecurrentState
+from ingot.cache.pages import PAGE, Table, joined, pages_of
+from ingot.cache.rows import Rows
+from ingot.cache.storage import PageGroup
 
 
 @dataclass(frozen=True, slots=True)
-class KVDelta:
-    """Keys and values of tokens [begin, end) in one layer; no arrays when that is empty."""
+class KVPart:
+    """Keys and values of tokens [begin, end) in the layers of a group; no pages when that is empty."""
 
+    group: PageGroup
     begin: int
     end: int
-    arrays: tuple[mx.array, ...]
+    table: Table
+    paid: int
+    """The number of the first page that nobody kept before it: those from there on are counted as this record's."""
 
-    def part(self, begin: int, end: int) -> KVDelta:
+    def part(self, begin: int, end: int) -> KVPart:
         begin, end = max(begin, self.begin), min(end, self.end)
         if (begin, end) == (self.begin, self.end):
             return self
         if begin >= end:
-            return KVDelta(begin, begin, ())
-        cut = slice(begin - self.begin, end - self.begin)
-        return KVDelta(begin, end, tuple(copied(array[:, :, cut]) for array in self.arrays))
+            return KVPart(self.group, begin, begin, self.table.part(0, 0), begin)
+        # Where it is cut in the middle of a page, both halves hold that page, and the first one pays for it.
+        paid = self.paid if begin == self.begin else max(self.paid, pages_of(begin))
+        return KVPart(self.group, begin, end, self.table.part(begin, end), paid)
+
+    @property
+    def nbytes(self) -> int:
+        return self.group.page_bytes * max(0, self.table.end - max(self.paid, self.table.first))
+
+    @property
+    def loose_bytes(self) -> int:
+        return self.group.page_bytes * sum(map(self.group.pages.is_loose, self.table.numbers))
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]
@@ -43,88 +57,103 @@ Checkpoint = tuple[tuple[mx.array | None, ...], ...]
 class Record:
     begin: int
     end: int
-    deltas: tuple[KVDelta | None, ...]  # one per layer state, None for recurrent ones
+    parts: tuple[KVPart, ...]  # one for each group
     checkpoint: Checkpoint | None = None
-
-    def arrays(self) -> list[mx.array]:
-        held = [array for delta in self.deltas if delta is not None for array in delta.arrays]
-        return held + self._checkpoint_arrays()
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        return sum(part.nbytes for part in self.parts) + self._checkpoint_bytes
 
-    def _checkpoint_arrays(self) -> list[mx.array]:
+    @property
+    def loose_bytes(self) -> int:
+        """What would be free without it, as nobody else holds it."""
+        return sum(part.loose_bytes for part in self.parts) + self._checkpoint_bytes
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        return sum(array.nbytes for array in self.checkpoint_arrays())
+
+    def checkpoint_arrays(self) -> list[mx.array]:
         return [array for layer in self.checkpoint or () for array in layer if array is not None]
 
     def split(self, at: int) -> tuple[Record, Record]:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
-        parts = [(None, None) if delta is None else self._split(delta, at) for delta in self.deltas]
+        parts = [self._split(part, at) for part in self.parts]
         first, second = tuple(one for one, _ in parts), tuple(other for _, other in parts)
-        halves = Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
-        # Until they are made, each half holds on to the whole, and evicting one would free nothing.
-        mx.async_eval([half.arrays() for half in halves])
-        return halves
+        return Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
 
-    def _split(self, delta: KVDelta, at: int) -> tuple[KVDelta, KVDelta]:
-        if delta.begin < self.begin:
-            return KVDelta(at, at, ()), delta  # it reaches back so as to need nobody before it, and still does
-        return delta.part(self.begin, at), delta.part(at, self.end)
+    def _split(self, part: KVPart, at: int) -> tuple[KVPart, KVPart]:
+        if part.begin < self.begin:
+            return part.part(at, at), part  # it reaches back so as to need nobody before it, and still does
+        return part.part(self.begin, at), part.part(at, self.end)
+
+    def renewed(self, newer: Record) -> Record:
+        """The same tokens' record with what it lacks from one that was made later."""
+        parts = (
+            mine if mine.begin <= other.begin else other for mine, other in zip(self.parts, newer.parts, strict=True)
+        )
+        return replace(self, parts=tuple(parts), checkpoint=newer.checkpoint)
 
     def without_checkpoint(self) -> Record:
         return replace(self, checkpoint=None)
 
-    def oldest(self, layer: int) -> int:
-        """The first token whose keys and values it has for a layer; behind its end where it has none."""
-        delta = self.deltas[layer]
-        return self.begin if delta is None else delta.begin
+    def oldest(self, group: int) -> int:
+        """The first token whose keys and values it has in a group; behind its end where it has none."""
+        return self.parts[group].begin
 
 
-def take(slots: Slots, slot: int, begin: int, back: int | None = None) -> Record:
-    """A record of what `slot` computed from token `begin` to its end, with a checkpoint.
+def take(rows: Rows, row: Row, begin: int, back: int | None = None) -> Record:
+    """A record of what a row computed from token `begin` to its end, with a checkpoint.
 
     Window layers begin there too, or at `back`, where nobody has what a token at its end sees of earlier ones.
     """
-    end = slots.lengths[slot]
-    deltas: list[KVDelta | None] = []
-    checkpoint: list[tuple[mx.array | None, ...]] = []
-    for state in slots.states:
-        if isinstance(state, RecurrentState):
-            deltas.append(None)
-            checkpoint.append(tuple(state.row(slot)))
-            continue
-        assert isinstance(state, AppendState)
-        first = begin if back is None or not isinstance(state, WindowState) else back
-        oldest = max(first, state.oldest(slot, end))
-        held = state.tokens(slot, oldest, end) if oldest < end else []
-        deltas.append(KVDelta(oldest, end, tuple(copied(array) for array in held)))
-        checkpoint.append(())
-    return Record(begin, end, tuple(deltas), tuple(checkpoint) if "recurrent" in slots.kinds else None)
+    parts = [kept_part(group, row, begin if back is None or group.window is None else back) for group in rows.groups]
+    return Record(begin, row.length, tuple(parts), checkpoint_of(rows, row))
 
 
-def put(slots: Slots, slot: int, records: Sequence[Record], length: int) -> None:
-    """Make the empty `slot` hold the first `length` tokens of what the records, in order, cover from token 0 on.
+def kept_part(group: PageGroup, row: Row, first: int) -> KVPart:
+    """What a record of a row's tokens from `first` on holds in a group."""
+    table, end = row.tables[group.number], row.length
+    oldest = first if group.window is None else max(first, end - group.window + 1)
+    begin = min(max(oldest, table.first * PAGE), end)
+    kept = map(group.pages.is_kept, table.numbers[max(0, begin // PAGE - table.first) :])
+    paid = begin // PAGE + next((number for number, known in enumerate(kept) if not known), table.end)
+    return KVPart(group, begin, end, table.part(begin, end), paid)
 
-    Raises RuntimeError where they leave out a token that some layer sees: a slot is never longer than what was written.
+
+def checkpoint_of(rows: Rows, row: Row) -> Checkpoint | None:
+    if "recurrent" not in rows.kinds:
+        return None
+    return tuple(tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in rows.states)
+
+
+def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:
+    """Make an empty row hold the first `length` tokens of what the records, in order, cover from token 0 on.
+
+    Raises RuntimeError where they leave out a token that some layer sees: a row is never longer than what it holds.
     """
-    assert slots.lengths[slot] == 0 and records[0].begin == 0 and records[-1].end >= length
-    for number, state in enumerate(slots.states):
+    assert row.length == 0 and records[0].begin == 0 and records[-1].end >= length
+    tables = []
+    for group in rows.groups:
+        oldest = 0 if group.window is None else max(0, length - group.window + 1)
+        table = joined(group.pages, [record.parts[group.number].table for record in records], oldest, length)
+        if table is None or _reach(records, group.number, oldest) < length:
+            raise RuntimeError(f"records of group {group.number} do not reach from token {oldest} to {length}")
+        tables.append(table)
+    for number, state in enumerate(rows.states):
         if isinstance(state, RecurrentState):
             checkpoint = records[-1].checkpoint
             assert checkpoint is not None and records[-1].end == length
-            state.put(slot, checkpoint[number])
-            continue
-        assert isinstance(state, AppendState)
-        oldest = max(0, length - state.window + 1) if isinstance(state, WindowState) else 0
-        state.begin_row(slot, oldest)
-        written = oldest
-        for record in records:
-            delta = record.deltas[number]
-            assert delta is not None
-            part = delta.part(oldest, length)
-            if part.arrays and part.begin <= written < part.end:
-                state.put(slot, part.begin, part.arrays)
-                written = part.end
-        if written != length:
-            raise RuntimeError(f"records of layer {number} end at token {written} of {length}")
-    slots.filled(slot, length)
+            state.put(row.slot, checkpoint[number])
+    row.tables = tuple(tables)
+    row.length = row.position = length
+
+
+def _reach(records: Sequence[Record], group: int, oldest: int) -> int:
+    """Up to where they hold every token from `oldest` on."""
+    reached = oldest
+    for record in records:
+        part = record.parts[group]
+        if part.begin <= reached:
+            reached = max(reached, part.end)
+    return reached

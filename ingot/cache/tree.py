@@ -18,11 +18,13 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Tokens [begin, end) of its path. A root, and only that, has an owner; it has no tokens and no record."""
+    """Tokens up to `end` of its path, and a record of them, wherever that is. A root, and only that, has an owner; it
+    has no tokens and no record."""
 
     parent: Node | None
     tokens: tuple[int, ...]
     record: Record | None
+    end: int = 0
     children: dict[int, Node] = field(default_factory=dict)
     worth: float = 0.0
     uses: int = 0  # prompts that it was a part of
@@ -33,8 +35,8 @@ class Node:
     owner: Owner | None = None
 
     @property
-    def end(self) -> int:
-        return self.record.end if self.record else 0
+    def begin(self) -> int:
+        return self.end - len(self.tokens)
 
     @property
     def root(self) -> Node:

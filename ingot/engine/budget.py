@@ -1,22 +1,18 @@
 """The memory model: what the states of running sequences take, from the model's own shapes, before they exist.
 
-Pure arithmetic. Live states are dense: every slot has room for as many tokens as the longest reservation, so the
-cost of a set of rows is their number times that length.
+Pure arithmetic. A sequence takes the pages that its tokens lie in, in each group of layers that forget alike, and a
+slot of the recurrent states. What several hold together is counted once, by who knows what they hold (`room.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ingot.cache.footprint import Footprint, rounded, window_capacity
+from ingot.cache.footprint import Footprint, held_pages, rounded
+from ingot.cache.pages import PAGE
 
 TRANSIENT_SHARE = 0.25
 """At most this share of what the weights leave is set aside for what a forward pass holds while it runs."""
-
-
-def slot_count(rows: int) -> int:
-    """Slots are made in powers of two, so that joining seldom makes new ones."""
-    return 1 << max(0, rows - 1).bit_length()
 
 
 class Budget:
@@ -43,18 +39,26 @@ class Budget:
         """Whether parts of `(tokens, context)` each fit in one forward pass."""
         return self.pass_bytes(parts) <= self.transient
 
-    def state_bytes(self, slots: int, capacity: int) -> int:
-        """What `slots` slots with room for `capacity` tokens take, while they are being made."""
-        shape = self.footprint
-        windows = sum(size * window_capacity(window, self.widest, capacity) for window, size in shape.windows)
-        kept = slots * (shape.append * capacity + windows + shape.recurrent)
-        return kept + slots * shape.largest_layer * capacity
+    def page_bytes(self, group: int) -> int:
+        return PAGE * self.footprint.groups[group][1]
+
+    def pages(self, group: int, tokens: int) -> int:
+        """Pages of a group that a sequence with room for so many tokens may hold."""
+        return held_pages(tokens, self.footprint.groups[group][0], self.widest)
+
+    def slot_bytes(self, rows: int) -> int:
+        """What the recurrent states of so many sequences take: slots are made in powers of two."""
+        return self.footprint.recurrent * (1 << (rows - 1).bit_length()) if rows else 0
+
+    def row_bytes(self, tokens: int) -> int:
+        """What a sequence with room for so many tokens takes in pages, if it shares none of them."""
+        groups = range(len(self.footprint.groups))
+        return sum(self.page_bytes(group) * self.pages(group, tokens) for group in groups)
 
     def fits(self, reserved: Sequence[int]) -> bool:
-        """Whether sequences with these reservations, in tokens, can run together."""
-        if not reserved:
-            return True
-        return self.state_bytes(slot_count(len(reserved)), rounded(max(reserved))) <= self.states
+        """Whether sequences with these reservations, in tokens, can run together, though they share nothing."""
+        taken = sum(self.row_bytes(rounded(tokens)) for tokens in reserved)
+        return taken + self.slot_bytes(len(reserved)) <= self.states
 
     def longest(self, limit: int) -> int:
         """The longest single sequence that fits, at most `limit` tokens."""

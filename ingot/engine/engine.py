@@ -288,7 +288,12 @@ class Engine:
             return min(width, SCORED_WIDTH) if sequence.scoring else width
 
         self._scheduler = Scheduler(
-            budget.fits, widest, self._runner.reuse, costs, self._limits.max_sequences, self._limits.target_itl_ms
+            self._runner.room.fits,
+            widest,
+            self._runner.reuse,
+            costs,
+            self._limits.max_sequences,
+            self._limits.target_itl_ms,
         )
 
     def _take_mail(self) -> None:
@@ -466,7 +471,7 @@ class Engine:
         jobs = list(self._door.jobs.values())
         held = {sequence for job in jobs for sequence in job.sequences if not sequence.ended}
         assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
-        assert set(self._runner.seats.taken) <= held, "a slot is held by nobody"
+        assert set(self._runner.seated) <= held, "a row is held by nobody"
 
 
 def _log_if_slow(plan: StepPlan, seconds: float) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
-from ingot.cache.layers import WindowState
-from ingot.cache.packing import Form, check_fits, described, packed, unpacked
+from ingot.cache.launch import Part
+from ingot.cache.layers import AppendState
+from ingot.cache.packing import Form, check_fits, described, loosened, packed, unpacked
 from ingot.cache.records import Record, take
 from ingot.cache.tree import Node, Owner
 from ingot.engine.reuse import OnThread, Reuse
@@ -38,7 +39,7 @@ def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Cal
 
     def data(number: int) -> list[bytes]:
         check_going(going)
-        return run(lambda reuse: packed(taken.records[number]))
+        return run(lambda reuse: packed(loosened(reuse.rows, taken.records[number])))
 
     try:
         archive.write(path, seal, taken.pieces, data)
@@ -56,7 +57,8 @@ def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
             assert node.record is not None and node.parent is not None
             parent = numbers.get(node.parent, -1)
             numbers[node] = len(taken.pieces)
-            taken.pieces.append(described(node.record, salt, parent, node.tokens, landmark=node.landmark))
+            loose = loosened(reuse.rows, node.record)
+            taken.pieces.append(described(loose, salt, parent, node.tokens, landmark=node.landmark))
             taken.records.append(node.record)
     return taken
 
@@ -70,7 +72,7 @@ def adopt(
     soon after `going` says no, with what was kept until then.
     """
     opened = Archive.open(path, seal, going)
-    form = [run(lambda reuse: _form(adapter))]
+    form = [run(lambda reuse: _form(adapter, reuse))]
     paths: list[tuple[int, ...]] = []
     added = 0
     try:
@@ -93,13 +95,20 @@ def _keep(
     return reuse.adopt(owner, tokens, record, landmark=piece.landmark)
 
 
-def _form(adapter: Adapter) -> Form:
-    """A record of this model's, to compare others with."""
+def _form(adapter: Adapter, reuse: Reuse) -> Form:
+    """A record of this model's, to compare others with. Every state has storage afterwards."""
     import mlx.core as mx
 
-    slots = adapter.new_slots()
-    with slots.launch(0, 1, SAMPLE_TOKENS) as layers:
-        logits = adapter.forward(mx.array([[0] * SAMPLE_TOKENS]), layers, [SAMPLE_TOKENS - 1])
-    mx.eval(logits, slots.arrays())
-    windowed = frozenset(number for number, state in enumerate(slots.states) if isinstance(state, WindowState))
-    return Form(take(slots, 0, 0), windowed)
+    rows = reuse.rows
+    row = rows.new()
+    try:
+        logits = adapter.run(rows, mx.array([0] * SAMPLE_TOKENS), [Part((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
+        sample = loosened(rows, take(rows, row, 0))
+        mx.eval(logits, sample.arrays(), rows.pending())
+    finally:
+        rows.leave(row)
+    groups = (
+        (state.group.number, state.window is not None) if isinstance(state, AppendState) else None
+        for state in rows.states
+    )
+    return Form(sample, tuple(groups))

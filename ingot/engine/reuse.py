@@ -15,10 +15,12 @@ from typing import Protocol, TypeVar
 
 import mlx.core as mx
 
-from ingot.cache.layers import WindowState
+from ingot.cache.launch import Row
+from ingot.cache.packing import LooseRecord, laid
+from ingot.cache.pages import joined
 from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
 from ingot.cache.records import Record, put, take
-from ingot.cache.slots import Slots
+from ingot.cache.rows import Rows
 from ingot.cache.thinning import CLOSE
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
@@ -40,11 +42,9 @@ MOST_STOPS = 8
 """Places besides its messages' ends at which a prompt stops for others."""
 
 
-def needs_of(slots: Slots) -> Needs:
-    windows = tuple(
-        (number, state.window) for number, state in enumerate(slots.states) if isinstance(state, WindowState)
-    )
-    return Needs("recurrent" in slots.kinds, windows)
+def needs_of(rows: Rows) -> Needs:
+    windows = tuple((group.number, group.window) for group in rows.groups if group.window is not None)
+    return Needs("recurrent" in rows.kinds, windows)
 
 
 @dataclass
@@ -64,14 +64,15 @@ class Counts:
 
 
 class Reuse:
-    def __init__(self, needs: Needs, budget: Budget, costs: StepCosts, limit: int) -> None:
+    def __init__(self, rows: Rows, budget: Budget, costs: StepCosts, limit: int) -> None:
+        needs = needs_of(rows)
         self.index = PrefixIndex(needs, lambda tokens: costs.prefill_ms(tokens) / 1000)
         self.limit = limit
         self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
-        self._needs, self._budget = needs, budget
+        self.rows, self._needs, self._budget = rows, needs, budget
         self._stride = STRIDE if needs.anywhere else CHECKPOINT_STRIDE
         self._found: dict[Sequence, Match] = {}
-        self._room = (0, 0)  # slots that sequences were last given, and their capacity
+        self._needed = 0  # bytes that running sequences were last given
 
     # Planning
 
@@ -158,45 +159,58 @@ class Reuse:
         ahead = (place for place in sequence.marks | sequence.stops if place > sequence.computed)
         return min(ahead, default=sequence.total)
 
+    def known_pages(self, sequence: Sequence) -> list[list[int]]:
+        """By group, the pages that a sequence would take over if it were admitted now. Leaves no trace."""
+        if not self._uses(sequence.request):
+            return []
+        found = self.index.peek(_owner(sequence.request), sequence.tokens, len(sequence.tokens) - 1)
+        pages: list[list[int]] = []
+        for group in self.rows.groups:
+            oldest = 0 if group.window is None else max(0, found.length - group.window + 1)
+            tables = [record.parts[group.number].table for record in found.records]
+            held = joined(group.pages, tables, oldest, found.length)
+            pages.append([] if held is None else list(held.numbers))
+        return pages
+
     # Running
 
-    def restore(self, slots: Slots, sequence: Sequence) -> None:
-        """Fill the slot of a sequence that was just seated."""
+    def restore(self, sequence: Sequence) -> None:
+        """Fill the row of a sequence that was just given one."""
         found = self._found.pop(sequence, None)
         if found is not None:
-            assert sequence.slot is not None
-            put(slots, sequence.slot, found.records, found.length)
+            assert sequence.row is not None
+            put(self.rows, sequence.row, found.records, found.length)
 
-    def keep(self, slots: Slots, sequence: Sequence, *, last: bool = False) -> None:
+    def keep(self, sequence: Sequence, *, last: bool = False) -> None:
         """Keep what the sequence computed since the last time, if this is a place to do so."""
-        slot = sequence.slot
-        if slot is None or not self._uses(sequence.request):
+        row = sequence.row
+        if row is None or not self._uses(sequence.request):
             return
-        computed = slots.lengths[slot]
+        computed = row.length
         if not last and not self._is_place(sequence, computed):
             return
         if computed <= sequence.kept:
             return
         # At the prompt's end, what was kept just before it does as well where that takes a checkpoint.
         if self._needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE:
-            self._insert(slots, slot, sequence)
+            self._insert(row, sequence)
         if sequence.request.pin and computed >= len(sequence.prompt):
             self._pin(sequence)
 
-    def _insert(self, slots: Slots, slot: int, sequence: Sequence) -> None:
-        computed = slots.lengths[slot]
+    def _insert(self, row: Row, sequence: Sequence) -> None:
+        computed = row.length
         made = self.index.insert(
             _owner(sequence.request),
             sequence.tokens,
             computed,
-            lambda begin, back: take(slots, slot, begin, back),
+            lambda begin, back: take(self.rows, row, begin, back),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],
         )
         sequence.kept = computed
         if made is not None:
             # Before the next launch writes to the slots: it could not write in place while these copies wait.
-            mx.async_eval(made.arrays())
-            self.make_way(slots.count, slots.capacity)
+            mx.async_eval(made.checkpoint_arrays())
+            self.make_way(self._needed)
 
     def _is_place(self, sequence: Sequence, computed: int) -> bool:
         return computed in sequence.marks | sequence.stops or computed - sequence.kept >= self._stride
@@ -208,27 +222,32 @@ class Reuse:
         if self.index.pinned_bytes() + wanted <= PINNED_SHARE * self.limit:
             self.index.pin(owner, sequence.prompt)
 
-    def adopt(self, owner: Owner, tokens: Many[int], record: Record, *, landmark: bool) -> int:
+    def adopt(self, owner: Owner, tokens: Many[int], record: LooseRecord, *, landmark: bool) -> int:
         """Keep a record that was made elsewhere, of the last of `tokens`; returns the tokens that were new."""
         known = self.index.explain(owner, tokens, len(tokens)).known
         if self.limit == 0 or not record.begin <= known < record.end:
             return 0  # it is here already, or what it builds on had to go
-        self.index.insert(owner, tokens, record.end, lambda begin, back: _from(record, begin), landmark=landmark)
-        self.make_way(*self._room)
+
+        def make(begin: int, back: int) -> Record:
+            return laid(self.rows, self.index.records(owner, tokens[:begin]), record.behind(begin))
+
+        self.index.insert(owner, tokens, record.end, make, landmark=landmark)
+        self.make_way(self._needed)
         return record.end - known
 
-    def make_way(self, slots: int, capacity: int) -> None:
-        """Hold no more than running sequences leave."""
-        self._room = (slots, capacity)
-        self.index.shrink(min(self.limit, self._budget.states - self._budget.state_bytes(slots, capacity)))
+    def make_way(self, needed: int) -> None:
+        """Hold no more than running sequences leave, which need so many bytes."""
+        self._needed = needed
+        self.index.shrink(self.limit, lambda: needed + self._alone <= self._budget.states)
+
+    @property
+    def _alone(self) -> int:
+        """What kept records hold and running sequences do not."""
+        return self.index.nbytes - sum(group.page_bytes * group.pages.both for group in self.rows.groups)
 
     def check(self) -> None:
         self.index.check()
         assert not self._found, "a prefix was found for a sequence that never ran"
-
-
-def _from(record: Record, begin: int) -> Record:
-    return record if begin == record.begin else record.split(begin)[1]
 
 
 def _agreement(sequence: Sequence, other: Sequence) -> int:

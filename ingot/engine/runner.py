@@ -1,4 +1,4 @@
-"""Runs a plan: moves sequences into slots, launches the model, draws tokens, and reads them back later.
+"""Runs a plan: gives sequences rows, launches the model, draws tokens, and reads them back later.
 
 `launch` only queues work on the device. The tokens of a step are read by `collect`, usually while the next step is
 already running, so that the device never waits for Python. Where a draw depends on tokens that were not read yet, the
@@ -15,23 +15,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.footprint import CAPACITY_STEP, rounded
-from ingot.cache.slots import Slots
+from ingot.cache.rows import Rows
 from ingot.engine import guided
-from ingot.engine.budget import Budget, slot_count
+from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.passes import LaunchPart, Passes
 from ingot.engine.penalties import TokenHistory, needs_history
-from ingot.engine.reuse import Reuse, needs_of
+from ingot.engine.reuse import Reuse
+from ingot.engine.room import Room
 from ingot.engine.sampling import Drawn, draw, score
 from ingot.engine.scheduler import StepPlan
-from ingot.engine.seats import Seats
 from ingot.engine.sequence import Sequence
 from ingot.models.adapter import Adapter
 from ingot.text.grammar.guide import Mask
-
-ROOMY = 4
-"""Slots that take this many times what their rows need are made smaller: kept prefixes get what they give back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +78,14 @@ def leave_device() -> None:
 
 
 class Runner:
-    """Owns the slots. Only the engine thread may call it."""
+    """Owns the rows. Only the engine thread may call it."""
 
     def __init__(self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int) -> None:
         self._adapter, self._budget, self._costs = adapter, budget, costs
-        self.slots: Slots = adapter.new_slots()
-        self.seats = Seats(self.slots)
-        self.reuse = Reuse(needs_of(self.slots), budget, costs, cache_bytes)
+        self.rows: Rows = adapter.new_rows(budget.states)
+        self.seated: list[Sequence] = []  # those that have a row
+        self.reuse = Reuse(self.rows, budget, costs, cache_bytes)
+        self.room = Room(budget, self.reuse.known_pages)
         self._passes = Passes(adapter, budget)
         # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
         # a record of them that is being made, are copied first.
@@ -96,6 +93,7 @@ class Runner:
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._histories: dict[Sequence, TokenHistory] = {}  # of those with penalties, from their first draw on
         self._free_at = 0.0
+        self._reserved: list[tuple[Sequence, int]] = []
 
     def launch(self, plan: StepPlan, catch_up: Callable[[], None]) -> Step:
         """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done.
@@ -104,9 +102,7 @@ class Runner:
         know them, and changes nothing else.
         """
         self._seat(plan)
-        decoding = self.seats.taken[: self.seats.decoding]
-        passes = self._passes.of(decoding, plan.chunks, self.slots.capacity)
-        return Step([self._run(parts, catch_up) for parts in passes])
+        return Step([self._run(parts, catch_up) for parts in self._passes.of(plan.decode, plan.chunks)])
 
     def collect(self, step: Step) -> Iterable[list[Result]]:
         """Wait for the step's launches, one after another, and yield each one's results."""
@@ -120,59 +116,52 @@ class Runner:
         """Forget a sequence that ended or was cancelled."""
         self._latest.pop(sequence, None)
         self._histories.pop(sequence, None)
-        self.reuse.keep(self.slots, sequence, last=True)
-        if sequence.slot is not None:
-            self.seats.leave(sequence)
+        self.reuse.keep(sequence, last=True)
+        self._leave(sequence)
 
     def abandon(self) -> None:
-        """A step failed: whatever the slots hold is not to be trusted."""
-        for sequence in self.seats.taken:
-            sequence.slot = None
-        self.seats.taken.clear()
+        """A step failed: whatever the rows hold is not to be trusted."""
+        for sequence in list(self.seated):
+            self._leave(sequence)
         self._latest.clear()
         self._histories.clear()
 
     def rest(self) -> None:
-        """Nothing runs: give the memory of the states back."""
-        if not self.seats.taken and self.slots.nbytes:
-            self.slots = self._adapter.new_slots()
-            self.seats = Seats(self.slots)
+        """Nothing runs: give back the memory of states that nobody holds."""
+        if not self.seated and self.rows.trim():
             mx.clear_cache()
 
     def close(self) -> None:
         leave_device()
 
     def check(self) -> None:
-        self.seats.check()
+        self.rows.check()
         self.reuse.check()
-        for slot, sequence in enumerate(self.seats.taken):
-            assert self.slots.lengths[slot] == sequence.computed, "a slot's length is not its sequence's"
-        assert not any(self.slots.lengths[len(self.seats.taken) :]), "a free slot is not empty"
+        assert self.rows.count == len(self.seated), "a row is nobody's"
+        for sequence in self.seated:
+            assert sequence.row is not None and sequence.row.length == sequence.computed, "a row is not its sequence's"
 
     # Seating
 
     def _seat(self, plan: StepPlan) -> None:
         for sequence in plan.retired:
-            self.reuse.keep(self.slots, sequence, last=True)
+            self.reuse.keep(sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
-            if sequence.slot is not None:
-                self.seats.leave(sequence)
-        running = len(self.seats.taken) + len(plan.admitted)
-        reserved = [sequence.reserved for sequence in (*self.seats.taken, *plan.admitted)]
-        if reserved:
-            self._make_room(running, rounded(max(reserved)))
+            self._leave(sequence)
         for sequence in plan.admitted:
-            self.seats.sit(sequence)
-            self.reuse.restore(self.slots, sequence)
+            sequence.row = self.rows.new()
+            self.seated.append(sequence)
+            self.reuse.restore(sequence)
+        reserved = [(sequence, sequence.reserved) for sequence in self.seated]
+        if reserved != self._reserved:
+            self._reserved = reserved
+            self.reuse.make_way(self.room.needed(reserved))
 
-    def _make_room(self, rows: int, capacity: int) -> None:
-        slots = slot_count(rows)
-        large_enough = slots <= self.slots.count and capacity <= self.slots.capacity
-        held = self._budget.state_bytes(self.slots.count, self.slots.capacity)
-        most = min(self._budget.states, ROOMY * self._budget.state_bytes(slots, capacity))
-        if not large_enough or held > most:
-            self.reuse.make_way(slots, capacity)
-            self.slots.resize(slots, max(capacity, CAPACITY_STEP))
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            self.rows.leave(sequence.row)
+            self.seated.remove(sequence)
+            sequence.row, sequence.decoding = None, False
 
     # Forward passes
 
@@ -181,52 +170,43 @@ class Runner:
         if self._in_step:
             mx.synchronize()
         began = time.perf_counter()
-        logits = self._forward_mixed(parts) if self._adapter.mixed else self._forward(parts[0])
-        rows = tuple(row for part in parts for row, draws in zip(part.rows, part.draws, strict=True) if draws)
+        logits = self._forward(parts)
+        rows = tuple(row for part in parts if part.draws for row in part.sequences)
         scored = self._score(parts[0], logits) if parts[0].scoring else None
         drawn = self._draw(logits[-len(rows) :], rows, catch_up) if rows else None
         prefill = not all(part.decoding for part in parts)
         tokens = sum(part.tokens for part in parts)
-        witness = self.slots.witness() if drawn is None and scored is None else None
+        witness = mx.sum(logits) if drawn is None and scored is None else None
         launched = Launched(rows, drawn, witness, tokens, prefill, began, scored)
-        mx.async_eval(launched.arrays(), self.slots.arrays())
+        mx.async_eval(launched.arrays(), self.rows.pending())
         if self._in_step:
             mx.synchronize()
             self._measure(launched)
         self._account(launched, parts)
         return launched
 
-    def _forward_mixed(self, parts: list[LaunchPart]) -> mx.array:
-        """Logits of each row that draws, or of all tokens of a prompt that is scored."""
-        tokens = [self._next_tokens(part.rows) if part.decoding else _prompt(part) for part in parts]
-        ends = accumulate(count for part in parts for count in part.counts)
-        draws = (draws for part in parts for draws in part.draws)
+    def _forward(self, parts: list[LaunchPart]) -> mx.array:
+        """Logits of each sequence that draws, or of all tokens of a prompt that is scored."""
+        tokens = [self._next_tokens(part.sequences) if part.decoding else _prompt(part) for part in parts]
+        ends = list(accumulate(part.width for part in parts for _ in part.sequences))
+        draws = [part.draws for part in parts for _ in part.sequences]
         at = [end - 1 for end, draws in zip(ends, draws, strict=True) if draws]
-        with self.slots.mixed([(part.first, len(part.rows), part.width) for part in parts]) as layers:
-            return self._adapter.forward_mixed(mx.concatenate(tokens), layers, None if parts[0].scoring else at)
-
-    def _forward(self, part: LaunchPart) -> mx.array:
-        """The same for a model that cannot mix, and a single part."""
-        tokens = self._next_tokens(part.rows)[:, None] if part.decoding else mx.array(_tokens(part))
-        at = None if part.scoring else [count - 1 for count in part.counts]
-        with self.slots.launch(part.first, len(part.rows), part.width, part.counts) as layers:
-            logits = self._adapter.forward(tokens, layers, at)
-        if part.scoring:
-            return logits[0]
-        return logits[:, -1] if all(part.draws) else logits[_places(part.draws), -1]
+        # Where nobody draws, the last token's stand for the work: there is nothing else that is small and made last.
+        wanted = None if parts[0].scoring else at or [ends[-1] - 1]
+        return self._adapter.run(self.rows, _in_one_row(tokens), [part.part for part in parts], wanted)
 
     def _next_tokens(self, rows: tuple[Sequence, ...]) -> mx.array:
         """The rows' newest tokens, from the device where Python has not seen them yet."""
-        sources = [self._latest.get(row) for row in rows]
-        newest = {id(source[0]): source[0] for source in sources if source is not None}
-        in_place = all(source is not None and source[1] == place for place, source in enumerate(sources))
-        if in_place and len(newest) == 1 and (tokens := newest.popitem()[1]).shape[0] == len(rows):
-            return tokens
         if all(row.known for row in rows):
             return mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
+        sources = [None if row.known else self._latest[row] for row in rows]
+        arrays = {id(source[0]): source[0] for source in sources if source is not None}
+        if len(arrays) == 1 and None not in sources:
+            newest, places = arrays.popitem()[1], [source[1] for source in sources if source is not None]
+            return newest if places == list(range(newest.shape[0])) else newest[mx.array(places)]
         return mx.stack(
             [
-                mx.array(row.tokens[-1], dtype=mx.uint32) if row.known or source is None else source[0][source[1]]
+                mx.array(row.tokens[-1], dtype=mx.uint32) if source is None else source[0][source[1]]
                 for row, source in zip(rows, sources, strict=True)
             ]
         )
@@ -255,7 +235,7 @@ class Runner:
     def _score(self, part: LaunchPart, logits: mx.array) -> tuple[Sequence, Drawn] | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict. What
         was scored before the row was preempted is not scored again."""
-        row = part.rows[0]
+        row = part.sequences[0]
         known = max(0, row.scored - row.computed)
         targets = row.prompt[row.computed + 1 : row.computed + part.width + 1][known:]
         if not targets:
@@ -268,13 +248,13 @@ class Runner:
         for place, row in enumerate(launched.rows):
             assert launched.drawn is not None
             self._latest[row] = (launched.drawn.tokens, place)
-        for row, count, draws in [work for part in parts for work in part.work()]:
-            row.computed += count
-            row.sampled += draws
-            if not row.decoding:
-                self.reuse.keep(self.slots, row, last=draws)
-                if draws:
-                    self.seats.start_decoding(row)
+        for part in parts:
+            for row in part.sequences:
+                row.computed += part.width
+                row.sampled += part.draws
+                if not row.decoding:
+                    self.reuse.keep(row, last=part.draws)
+                    row.decoding = part.draws
 
     def _measure(self, launched: Launched) -> None:
         now = time.perf_counter()
@@ -286,18 +266,13 @@ class Runner:
             self._costs.observe_decode(len(launched.rows), 1000 * spent)
 
 
-def _tokens(part: LaunchPart) -> list[list[int]]:
-    """The next tokens of its rows, padded on the right."""
-    counted = zip(part.rows, part.counts, strict=True)
-    return [row.tokens[row.computed : row.computed + n] + [0] * (part.width - n) for row, n in counted]
-
-
 def _prompt(part: LaunchPart) -> mx.array:
-    return mx.array(_tokens(part)[0], dtype=mx.uint32)
+    row = part.sequences[0]
+    return mx.array(row.tokens[row.computed : row.computed + part.width], dtype=mx.uint32)
 
 
-def _places(chosen: tuple[bool, ...]) -> mx.array:
-    return mx.array([place for place, wanted in enumerate(chosen) if wanted], dtype=mx.int32)
+def _in_one_row(tokens: list[mx.array]) -> mx.array:
+    return tokens[0] if len(tokens) == 1 else mx.concatenate(tokens)
 
 
 def _listed(array: mx.array) -> list[Any]:

@@ -6,7 +6,7 @@ seats; what one leaves of its share is lent, and taken back when it asks. The co
 
 - `add` queues a sequence; `remove` takes it out at any time; both are the only ways in and out.
 - `plan` says what to run now, and moves sequences between waiting and running as memory allows. A sequence that it
-  preempts loses its slot and its states, keeps its tokens, and is computed again later.
+  preempts loses its row and its states, keeps its tokens, and is computed again later.
 - `check` raises if anything was lost or counted twice.
 """
 
@@ -48,7 +48,7 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     preempted: tuple[Sequence, ...] = ()
-    retired: tuple[Sequence, ...] = ()  # all their tokens are drawn: the slot is free
+    retired: tuple[Sequence, ...] = ()  # all their tokens are drawn: their states are free
     admitted: tuple[Sequence, ...] = ()
     decode: tuple[Sequence, ...] = ()
     chunks: tuple[Chunk, ...] = ()
@@ -76,7 +76,7 @@ class Prefixes(Protocol):
 
 @dataclass
 class Scheduler:
-    fits: Callable[[Many[int]], bool]  # can sequences with these reservations run together?
+    fits: Callable[[Many[tuple[Sequence, int]]], bool]  # can sequences with these reservations run together?
     widest: Callable[[Sequence], int]  # most tokens of its next chunk
     prefixes: Prefixes
     costs: StepCosts
@@ -110,14 +110,14 @@ class Scheduler:
     def check(self) -> None:
         everyone = self.waiting + self.running
         assert len({id(sequence) for sequence in everyone}) == len(everyone), "a sequence is queued twice"
-        assert len(self.running) <= self.max_sequences, "more sequences run than there are slots"
+        assert len(self.running) <= self.max_sequences, "more sequences run than may"
         assert all(not sequence.ended for sequence in everyone), "an ended sequence is still queued"
         assert all(s.reserved == 0 and s.computed == 0 for s in self.waiting), "a waiting sequence holds states"
         assert all(s.reserved >= s.computed for s in self.running), "a sequence outgrew its reservation"
-        assert self.fits([s.reserved for s in self.running]), "more memory is reserved than there is"
+        assert self.fits(_reserved(self.running)), "more memory is reserved than there is"
 
     def _retire(self) -> list[Sequence]:
-        """Rows that need no further computing give up their slot while their last token is still on its way."""
+        """Rows that need no further computing give up their states while their last token is still on its way."""
         done = [sequence for sequence in self.running if sequence.exhausted]
         for sequence in done:
             self.running.remove(sequence)
@@ -130,8 +130,8 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda running: running.ticket):
             while sequence in self.running and sequence.total > sequence.reserved:
                 wanted = min(rounded(sequence.total + CAPACITY_STEP), rounded(sequence.peak))
-                others = [other.reserved for other in self.running if other is not sequence]
-                if self.fits([*others, wanted]):
+                others = [other for other in self.running if other is not sequence]
+                if self.fits([*_reserved(others), (sequence, wanted)]):
                     sequence.reserved = wanted
                 else:
                     preempted.append(self._preempt(_least_entitled(self.running, self._seats())))
@@ -167,7 +167,7 @@ class Scheduler:
             if self._gives_way(head) or self.prefixes.waits(head, self.running):
                 continue
             wanted = rounded(min(head.peak, head.total + CAPACITY_STEP))
-            if not self._has_room(self.running, wanted):
+            if not self._has_room(self.running, head, wanted):
                 leaving = self._lent_to_others(head, wanted, admitted)
                 if leaving:
                     preempted += [self._preempt(sequence) for sequence in leaving]
@@ -179,8 +179,8 @@ class Scheduler:
             admitted.append(head)
         return admitted, preempted
 
-    def _has_room(self, rows: Many[Sequence], wanted: int) -> bool:
-        return len(rows) < self.max_sequences and self.fits([*(row.reserved for row in rows), wanted])
+    def _has_room(self, rows: Many[Sequence], head: Sequence, wanted: int) -> bool:
+        return len(rows) < self.max_sequences and self.fits([*_reserved(rows), (head, wanted)])
 
     def _seat(self, head: Sequence, wanted: int, now: float) -> None:
         head.reserved = wanted
@@ -215,7 +215,7 @@ class Scheduler:
             leaving.append(_least_entitled(lent, runs))
             staying.remove(leaving[-1])
             runs[leaving[-1].tenant] -= 1
-            if self._has_room(staying, wanted):
+            if self._has_room(staying, head, wanted):
                 return leaving
         return []
 
@@ -262,6 +262,10 @@ class Scheduler:
         # what it gets rises again, as there is less and less to be saved.
         beyond = SLOW_SHARE * min(step, STEEPNESS * (2 * step - self.target_ms))
         return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
+
+
+def _reserved(rows: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+    return [(row, row.reserved) for row in rows]
 
 
 def _least_entitled(rows: Iterable[Sequence], runs: Counter[str]) -> Sequence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from ingot.cache.launch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
 from ingot.errors import IngotError
 from ingot.text.grammar.guide import Guide
@@ -12,7 +13,7 @@ from ingot.text.grammar.guide import Guide
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """`tokens` are known, `computed` of them have their states in a slot, `sampled` new ones were drawn.
+    """`tokens` are known, `computed` of them have their states in a row, `sampled` new ones were drawn.
 
     A drawn token may not be known yet: the engine reads a step's tokens while the next step runs.
     """
@@ -28,7 +29,7 @@ class Sequence:
     computed: int = 0
     sampled: int = 0
     reserved: int = 0
-    slot: int | None = None
+    row: Row | None = None  # while it runs
     decoding: bool = False
     ended: bool = False
     preemptions: int = 0
@@ -87,7 +88,7 @@ class Sequence:
 
     @property
     def peak(self) -> int:
-        """Tokens that its slot holds when it is longest: the last one drawn is never computed."""
+        """Tokens that its row holds when it is longest: the last one drawn is never computed."""
         return len(self.prompt) + max(0, self.limit - 1)
 
     @property
@@ -106,6 +107,6 @@ class Sequence:
 
     @property
     def phase(self) -> Phase:
-        if self.slot is None:
+        if self.row is None:
             return "queued"
         return "decode" if self.decoding else "prefill"

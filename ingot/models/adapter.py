@@ -17,8 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.footprint import Footprint
-from ingot.cache.layers import AppendState, LayerState, RecurrentState, WindowState, state_for
-from ingot.cache.slots import Slots
+from ingot.cache.launch import Part
+from ingot.cache.layers import AppendState, WindowState, state_for
+from ingot.cache.pages import PAGE
+from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
@@ -72,7 +74,6 @@ class Adapter:
     kept: mx.Dtype | None  # what keys and values are rounded to; None: they stay as they are computed
     footprint: Footprint
     ragged: bool  # rows of different lengths may decode together
-    padded: bool  # prompts of different lengths may be computed together, padded
     mixed: bool  # launches of any kind may share one forward pass
     vocab: int
     notes: tuple[str, ...]
@@ -102,16 +103,17 @@ class Adapter:
             states=self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1],
         )
 
-    def new_slots(self) -> Slots:
-        return new_slots(self.model, self.widest, self.margin, self.kept)
+    def new_rows(self, most: int | None = None) -> Rows:
+        """Live states for this model, which take no more than `most` bytes ahead of what they need."""
+        return new_rows(self.model, self.margin, self.kept, most)
 
-    def forward(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
-        """Logits [rows, 1, vocab] at position `at[i]` of each row, or [rows, width, vocab] when `at` is None."""
-        return _forward(self.model, self.selection, tokens, layers, at)
+    def run(self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None) -> mx.array:
+        """One forward pass over the parts' tokens [tokens], part by part, row by row: logits [n, vocab] after each of
+        the tokens `at`, or after all of them. Afterwards the rows are longer.
 
-    def forward_mixed(self, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None = None) -> mx.array:
-        """Logits [n, vocab] after each of the tokens `at` of a mixed launch `tokens` [tokens], or after all of them."""
-        return _forward_mixed(self.model, self.selection, tokens, layers, at)
+        Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
+        """
+        return run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
 
 
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
@@ -151,18 +153,17 @@ def adapt(
     fused = device.kind == "cpu" and fuse_layers(model)
     if device.kind == "cpu":
         swap_recurrences(model)
-    if device.kind == "cpu" and not fused:
+    if not fused:
         swap_mixers(model, unfused=device.unfused_attention)
+    if device.kind == "cpu" and not fused:
         swap_gates(model)
     if device.kind == "cpu" and native.available():
         swap_norms(model)
     selection = select_at_heads(model)
-    # On GPUs launches run one after another: CUDA refuses some mixed ones, and is slower at the others.
-    mixing = device.kind == "cpu"
     kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
-    found, margin = _probe(model, selection, widest, kept, coarse, unlike=family not in UNMIXED, mixing=mixing)
+    found, margin = _probe(model, selection, kept, coarse, unlike=family not in UNMIXED)
     return Adapter(
         model,
         config,
@@ -173,10 +174,9 @@ def adapt(
         kept,
         _footprint(found, config, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
         found.ragged,
-        found.padded,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found, mixing=mixing)),
+        (*notes, *_remarks(selection, found)),
         rounded,
     )
 
@@ -184,64 +184,51 @@ def adapt(
 def _attends_natively(model: Any) -> bool:
     """Whether the native kernels read all keys and values that the model keeps."""
     covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
-    return 0 < covered == sum(isinstance(state, AppendState) for state in new_slots(model, 1, 0, None).states)
+    return 0 < covered == sum(isinstance(state, AppendState) for state in new_rows(model, 0, None).states)
 
 
-def new_slots(model: Any, widest: int, margin: int, kept: mx.Dtype | None) -> Slots:
+def new_rows(model: Any, margin: int, kept: mx.Dtype | None, most: int | None = None) -> Rows:
     """Live states of the kinds that the model asks for. Keys and values are rounded to `kept`, if that is given."""
     asked = caches.make_prompt_cache(model)
     try:
-        slots = Slots([state_for(cache, widest, margin) for cache in asked])
+        rows = Rows([state_for(cache, margin) for cache in asked], most)
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
-    for state in slots.states:
+    for state in rows.states:
         if isinstance(state, AppendState):
             state.kept = kept
-    return slots
+    return rows
 
 
 def _probe(
     model: Any,
     selection: Selection | None,
-    widest: int,
     kept: mx.Dtype | None,
     dtype: mx.Dtype,
     *,
     unlike: bool,
-    mixing: bool,
 ) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
 
     def findings(margin: int) -> Findings:
-        return Probe(
-            partial(_forward, model, selection),
-            partial(_forward_mixed, model, selection),
-            lambda: new_slots(model, widest, margin, kept),
-            dtype,
-            unlike=unlike,
-            mixing=mixing,
-        ).run()
+        return Probe(partial(run, model, selection), lambda: new_rows(model, margin, kept), dtype, unlike=unlike).run()
 
     found = findings(0)
-    windows = [state for state in found.slots.states if isinstance(state, WindowState)]
+    windows = [state for state in found.rows.states if isinstance(state, WindowState)]
     # PLaMo 3's masks show a token one more than its caches keep.
     margin = max((state.asked - state.window for state in windows), default=0)
     return (findings(margin) if margin else found), margin
 
 
-def _remarks(selection: Selection | None, found: Findings, *, mixing: bool) -> list[str]:
-    """What is slower than it could be. Where nothing mixes on this device, no family is to blame for that."""
+def _remarks(selection: Selection | None, found: Findings) -> list[str]:
+    """What is slower than it could be."""
     said = []
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
-    if found.mixed:
-        return said
-    if not found.ragged:
-        said.append("sequences of different lengths run one after another: this family's code cannot mix them")
-    elif not found.padded:
-        said.append("prompts are computed one after another: this family's code cannot pad them")
-    elif mixing:
+    if not found.mixed and not found.ragged:
+        said.append("sequences run one after another: this family's code cannot mix them")
+    elif not found.mixed:
         said.append("prompts and answers are computed one after another: this family's code cannot mix them")
     return said
 
@@ -257,23 +244,25 @@ def stated_context(config: dict[str, Any]) -> int:
     return UNSTATED_CONTEXT
 
 
-def _forward(
-    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
+def run(
+    model: Any,
+    selection: Selection | None,
+    rows: Rows,
+    tokens: mx.array,
+    parts: Sequence[Part],
+    at: Sequence[int] | None,
+    *,
+    mixed: bool,
 ) -> mx.array:
-    one_each = None if at is None or tokens.shape[1] == 1 else mx.array(list(at), dtype=mx.int32)[:, None]
-    return _selected(model, selection, tokens, layers, one_each)
-
-
-def _forward_mixed(
-    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: Sequence[int] | None
-) -> mx.array:
+    """See `Adapter.run`."""
+    count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
-    return _selected(model, selection, tokens[None], layers, chosen)[0]
+    with rows.launch(parts, mixed=mixed) as layers:
+        logits = _selected(model, selection, tokens.reshape(count, -1), layers, chosen)
+    return logits.reshape(-1, logits.shape[-1])
 
 
-def _selected(
-    model: Any, selection: Selection | None, tokens: mx.array, layers: list[LayerState], at: mx.array | None
-) -> mx.array:
+def _selected(model: Any, selection: Selection | None, tokens: mx.array, layers: Any, at: mx.array | None) -> mx.array:
     """Logits at the positions `at` [rows, n]."""
     if selection is None:
         return _at(model(tokens, cache=layers), at)
@@ -292,29 +281,14 @@ def _at(logits: mx.array, positions: mx.array | None) -> mx.array:
 
 
 def _footprint(found: Findings, config: dict[str, Any], *, unfused: bool, tiled: bool) -> Footprint:
-    append = recurrent = largest = 0
-    windows: list[tuple[int, int]] = []
-    for state in found.slots.states:
-        size = sum(array.nbytes // array.shape[0] for array in state.arrays())
-        if isinstance(state, RecurrentState):
-            recurrent += size
-            continue
-        assert isinstance(state, AppendState)
-        per_token = sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in state.arrays())
-        largest = max(largest, per_token)
-        if isinstance(state, WindowState):
-            windows.append((state.window, per_token))
-        else:
-            append += per_token
+    groups = tuple((group.window, group.page_bytes // PAGE) for group in found.rows.groups)
     text = {**config, **(config.get("text_config") or {})}
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
     inner = int(text.get("intermediate_size") or 4 * hidden)
     return Footprint(
-        append=append,
-        windows=tuple(windows),
-        recurrent=recurrent,
-        largest_layer=largest,
+        groups=groups,
+        recurrent=found.rows.slot_bytes,
         activation=4 * (12 * hidden + 4 * inner),
         # Scores, their mask and their softmax, alive together for one layer.
         score=4 * 3 * heads if unfused else 0,

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
+from typing import Protocol
 
 import mlx.core as mx
 
-from ingot.cache.layers import LayerState
-from ingot.cache.slots import Slots
+from ingot.cache.launch import Part, Row
+from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 
-Forward = Callable[[mx.array, list[LayerState], Sequence[int] | None], mx.array]
+Fed = tuple[Row, list[int]]
+
+
+class Forward(Protocol):
+    def __call__(
+        self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, /, *, mixed: bool
+    ) -> mx.array: ...
+
 
 LONG, SHORT = [5, 17, 3, 29, 11, 23, 7, 19, 2], [13, 31, 8]
 """Two prompts, unlike in tokens and far apart in length."""
@@ -34,47 +42,36 @@ NOISE = 3
 
 @dataclass(frozen=True)
 class Findings:
-    """What a probe learned. `slots` have held a prompt, so that every state knows its shape."""
+    """What a probe learned. `rows` have held a prompt, so that every state knows its shape."""
 
-    slots: Slots
+    rows: Rows
     vocab: int
-    ragged: bool  # rows of different lengths may decode together
-    padded: bool  # prompts of different lengths, begun or not, may be computed together, padded on the right
+    ragged: bool  # rows of different lengths may decode together, as one launch
     mixed: bool  # launches of any kind may share one forward pass
 
 
 class Probe:
-    def __init__(
-        self,
-        forward: Forward,
-        forward_mixed: Forward,
-        new_slots: Callable[[], Slots],
-        dtype: mx.Dtype,
-        *,
-        unlike: bool,
-        mixing: bool,
-    ) -> None:
-        """`unlike` is False for a model known to go wrong when rows of different lengths share a launch, `mixing`
-        where several launches cannot share a forward pass, whatever the model."""
-        self._forward, self._forward_mixed, self._new_slots = forward, forward_mixed, new_slots
-        self._dtype, self._unlike, self._mixing = dtype, unlike, mixing
+    def __init__(self, forward: Forward, new_rows: Callable[[], Rows], dtype: mx.Dtype, *, unlike: bool) -> None:
+        """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass."""
+        self._forward, self._new_rows, self._dtype, self._unlike = forward, new_rows, dtype, unlike
 
     def run(self) -> Findings:
         """Raises ModelError if the model does not run here, or if its answer depends on how its prompt is cut."""
-        slots, expected = self._plain
-        padded = self._unlike and self._agrees(self._padded)
-        ragged = padded or (self._unlike and self._agrees(self._ragged))
-        if not ragged and self._rounding > WRONG[self._dtype]:
+        rows, expected = self._plain
+        ways = [(True, True), (False, True), (True, False)] if self._unlike else []
+        right = (way for way in ways if self._agrees(partial(self._beside, ragged=way[0], mixed=way[1])))
+        ragged, mixed = next(right, (False, False))
+        if not ragged and not mixed and self._rounding > WRONG[self._dtype]:
             raise ModelError("The model's answer depends on how its prompt is cut: it cannot be right")
-        mixed = self._unlike and self._mixing and self._agrees(lambda: self._mixed(ragged))
-        return Findings(slots, expected.shape[-1], ragged, padded, mixed)
+        return Findings(rows, expected.shape[-1], ragged, mixed)
 
     @cached_property
-    def _plain(self) -> tuple[Slots, mx.array]:
-        """Each prompt in one launch of its own: the slots of the long one, and logits [2, vocab]."""
+    def _plain(self) -> tuple[Rows, mx.array]:
+        """Each prompt in one launch of its own: the rows of the long one, and logits [2, vocab]."""
         try:
-            slots = self._new_slots()
-            logits = mx.concatenate([self._launch(slots, 0, [LONG]), self._launch(self._new_slots(), 0, [SHORT])])
+            rows = self._new_rows()
+            own = [self._launch(kept, [(kept.new(), each)]) for kept, each in ((rows, LONG), (self._new_rows(), SHORT))]
+            logits = mx.concatenate(own)
         except ModelError:
             raise
         # Code of any family may fail in any way, on a device it was not written for mostly.
@@ -82,14 +79,15 @@ class Probe:
             raise ModelError(f"The model cannot be run here: {error}") from error
         if mx.any(mx.isnan(logits)).item():
             raise ModelError("The model answers with logits that are not numbers")
-        return slots, logits
+        return rows, logits
 
     @cached_property
     def _rounding(self) -> float:
         """How far logits move when a prompt is cut into several launches."""
-        slots = self._new_slots()
+        rows = self._new_rows()
+        row = rows.new()
         for piece in (LONG[:4], LONG[4:-1], LONG[-1:]):
-            logits = self._launch(slots, 0, [piece])
+            logits = self._launch(rows, [(row, piece)])
         return apart(logits, self._plain[1][:1])
 
     def _agrees(self, trial: Callable[[], mx.array]) -> bool:
@@ -102,55 +100,37 @@ class Probe:
             return gap <= NOISE * self._rounding
         return gap <= CLOSE[self._dtype]
 
-    def _padded(self) -> mx.array:
-        """The rows of a batch: the short one begun, padded, while the long one goes on, then both decoding."""
-        slots = self._two_rows()
-        self._launch(slots, 0, [LONG[:4]])
-        self._launch(slots, 0, [LONG[4:-1], SHORT[:-1]])
-        return self._launch(slots, 0, [LONG[-1:], SHORT[-1:]])
+    def _beside(self, *, ragged: bool, mixed: bool) -> mx.array:
+        """Two prompts at once, then the short one decoding beside the long one, then both decoding: as one launch where
+        they are `ragged`, and all that runs at once in one forward pass where launches are `mixed`."""
+        rows = self._new_rows()
+        short, long = rows.new(), rows.new()
+        run = self._mixed if mixed else self._apart
+        run(rows, [[(short, SHORT[:-1])], [(long, LONG[:4])]])
+        first = run(rows, [[(short, SHORT[-1:])], [(long, LONG[4:-1])]])[0]
+        last = [(short, SHORT[:1]), (long, LONG[-1:])]
+        both = run(rows, [last] if ragged else [[each] for each in last])
+        return mx.stack([both[1], first])
 
-    def _ragged(self) -> mx.array:
-        """Each row computed on its own, then both decoding together."""
-        slots = self._two_rows()
-        self._launch(slots, 0, [LONG[:-1]])
-        self._launch(slots, 1, [SHORT[:-1]])
-        return self._launch(slots, 0, [LONG[-1:], SHORT[-1:]])
+    def _apart(self, rows: Rows, parts: list[list[Fed]]) -> mx.array:
+        return mx.concatenate([self._launch(rows, part) for part in parts])
 
-    def _mixed(self, ragged: bool) -> mx.array:
-        """Two prompts in one forward pass, then the short one decoding beside the long one, then both decoding."""
-        slots = self._two_rows()
-        self._launch_mixed(slots, [(0, [SHORT[:-1]]), (1, [LONG[:4]])])
-        short = self._launch_mixed(slots, [(0, [SHORT[-1:]]), (1, [LONG[4:-1]])])[0]
-        last = [SHORT[:1], LONG[-1:]]
-        both = self._launch_mixed(slots, [(0, last)] if ragged else [(0, last[:1]), (1, last[1:])])
-        return mx.stack([both[1], short])
+    def _mixed(self, rows: Rows, parts: list[list[Fed]]) -> mx.array:
+        return self._run(rows, parts, mixed=True)
 
-    def _launch_mixed(self, slots: Slots, parts: list[tuple[int, list[list[int]]]]) -> mx.array:
-        """Logits [rows, vocab] after each row's last token; a part is its first slot and the tokens of its rows."""
-        rows = [row for _, part in parts for row in part]
-        ends = list(accumulate(len(row) for row in rows))
-        tokens = mx.array([token for row in rows for token in row])
-        with slots.mixed([(first, len(part), len(part[0])) for first, part in parts]) as layers:
-            logits = self._forward_mixed(tokens, layers, [end - 1 for end in ends])
-            mx.eval(logits, slots.arrays())
-        return logits
+    def _launch(self, rows: Rows, part: list[Fed]) -> mx.array:
+        return self._run(rows, [part], mixed=False)
 
-    def _two_rows(self) -> Slots:
-        slots = self._new_slots()
-        slots.resize(2, slots.capacity)
-        return slots
-
-    def _launch(self, slots: Slots, first: int, rows: list[list[int]]) -> mx.array:
+    def _run(self, rows: Rows, parts: list[list[Fed]], *, mixed: bool) -> mx.array:
         """Logits [rows, vocab] after each row's last token."""
-        counts = [len(row) for row in rows]
-        width = max(counts)
-        tokens = mx.array([row + [0] * (width - len(row)) for row in rows])
-        with slots.launch(first, len(rows), width, counts) as layers:
-            logits = self._forward(tokens, layers, [count - 1 for count in counts])
-            mx.eval(logits, slots.arrays())
-        if logits.shape[:2] != (len(rows), 1):
+        tokens = [token for part in parts for _, fed in part for token in fed]
+        ends = list(accumulate(len(fed) for part in parts for _, fed in part))
+        asked = [Part(tuple(row for row, _ in part), len(part[0][1])) for part in parts]
+        logits = self._forward(rows, mx.array(tokens), asked, [end - 1 for end in ends], mixed=mixed)
+        mx.eval(logits, rows.pending())
+        if logits.shape[0] != len(ends):
             raise ModelError(f"The model answers with logits of shape {logits.shape}; ingot expects one row a token")
-        return logits[:, 0]
+        return logits
 
 
 def apart(found: mx.array, expected: mx.array) -> float:

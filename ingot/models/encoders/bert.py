@@ -13,7 +13,7 @@ from ingot.errors import ModelError
 from ingot.models.encoders.activations import activation
 from ingot.models.encoders.attention import attend, heads_of, merge_heads
 from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.rows import Rows
+from ingot.models.encoders.padded import PaddedTexts
 
 UNNEEDED = (r"position_ids$", r"token_type_ids$", r"^pooler\.", r"^cls\.", r"^lm_head\.", r"^classifier\.")
 """Of a model that makes embeddings: buffers, and the heads of training tasks."""
@@ -62,11 +62,11 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(shape.segments, shape.hidden)
         self.LayerNorm = nn.LayerNorm(shape.hidden, eps=shape.eps)
 
-    def __call__(self, rows: Rows) -> mx.array:
+    def __call__(self, rows: PaddedTexts) -> mx.array:
         x = self.word_embeddings(rows.tokens) + self.token_type_embeddings(rows.types)
         return self.LayerNorm(x + self.position_embeddings(self.positions(rows)))
 
-    def positions(self, rows: Rows) -> mx.array:
+    def positions(self, rows: PaddedTexts) -> mx.array:
         return mx.arange(rows.width)[None]
 
 
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(shape.hidden, shape.hidden)
         self.value = nn.Linear(shape.hidden, shape.hidden)
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         queries, keys, values = (heads_of(part(x), self._heads) for part in (self.query, self.key, self.value))
         return merge_heads(attend(queries, keys, values, seen=rows.seen))
 
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         self["self"] = SelfAttention(shape)
         self.output = ResidualNorm(shape.hidden, shape)
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         return self.output(self["self"](x, rows), x)
 
 
@@ -122,7 +122,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(shape)
         self.output = ResidualNorm(shape.inner, shape)
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         attended = self.attention(x, rows)
         return self.output(self.intermediate(attended), attended)
 
@@ -154,7 +154,7 @@ class Bert(nn.Module):
     def embedding(self, shape: Shape) -> Embeddings:
         return Embeddings(shape)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         x = self.embeddings(rows)
         for layer in self.encoder.layer:
             x = layer(x, rows)
@@ -175,10 +175,10 @@ class BertClassifier(nn.Module):
         self.bert = PooledBert(config)
         self.classifier = nn.Linear(Shape.of(config).hidden, 1)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         return self.bert.stages(rows)
 
-    def score(self, x: mx.array, rows: Rows) -> mx.array:
+    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         return self.classifier(self.bert.pooler(x))
 
 

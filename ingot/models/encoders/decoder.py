@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.footprint import rounded
+from ingot.cache.launch import Part
+from ingot.cache.pages import PAGE
+from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.encoders import tensors
 from ingot.models.encoders.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
+from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.pooling import Pooling
-from ingot.models.encoders.rows import Rows
 from ingot.models.files.config_names import older_names
 from ingot.models.gguf.block_layers import with_blocks
 from ingot.models.layers.modules import SELECTIVE, Selection, adopt
@@ -63,42 +66,41 @@ class DecoderEncoder(Encoder):
         self._adapter, self.traits = adapter, traits
 
     def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
-        together = self._adapter.padded
-        # The longest first, so that rows which have ended are at the end and drop out of later launches.
-        order = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))
-        groups = [order] if together else [[row] for row in order]
+        order = list(range(len(tokens)))
+        groups = [order] if self._adapter.mixed else [[row] for row in order]
         done: dict[int, Any] = {}
         for group in groups:
             found = yield from self._group([tokens[row] for row in group])
             done |= dict(zip(group, found, strict=True))
         return [done[row] for row in range(len(tokens))]
 
-    def _group(self, rows: list[Sequence[int]]) -> Work:
-        slots = self._adapter.new_slots()
-        slots.resize(len(rows), rounded(len(rows[0])))
+    def _group(self, texts: list[Sequence[int]]) -> Work:
+        rows = self._adapter.new_rows()
+        live = [rows.new() for _ in texts]
         chunk = min(CHUNK, self._adapter.widest)
-        kept: list[mx.array] = []
-        for begin in range(0, len(rows[0]), chunk):
-            pieces = [list(row[begin : begin + chunk]) for row in rows if len(row) > begin]
-            counts = [len(piece) for piece in pieces]
-            padded = mx.array([piece + [0] * (counts[0] - len(piece)) for piece in pieces])
-            with slots.launch(0, len(pieces), counts[0], counts) as layers:
-                kept.append(self._launch(padded, layers, counts))
-                mx.eval(kept[-1], slots.arrays())
+        kept: list[list[mx.array]] = [[] for _ in texts]
+        for begin in range(0, max(map(len, texts)), chunk):
+            going = [number for number, text in enumerate(texts) if len(text) > begin]
+            pieces = [list(texts[number][begin : begin + chunk]) for number in going]
+            parts = [Part((live[number],), len(piece)) for number, piece in zip(going, pieces, strict=True)]
+            tokens = mx.array([token for piece in pieces for token in piece])
+            for number, given in zip(going, self._launch(rows, tokens, parts), strict=True):
+                kept[number].append(given)
+            mx.eval([kept[number][-1] for number in going], rows.pending())
             yield
-        return self._finish(kept, rows)
+        return self._finish(kept, texts)
 
     @abstractmethod
-    def _launch(self, padded: mx.array, layers: Any, counts: list[int]) -> mx.array:
-        """What one launch gives; `counts` are the rows' real tokens in it."""
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        """What one launch gives for each part, [tokens or 1, ...]."""
 
     @abstractmethod
-    def _finish(self, kept: list[mx.array], rows: list[Sequence[int]]) -> Numbers:
-        """The rows' numbers; `kept` is what each launch gave."""
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        """The texts' numbers; `kept` is what the launches gave for each."""
 
     def batch_bytes(self, tokens: int, width: int) -> int:
         shape = self._adapter.footprint
-        states = tokens * (shape.append + shape.largest_layer + sum(size for _, size in shape.windows))
+        states = (tokens + PAGE * max(1, tokens // max(1, width))) * sum(size for _, size in shape.groups)
         # A launch takes a chunk of each row; whatever the rows' number, that many scores are alive at most.
         launch = tokens * (shape.activation + min(CHUNK, width) * shape.score)
         return states + launch + shape.recurrent * max(1, tokens // max(1, width)) + self._answer_bytes(tokens)
@@ -120,15 +122,19 @@ class EmbeddingDecoder(DecoderEncoder):
         super().__init__(_without_head(adapter), traits)
         self._pooling = pooling
 
-    def _launch(self, padded: mx.array, layers: Any, counts: list[int]) -> mx.array:
-        return self._adapter.forward(padded, layers)
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        ends = list(accumulate(part.width for part in parts))
+        return list(mx.split(self._adapter.run(rows, tokens, parts), ends[:-1]))
 
-    def _finish(self, kept: list[mx.array], rows: list[Sequence[int]]) -> Numbers:
-        whole = mx.concatenate(
-            [mx.pad(x, [(0, len(rows) - x.shape[0]), (0, 0), (0, 0)]) if x.shape[0] < len(rows) else x for x in kept],
-            axis=1,
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        longest = max(map(len, texts))
+        whole = mx.stack(
+            [
+                mx.pad(mx.concatenate(own), [(0, longest - len(text)), (0, 0)])
+                for own, text in zip(kept, texts, strict=True)
+            ]
         )
-        return numbers(self._pooling(whole, Rows.of(rows, [()] * len(rows), 0)))
+        return numbers(self._pooling(whole, PaddedTexts.of(texts, [()] * len(texts), 0)))
 
     @property
     def weight_bytes(self) -> int:
@@ -142,14 +148,13 @@ class JudgingDecoder(DecoderEncoder):
         super().__init__(adapter, traits)
         self._yes, self._no = yes, no
 
-    def _launch(self, padded: mx.array, layers: Any, counts: list[int]) -> mx.array:
-        logits = self._adapter.forward(padded, layers, [count - 1 for count in counts])[:, 0]
-        return logits[:, self._yes].astype(mx.float32) - logits[:, self._no].astype(mx.float32)
+    def _launch(self, rows: Rows, tokens: mx.array, parts: list[Part]) -> list[mx.array]:
+        logits = self._adapter.run(rows, tokens, parts, [end - 1 for end in accumulate(part.width for part in parts)])
+        scores = logits[:, self._yes].astype(mx.float32) - logits[:, self._no].astype(mx.float32)
+        return list(mx.split(scores, len(parts)))
 
-    def _finish(self, kept: list[mx.array], rows: list[Sequence[int]]) -> Numbers:
-        chunk = min(CHUNK, self._adapter.widest)
-        scores = mx.stack([kept[(len(row) - 1) // chunk][number] for number, row in enumerate(rows)])
-        return numbers(scores[:, None])
+    def _finish(self, kept: list[list[mx.array]], texts: list[Sequence[int]]) -> Numbers:
+        return numbers(mx.stack([own[-1] for own in kept]))
 
     def _answer_bytes(self, tokens: int) -> int:
         return self._adapter.footprint.logits * max(1, tokens // CHUNK)

@@ -17,7 +17,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ingot.models.encoders.attention import TILE_BYTES
-from ingot.models.encoders.rows import Rows
+from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.layers.modules import parameters
 
 Numbers: TypeAlias = "list[array[float]]"
@@ -70,7 +70,7 @@ class TrunkEncoder(Encoder):
         self._pad, self._hidden, self._inner, self._heads = pad, hidden, inner, heads
 
     def run(self, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Work:
-        rows = Rows.of(tokens, types, self._pad)
+        rows = PaddedTexts.of(tokens, types, self._pad)
         last: mx.array | None = None
         for x in self._model.stages(rows):
             mx.async_eval(x)
@@ -102,6 +102,6 @@ def weight_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def numbers(x: mx.array) -> Numbers:
-    """Rows of floats as plain values that any thread may hold."""
+    """PaddedTexts of floats as plain values that any thread may hold."""
     values = np.asarray(x.astype(mx.float32))
     return [array("f", row.tobytes()) for row in values]

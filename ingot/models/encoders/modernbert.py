@@ -13,7 +13,7 @@ from ingot.errors import ModelError
 from ingot.models.encoders.activations import activation
 from ingot.models.encoders.attention import attend, heads_of, merge_heads
 from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.rows import Rows
+from ingot.models.encoders.padded import PaddedTexts
 
 UNNEEDED = (r"^head\.", r"^decoder\.", r"^classifier\.")
 KINDS = ("full_attention", "sliding_attention")
@@ -80,7 +80,7 @@ class Embeddings(nn.Module):
         self.tok_embeddings = nn.Embedding(shape.vocab, shape.hidden)
         self.norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
 
-    def __call__(self, rows: Rows) -> mx.array:
+    def __call__(self, rows: PaddedTexts) -> mx.array:
         return self.norm(self.tok_embeddings(rows.tokens))
 
 
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         self.Wqkv = nn.Linear(shape.hidden, 3 * shape.hidden, bias=shape.attention_bias)
         self.Wo = nn.Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         queries, keys, values = (heads_of(part, self._heads) for part in mx.split(self.Wqkv(x), 3, axis=-1))
         return self.Wo(
             merge_heads(attend(self._turned(queries), self._turned(keys), values, seen=rows.seen, reach=self._reach))
@@ -125,7 +125,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
         self.mlp = Gated(shape)
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         x = x + self.attn(self.attn_norm(x) if "attn_norm" in self else x, rows)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -140,7 +140,7 @@ class ModernBert(nn.Module):
         self.layers = [Layer(shape, number) for number in range(len(shape.kinds))]
         self.final_norm = nn.LayerNorm(shape.hidden, eps=shape.eps, bias=shape.norm_bias)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         x = self.embeddings(rows)
         for layer in self.layers:
             x = layer(x, rows)
@@ -175,10 +175,10 @@ class ModernBertClassifier(nn.Module):
         self.head = Head(config)
         self.classifier = nn.Linear(Shape.of(config).hidden, 1)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         return self.model.stages(rows)
 
-    def score(self, x: mx.array, rows: Rows) -> mx.array:
+    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         if not self._mean:
             return self.classifier(self.head(x[:, 0]))
         weights = rows.weights().astype(x.dtype)

@@ -14,7 +14,7 @@ from ingot.errors import ModelError
 from ingot.models.encoders.attention import attend, heads_of, merge_heads
 from ingot.models.encoders.bert import Intermediate, ResidualNorm, Shape
 from ingot.models.encoders.config import EncoderConfig
-from ingot.models.encoders.rows import Rows
+from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.xlm_roberta import Head
 
 PAD = 1  # positions count from behind it, whatever the config pads with
@@ -37,7 +37,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(shape.positions, shape.hidden)
         self.LayerNorm = nn.LayerNorm(shape.hidden, eps=shape.eps)
 
-    def __call__(self, rows: Rows) -> mx.array:
+    def __call__(self, rows: PaddedTexts) -> mx.array:
         real = (rows.tokens != PAD).astype(mx.int32)
         positions = mx.cumsum(real, axis=1) * real + PAD
         return self.LayerNorm(self.word_embeddings(rows.tokens) + self.position_embeddings(positions))
@@ -49,7 +49,7 @@ class SelfAttention(nn.Module):
         self._heads = shape.heads
         self.q, self.k, self.v, self.o = (nn.Linear(shape.hidden, shape.hidden) for _ in range(4))
 
-    def __call__(self, x: mx.array, rows: Rows, bias: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
         queries, keys, values = (heads_of(part(x), self._heads) for part in (self.q, self.k, self.v))
         return self.o(merge_heads(attend(queries, keys, values, seen=rows.seen, bias=bias)))
 
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.attn = SelfAttention(shape)
         self.LayerNorm = nn.LayerNorm(shape.hidden, eps=shape.eps)
 
-    def __call__(self, x: mx.array, rows: Rows, bias: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
         return self.LayerNorm(self.attn(x, rows, bias) + x)
 
 
@@ -71,7 +71,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(shape)
         self.output = ResidualNorm(shape.inner, shape)
 
-    def __call__(self, x: mx.array, rows: Rows, bias: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts, bias: mx.array) -> mx.array:
         attended = self.attention(x, rows, bias)
         return self.output(self.intermediate(attended), attended)
 
@@ -110,7 +110,7 @@ class MPNet(nn.Module):
         self.embeddings = Embeddings(shape)
         self.encoder = Layers(shape)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         x, bias = self.embeddings(rows), self.encoder.bias(rows.width)
         for layer in self.encoder.layer:
             x = layer(x, rows, bias)
@@ -125,10 +125,10 @@ class MPNetClassifier(nn.Module):
         self.mpnet = MPNet(config)
         self.classifier = Head(shape_of(config).hidden)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         return self.mpnet.stages(rows)
 
-    def score(self, x: mx.array, rows: Rows) -> mx.array:
+    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         return self.classifier(x[:, 0])
 
 

@@ -7,8 +7,8 @@ import mlx.nn as nn
 
 from ingot.models.encoders import tensors
 from ingot.models.encoders.activations import activation
+from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.recipe import Dense, Normalize, Recipe
-from ingot.models.encoders.rows import Rows
 
 LEAST_NORM = 1e-12
 
@@ -25,7 +25,7 @@ class Pooling(nn.Module):
         for layer in self.dense:
             self.dimension = layer.outputs
 
-    def __call__(self, x: mx.array, rows: Rows) -> mx.array:
+    def __call__(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         x = x.astype(mx.float32)
         pooled = mx.concatenate([_POOLINGS[mode](x, rows) for mode in self._modes], axis=-1)
         layers = iter(self.dense)
@@ -51,29 +51,29 @@ def _normal(x: mx.array) -> mx.array:
     return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), LEAST_NORM)
 
 
-def _first(x: mx.array, rows: Rows) -> mx.array:
+def _first(x: mx.array, rows: PaddedTexts) -> mx.array:
     return x[:, 0]
 
 
-def _last(x: mx.array, rows: Rows) -> mx.array:
+def _last(x: mx.array, rows: PaddedTexts) -> mx.array:
     return mx.take_along_axis(x, (rows.lengths - 1)[:, None, None], axis=1)[:, 0]
 
 
-def _largest(x: mx.array, rows: Rows) -> mx.array:
+def _largest(x: mx.array, rows: PaddedTexts) -> mx.array:
     return mx.where(rows.weights() > 0, x, -mx.inf).max(axis=1)
 
 
-def _mean(x: mx.array, rows: Rows) -> mx.array:
+def _mean(x: mx.array, rows: PaddedTexts) -> mx.array:
     weights = rows.weights()
     return (x * weights).sum(axis=1) / weights.sum(axis=1)
 
 
-def _mean_by_root(x: mx.array, rows: Rows) -> mx.array:
+def _mean_by_root(x: mx.array, rows: PaddedTexts) -> mx.array:
     weights = rows.weights()
     return (x * weights).sum(axis=1) / mx.sqrt(weights.sum(axis=1))
 
 
-def _later_weigh_more(x: mx.array, rows: Rows) -> mx.array:
+def _later_weigh_more(x: mx.array, rows: PaddedTexts) -> mx.array:
     weights = rows.weights() * mx.arange(1, rows.width + 1, dtype=mx.float32)[None, :, None]
     return (x * weights).sum(axis=1) / weights.sum(axis=1)
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.models.encoders.bert import Bert, Embeddings, Shape
-from ingot.models.encoders.rows import Rows
+from ingot.models.encoders.padded import PaddedTexts
 
 DEFAULTS = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
@@ -24,11 +24,11 @@ class NumberedEmbeddings(Embeddings):
         super().__init__(shape)
         self._pad, self._segments = shape.pad, shape.segments
 
-    def __call__(self, rows: Rows) -> mx.array:
+    def __call__(self, rows: PaddedTexts) -> mx.array:
         types = rows.types if self._segments > 1 else mx.zeros_like(rows.types)
-        return super().__call__(Rows(rows.tokens, types, rows.lengths, rows.seen))
+        return super().__call__(PaddedTexts(rows.tokens, types, rows.lengths, rows.seen))
 
-    def positions(self, rows: Rows) -> mx.array:
+    def positions(self, rows: PaddedTexts) -> mx.array:
         """A padding token has the padding's own number, also where a client put one between words."""
         real = (rows.tokens != self._pad).astype(mx.int32)
         return mx.cumsum(real, axis=1) * real + self._pad
@@ -60,10 +60,10 @@ class XlmRobertaClassifier(nn.Module):
         self.roberta = XlmRoberta(config)
         self.classifier = Head(Shape.of(stated(config)).hidden)
 
-    def stages(self, rows: Rows) -> Iterator[mx.array]:
+    def stages(self, rows: PaddedTexts) -> Iterator[mx.array]:
         return self.roberta.stages(rows)
 
-    def score(self, x: mx.array, rows: Rows) -> mx.array:
+    def score(self, x: mx.array, rows: PaddedTexts) -> mx.array:
         return self.classifier(x[:, 0])
 
 

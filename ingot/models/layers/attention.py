@@ -1,7 +1,7 @@
 """Attention over mixed launches: one module for many families, whose variations are data.
 
 It extends an attention module of mlx-lm's and owns its weights. An ordinary launch runs that module's own code. In a
-mixed launch queries, keys and values of all tokens are computed at once and written to the slots; then each launch of
+mixed launch queries, keys and values of all tokens are computed at once and written to the pages; then each launch of
 it attends by itself, and the output is projected for all tokens again.
 """
 
@@ -121,10 +121,8 @@ class MixedAttention(nn.Module):
         if self._ragged is not None and self._ragged.covers(x, masks, state, mixed):
             return self._at_once(self._ragged, x, masks, state, mixed)
         queries, keys, values, gate = self._projected(x, mixed)
-        # All of them before anything is read: a slot can only be written in place while nobody waits to read it.
-        for number, part in enumerate(mixed.parts):
-            with state.computing(part):
-                state.write(mixed.taken_heads(number, keys), mixed.taken_heads(number, values))
+        # All of them before anything is read: pages can only be written in place while nobody waits to read them.
+        state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
         outputs = []
         for number, part in enumerate(mixed.parts):
             mask = None if masks is None else masks.parts[number]

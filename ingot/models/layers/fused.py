@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ingot.kernels import native
 from ingot.models.layers.modules import PositionedRope, adopt, weights_of
+from ingot.models.layers.native_attention import spans_of
 
 BLOCKS = {f"mlx_lm.models.{family}.TransformerBlock" for family in ("llama", "qwen2", "qwen3")}
 """Classes of layers whose arithmetic the native kernels know."""
@@ -27,17 +28,12 @@ class FusedLayers(nn.Module):
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        states = cache.neighbours
-        for state in states:
-            state.allocate(self._kv_heads, self._head_size, mx.float32)
-        keys, values = ([state.arrays()[part] for state in states] for part in (0, 1))
-        for state in states:
-            state.release()  # so that nobody but the operation holds them, and it may write in place
-        dtype = x.dtype
-        y, keys, values = self._stack(x, keys, values, cache.pieces)
-        for state, own_keys, own_values in zip(states, keys, values, strict=True):
-            state.keys, state.values = own_keys, own_values
-        return y.astype(dtype)
+        storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
+        keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
+        y, keys, values = self._stack(x, keys, values, spans_of(cache))
+        for storage, own_keys, own_values in zip(storages, keys, values, strict=True):
+            storage.keys[0], storage.values[0] = own_keys, own_values
+        return y.astype(x.dtype)
 
 
 class SkippedLayer(nn.Module):

@@ -61,7 +61,7 @@ def _own(value: Any, mixed: Mixed, number: int, before: list[Any]) -> Any:
         return mixed.parts[number].offset
     if isinstance(value, mx.array) and value.shape[:2] == (1, mixed.tokens):
         taken = mixed.taken(number, value)
-        # In order: a slot can only be written in place while nobody waits to read it.
+        # In order: states can only be written in place while nobody waits to read them.
         return mx.depends(taken, _first(before[0])) if before else taken
     return value
 

@@ -1,12 +1,14 @@
 """Attention over all launches of a mixed one as one native operation, on CPUs.
 
-The operation norms and turns queries and keys, writes keys and values to the slots and attends. Norms and rotations
+The operation norms and turns queries and keys, writes keys and values to their pages and attends. Norms and rotations
 that it does not know are computed by the module's own code before it.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +16,7 @@ import mlx.nn as nn
 
 from ingot.cache.launch import Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
+from ingot.cache.storage import ReservedStorage
 from ingot.kernels import native
 from ingot.models.layers.modules import PositionedRope
 from ingot.models.layers.norms import factor, is_rms, named
@@ -46,6 +49,25 @@ class Rotations:
         return self._known[key]
 
 
+def spans_of(state: AppendState) -> Any:
+    """Where the tokens of what is open stand, as the native kernels take it; made once for all layers of a group."""
+    opened, key = state.opened, ("spans", state.group.number)
+    if key not in opened.memo:
+        parts = opened.parts if isinstance(opened, Mixed) else (opened,)
+        rows = [each for part in parts for each in zip(part.rows, part.starts, part.positions, strict=True)]
+        widths = [part.width for part in parts for _ in part.rows]
+        firsts = [0, *accumulate(widths)]
+        spans = [
+            (first, width, number, start, position)
+            for number, (first, width, (_, start, position)) in enumerate(zip(firsts, widths, rows, strict=False))
+        ]
+        tables = [row.tables[state.group.number] for row, _, _ in rows]
+        stated: Any = opened.explicit.tolist() if opened.is_stated else None
+        positions = None if stated is None else array("i", stated)
+        opened.memo[key] = native.spans(spans, [(table.first, table.numbers) for table in tables], positions)
+    return opened.memo[key]
+
+
 class RaggedAttention:
     """One layer's attention. Computes float32 alone; keys and values may be kept in 16 bits."""
 
@@ -73,7 +95,7 @@ class RaggedAttention:
 
     def covers(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> bool:
         """Whether this launch is one that it computes as the module would."""
-        if x.dtype != mx.float32 or any(array.dtype not in (mx.float32, mx.float16) for array in state.arrays()):
+        if x.dtype != mx.float32 or not isinstance(state.storage, ReservedStorage | None):
             return False
         if masks is None:
             return all(part.width == 1 for part in mixed.parts)
@@ -90,15 +112,12 @@ class RaggedAttention:
     ) -> mx.array:
         """What queries [1, tokens, heads * size] attend to; keys and values are written to the state."""
         size = keys.shape[-1] // self._kv_heads
-        state.allocate(self._kv_heads, size, mx.float32)
+        storage = state.reserve(self._kv_heads, size, mx.float32)
+        assert storage is not None
         window = masks.window or 0 if isinstance(masks, Masks) else 0
-        spans = [
-            (first, count, slot, start, state.place(slot, start), window) for first, count, slot, start in mixed.pieces
-        ]
-        old_keys, old_values = state.arrays()
-        state.release()  # so that nobody but the operation holds them, and it may write in place
-        operation = self._operate(size)
-        attended, state.keys, state.values = operation(queries, keys, values, old_keys, old_values, spans)
+        attended, storage.keys[0], storage.values[0] = self._operate(size)(
+            queries, keys, values, storage.keys[0], storage.values[0], spans_of(state), window
+        )
         return attended
 
     def _operate(self, size: int) -> native.Attention:

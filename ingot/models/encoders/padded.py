@@ -9,14 +9,14 @@ import mlx.core as mx
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddedTexts:
     tokens: mx.array  # [rows, width]
     types: mx.array  # [rows, width]: 0 for the first text of a pair, 1 for the second
     lengths: mx.array  # [rows]
     seen: mx.array | None  # [rows, width], False at padding; None where no row is padded
 
     @classmethod
-    def of(cls, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]], pad: int) -> Rows:
+    def of(cls, tokens: Sequence[Sequence[int]], types: Sequence[Sequence[int]], pad: int) -> PaddedTexts:
         """`types[i]` may be empty, which is all zeros."""
         lengths = [len(row) for row in tokens]
         width = max(lengths)

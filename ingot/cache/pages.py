@@ -1,0 +1,211 @@
+"""Who holds which page. Pure Python: no mlx, no arrays.
+
+A page has room for `PAGE` consecutive tokens of one sequence, in every layer of a group: layers that forget alike.
+Pages are counted by reference; running rows and kept records hold them through tables. What is written to a page is
+never changed, only added to, and only by who stands where its writing ended: whoever else wants to go on from inside of
+it is given a copy. So two holders of a page can never see each other's tokens, whatever they do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+PAGE = 64
+"""Tokens of a page: a block of keys, as the kernels take them."""
+
+
+def pages_of(tokens: int) -> int:
+    """How many pages so many tokens take."""
+    return -(-tokens // PAGE)
+
+
+class PageCopy(NamedTuple):
+    """The first `tokens` tokens of a page are to be copied to another, before anything else is written there."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+class Pages:
+    """The pages of one group of layers. Free ones are taken from the lowest on, so that those at the end become
+    free."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._by_rows: list[int] = []  # how many running rows hold each page
+        self._by_records: list[int] = []
+        self._written: list[int] = []  # tokens of each, from its beginning on
+        self.running = 0  # pages that some row holds
+        self.kept = 0  # pages that some record holds
+        self.both = 0
+        self.taken = 0  # how often one was
+
+    @property
+    def made(self) -> int:
+        return len(self._written)
+
+    @property
+    def used(self) -> int:
+        return self.made - len(self._free)
+
+    @property
+    def free(self) -> Sequence[int]:
+        return self._free
+
+    def take(self) -> int:
+        """An empty page, held by one row."""
+        if not self._free:
+            self._free.append(self.made)
+            for count in (self._by_rows, self._by_records, self._written):
+                count.append(0)
+        page = heapq.heappop(self._free)
+        self._written[page] = 0
+        self._by_rows[page] = 1
+        self.running += 1
+        self.taken += 1
+        return page
+
+    def hold(self, pages: Iterable[int], *, kept: bool) -> None:
+        mine, theirs = self._counts(kept=kept)
+        for page in pages:
+            assert mine[page] or theirs[page], "a page that nobody holds is taken, not held"
+            mine[page] += 1
+            if mine[page] == 1:
+                self._changed(1, kept=kept, shared=theirs[page] > 0)
+
+    def drop(self, pages: Iterable[int], *, kept: bool) -> None:
+        mine, theirs = self._counts(kept=kept)
+        for page in pages:
+            assert mine[page], "a page is dropped more often than it was held"
+            mine[page] -= 1
+            if not mine[page]:
+                self._changed(-1, kept=kept, shared=theirs[page] > 0)
+                if not theirs[page]:
+                    heapq.heappush(self._free, page)
+
+    def _counts(self, *, kept: bool) -> tuple[list[int], list[int]]:
+        return (self._by_records, self._by_rows) if kept else (self._by_rows, self._by_records)
+
+    def _changed(self, by: int, *, kept: bool, shared: bool) -> None:
+        if kept:
+            self.kept += by
+        else:
+            self.running += by
+        if shared:
+            self.both += by
+
+    def is_kept(self, page: int) -> bool:
+        return self._by_records[page] > 0
+
+    def is_loose(self, page: int) -> bool:
+        """Whether it becomes free when the one record that holds it goes."""
+        return self._by_records[page] == 1 and not self._by_rows[page]
+
+    def written(self, page: int) -> int:
+        return self._written[page]
+
+    def extend(self, page: int, end: int) -> None:
+        assert self._written[page] <= end <= PAGE, "a page is written twice"
+        self._written[page] = end
+
+    def trim(self, made: int) -> None:
+        """Forget the pages from number `made` on, which nobody holds."""
+        self._free = [page for page in self._free if page < made]
+        heapq.heapify(self._free)
+        for count in (self._by_rows, self._by_records, self._written):
+            del count[made:]
+
+    @property
+    def occupied(self) -> int:
+        """Pages up to the last one that somebody holds."""
+        held = (page for page in range(self.made - 1, -1, -1) if self._by_rows[page] or self._by_records[page])
+        return next(held, -1) + 1
+
+    def check(self) -> None:
+        free = {page for page in range(self.made) if not self._by_rows[page] and not self._by_records[page]}
+        assert free == set(self._free) and len(free) == len(self._free), "a page that is held is free, or lost"
+        rows = {page for page, count in enumerate(self._by_rows) if count}
+        records = {page for page, count in enumerate(self._by_records) if count}
+        assert (self.running, self.kept, self.both) == (len(rows), len(records), len(rows & records)), (
+            "pages miscounted"
+        )
+
+
+class Table:
+    """The pages of one sequence in one group, and the right to them, which ends with `release` or with the table.
+
+    `numbers[i]` holds the tokens from (first + i) * PAGE on. Those of a running row grow; a record's are `kept`, and
+    stay.
+    """
+
+    __slots__ = ("first", "kept", "numbers", "pages")
+
+    def __init__(self, pages: Pages, first: int = 0, numbers: Iterable[int] = (), *, kept: bool = False) -> None:
+        """Holds the pages `numbers` once more."""
+        self.pages, self.first, self.kept = pages, first, kept
+        self.numbers = array("i", numbers)
+        pages.hold(self.numbers, kept=kept)
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        held, self.numbers = self.numbers, array("i")
+        self.pages.drop(held, kept=self.kept)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.numbers)
+
+    def grow(self, length: int, end: int) -> list[PageCopy]:
+        """Make room for tokens [length, end) of a sequence whose first `length` are there; says what must be copied."""
+        copies = []
+        inside = length % PAGE
+        self._cut(pages_of(length))
+        if length < end and inside and self.pages.written(self.numbers[-1]) != inside:
+            source, own = self.numbers[-1], self.pages.take()
+            self.pages.extend(own, inside)
+            copies.append(PageCopy(source, own, inside))
+            self.numbers[-1] = own
+            self.pages.drop([source], kept=False)
+        while self.end * PAGE < end:
+            self.numbers.append(self.pages.take())
+        for number in range(length // PAGE, pages_of(end)):
+            self.pages.extend(self.numbers[number - self.first], min(PAGE, end - number * PAGE))
+        return copies
+
+    def _cut(self, end: int) -> None:
+        """Let go of the pages behind the sequence's end, where a forward pass failed that would have filled them."""
+        if self.end > end:
+            self.pages.drop(self.numbers[end - self.first :], kept=self.kept)
+            del self.numbers[end - self.first :]
+
+    def forget(self, oldest: int) -> None:
+        """Let go of the pages whose tokens all stand before `oldest`."""
+        gone = min(max(0, oldest // PAGE - self.first), len(self.numbers))
+        if gone:
+            self.pages.drop(self.numbers[:gone], kept=self.kept)
+            del self.numbers[:gone]
+            self.first += gone
+
+    def part(self, begin: int, end: int) -> Table:
+        """The pages of tokens [begin, end), as far as it has them, for a record."""
+        first = max(self.first, begin // PAGE)
+        chosen = self.numbers[first - self.first : max(0, pages_of(end) - self.first)] if begin < end else ()
+        return Table(self.pages, first, chosen, kept=True)
+
+
+def joined(pages: Pages, tables: Iterable[Table], begin: int, end: int) -> Table | None:
+    """The pages of tokens [begin, end) of a path of records, for a row: each from the last record that has it, since
+    one that goes on in the middle of a page holds what came before too. None where some page is nobody's."""
+    found: dict[int, int] = {}
+    for table in tables:
+        found.update(enumerate(table.numbers, table.first))
+    wanted = range(begin // PAGE, pages_of(end))
+    if not all(number in found for number in wanted):
+        return None
+    return Table(pages, wanted.start, [found[number] for number in wanted])

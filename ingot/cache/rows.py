@@ -1,0 +1,155 @@
+"""The live states of all running sequences: rows, the pages that they hold and the slots of their recurrent states.
+
+What is copied, by whom and when: a row that goes on from the middle of a page that others have gone on from copies that
+page, when it does (`launch`); recurrent states are copied when a record is taken or put back, and when there are more
+rows than ever before. Nothing else is: joining, leaving, growing and taking over what was kept move no states.
+
+Only the engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from ingot.cache.launch import Launch, Mixed, Part, Row
+from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
+from ingot.cache.pages import Table
+from ingot.cache.storage import PageGroup
+
+
+class Rows:
+    def __init__(self, layers: list[LayerState], most: int | None = None) -> None:
+        """`most` bytes may be taken ahead of what rows and records need."""
+        self.layers, self._most = layers, most
+        self.states = [part for layer in layers for part in _parts(layer)]
+        self.groups = _grouped(self.states)
+        self._slots = 1
+        self._free = [0]  # slots
+        self._recurrent = [state for state in self.states if isinstance(state, RecurrentState)]
+
+    @property
+    def kinds(self) -> set[LayerKind]:
+        return {state.kind for state in self.states}
+
+    @property
+    def count(self) -> int:
+        """Rows that there are now."""
+        return self._slots - len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that exists for states now."""
+        return self._stored + self.slot_bytes * self._slots
+
+    @property
+    def _stored(self) -> int:
+        return sum(storage.nbytes for group in self.groups for storage in group.storages)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a row's recurrent states take."""
+        return sum(array.nbytes // array.shape[0] for state in self._recurrent for array in state.arrays())
+
+    def pending(self) -> list[mx.array]:
+        """The arrays that were written to since the last time."""
+        return [array for state in self.states for array in state.pending()]
+
+    def new(self) -> Row:
+        if not self._free:
+            self._free = list(range(self._slots, 2 * self._slots))
+            self._slots *= 2
+            for state in self._recurrent:
+                state.resize(self._slots)
+        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups))
+
+    def leave(self, row: Row) -> None:
+        """Whatever records hold of it stays."""
+        for table in row.tables:
+            table.release()
+        self._free.append(row.slot)
+        self._free.sort()
+
+    def trim(self) -> bool:
+        """Nothing runs: give back memory that nobody holds. Whether there was some."""
+        assert self.count == 0
+        trimmed = [group.trim() for group in self.groups]
+        if self._slots > 1:
+            self._slots, self._free = 1, [0]
+            for state in self._recurrent:
+                state.resize(1)
+            return True
+        return any(trimmed)
+
+    @contextmanager
+    def launch(self, parts: Sequence[Part], *, mixed: bool = True) -> Iterator[list[LayerState]]:
+        """The caches of a forward pass over the parts, which are of different rows; afterwards these are longer.
+
+        Unless `mixed`, there is one part, and any model understands its caches; mixed ones take mixers that can take
+        launches apart. Raises nothing and changes no length if the forward pass fails.
+        """
+        assert mixed or len(parts) == 1
+        launches = tuple(_opened(part) for part in parts)
+        self._make_room(launches)
+        for state in self.states:
+            state.neighbours = self.states  # no longer than for this, as they would keep each other alive
+            if not mixed:
+                state.open(launches[0])
+        whole = Mixed(launches) if mixed else None
+        for state in self.states:
+            state.mixed = whole
+        try:
+            yield self.layers
+        finally:
+            for state in self.states:
+                state.mixed, state.neighbours = None, ()
+                state.close()
+        for part, launch in zip(parts, launches, strict=True):
+            self._advance(part, launch)
+
+    def _make_room(self, launches: Sequence[Launch]) -> None:
+        for group in self.groups:
+            copies = [
+                copy
+                for launch in launches
+                for row, start in zip(launch.rows, launch.starts, strict=True)
+                for copy in row.tables[group.number].grow(start, start + launch.width)
+            ]
+            if not group.provided:
+                group.provide(None if self._most is None else self._most - self._stored)
+            if copies:
+                for storage in group.storages:
+                    storage.copy(copies)
+
+    def _advance(self, part: Part, launch: Launch) -> None:
+        for row in launch.rows:
+            row.length += launch.width
+            row.position = row.position + launch.width if part.following is None else part.following
+            for group in self.groups:
+                if group.window is not None:
+                    row.tables[group.number].forget(row.length - group.window + 1)
+
+    def check(self) -> None:
+        assert len(set(self._free)) == len(self._free), "a slot is free twice"
+        for group in self.groups:
+            group.pages.check()
+
+
+def _opened(part: Part) -> Launch:
+    starts, positions = tuple(row.length for row in part.rows), tuple(row.position for row in part.rows)
+    return Launch(part.rows, part.width, starts, positions, part.positions)
+
+
+def _parts(layer: LayerState) -> list[LayerState]:
+    return layer.caches if isinstance(layer, GroupState) else [layer]
+
+
+def _grouped(states: Sequence[LayerState]) -> tuple[PageGroup, ...]:
+    """A group for the append layers and one for each window, known to their states."""
+    groups: dict[int | None, PageGroup] = {}
+    for state in states:
+        if isinstance(state, AppendState):
+            state.group = groups.setdefault(state.window, PageGroup(len(groups), state.window))
+    return tuple(groups.values())

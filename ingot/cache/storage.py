@@ -1,0 +1,248 @@
+"""Keys and values of one layer, in the pages of its group: arrays [pages, heads, PAGE, size].
+
+Where mlx's own operations write, pages lie in slabs: each a quarter of what there is already, so that what exists is at
+most a quarter more than what was ever held, nothing is copied when it grows, and a write that mlx cannot do in place
+copies one slab. Where the native kernels write, they lie in memory that only exists where it was written. Only the
+engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import mlx.core as mx
+
+from ingot.cache.pages import PAGE, PageCopy, Pages
+from ingot.kernels import native
+from ingot.kernels.device import total_memory
+
+SMALLEST_SLAB = 4
+"""Pages."""
+MOST_SLABS = 24
+"""The kernels take each slab as an argument."""
+
+Run = tuple[int, int, int, int]
+"""Tokens that are written one behind another: the first one's number in the launch, how many, the page, where in it."""
+
+
+@dataclass(frozen=True)
+class PageIndex:
+    """Pages in some order, as slabs are read: which of each, and where each wanted page is among what those give."""
+
+    pages: tuple[int, ...]
+    taken: tuple[tuple[int, mx.array], ...]
+    order: mx.array | None  # None: they lie in order
+
+
+class Storage(Protocol):
+    keys: list[mx.array]
+    values: list[mx.array]
+    heads: int
+    sizes: tuple[int, int]
+
+    @property
+    def token_bytes(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that exists for it now."""
+        ...
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        """Put keys and values [tokens, heads, size] where the runs say."""
+        ...
+
+    def copy(self, copies: Sequence[PageCopy]) -> None: ...
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        """Keys and values [pages, heads, PAGE, size]."""
+        ...
+
+    def trim(self) -> None:
+        """Give back the memory of pages that nobody holds, as far as that goes."""
+        ...
+
+    def pending(self) -> list[mx.array]:
+        """What was written to since the last time."""
+        ...
+
+
+class PageGroup:
+    """Layers that forget alike, append layers or those of one window: one table of pages serves all of them."""
+
+    def __init__(self, number: int, window: int | None) -> None:
+        self.number, self.window = number, window
+        self.pages = Pages()
+        self.storages: list[Storage] = []
+        self.slabs: list[int] = []  # pages of each
+        self._ends: list[int] = []
+        self._trimmed = (0, 0)
+
+    @property
+    def page_bytes(self) -> int:
+        return PAGE * sum(storage.token_bytes for storage in self.storages)
+
+    @property
+    def provided(self) -> bool:
+        """Whether there is a slab for every page."""
+        return bool(self._ends) and self._ends[-1] >= self.pages.made
+
+    def provide(self, most: int | None = None) -> None:
+        """Add one for the pages that have none; `most` bytes may be taken for more of them."""
+        total = sum(self.slabs)
+        ahead = total // 4 if most is None else min(total // 4, max(0, most) // max(1, self.page_bytes))
+        if len(self.slabs) == MOST_SLABS - 1:
+            ahead = max(ahead, total)
+        self.slabs.append(max(self.pages.made - total, ahead, SMALLEST_SLAB))
+        self._ends = list(accumulate(self.slabs))
+
+    def slab_of(self, page: int) -> tuple[int, int]:
+        """Its slab, and its number there."""
+        slab = bisect_right(self._ends, page)
+        return slab, page - (self._ends[slab - 1] if slab else 0)
+
+    def index(self, pages: Sequence[int]) -> PageIndex:
+        places = [self.slab_of(page) for page in pages]
+        slabs = sorted({slab for slab, _ in places})
+        if len(slabs) == 1:
+            return PageIndex(tuple(pages), ((slabs[0], _integers([number for _, number in places])),), None)
+        by_slab = {slab: [at for at, (own, _) in enumerate(places) if own == slab] for slab in slabs}
+        gathered = [at for slab in slabs for at in by_slab[slab]]
+        taken = tuple((slab, _integers([places[at][1] for at in by_slab[slab]])) for slab in slabs)
+        if gathered == sorted(gathered):
+            return PageIndex(tuple(pages), taken, None)
+        return PageIndex(tuple(pages), taken, _integers(sorted(range(len(gathered)), key=gathered.__getitem__)))
+
+    def trim(self) -> bool:
+        """Give back the memory of pages that nobody holds: of reserved ones any, of slabs the last. Whether there was
+        something to do since the last time."""
+        if self._trimmed == (self.pages.taken, self.pages.used):
+            return False
+        self._trimmed = (self.pages.taken, self.pages.used)
+        occupied = self.pages.occupied
+        while self.slabs and sum(self.slabs[:-1]) >= occupied:
+            self.slabs.pop()
+        self._ends = list(accumulate(self.slabs))
+        for storage in self.storages:
+            storage.trim()
+        self.pages.trim(min(self.pages.made, sum(self.slabs)))
+        return True
+
+
+def _integers(numbers: list[int]) -> mx.array:
+    return mx.array(numbers, dtype=mx.int32)
+
+
+class SlabStorage:
+    """Written and read by mlx's own operations."""
+
+    def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        self.keys: list[mx.array] = []
+        self.values: list[mx.array] = []
+        self._written: set[int] = set()
+        group.storages.append(self)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * sum(self.sizes) * self._dtype.size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in (*self.keys, *self.values))
+
+    def provide(self) -> None:
+        for pages in self._group.slabs[len(self.keys) :]:
+            for slabs, size in zip((self.keys, self.values), self.sizes, strict=True):
+                slabs.append(mx.zeros((pages, self.heads, PAGE, size), self._dtype))
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.provide()
+        for slabs, new in ((self.keys, keys), (self.values, values)):
+            if new.size:
+                self._put(slabs, new.astype(self._dtype), runs)
+
+    def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
+        single: dict[int, list[tuple[int, int, int]]] = {}
+        for token, count, page, at in runs:
+            slab, number = self._group.slab_of(page)
+            self._written.add(slab)
+            if count == 1:
+                single.setdefault(slab, []).append((token, number, at))
+            else:
+                slabs[slab][number, :, at : at + count] = new[token : token + count].swapaxes(0, 1)
+        for slab, written in single.items():
+            tokens, numbers, places = (_integers(list(each)) for each in zip(*written, strict=True))
+            slabs[slab][numbers, :, places] = new if len(written) == new.shape[0] else new[tokens]
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self.provide()
+        for slabs in (self.keys, self.values):
+            for source, target, tokens in copies:
+                (from_slab, from_number), (to_slab, to_number) = map(self._group.slab_of, (source, target))
+                self._written.add(to_slab)
+                if slabs[to_slab].size:
+                    slabs[to_slab][to_number, :, :tokens] = slabs[from_slab][from_number, :, :tokens]
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        return self._read(self.keys, index), self._read(self.values, index)
+
+    def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
+        if not slabs[0].size:
+            return mx.zeros((sum(numbers.size for _, numbers in index.taken), *slabs[0].shape[1:]), self._dtype)
+        taken = [mx.take(slabs[slab], numbers, axis=0) for slab, numbers in index.taken]
+        joined = taken[0] if len(taken) == 1 else mx.concatenate(taken)
+        return joined if index.order is None else mx.take(joined, index.order, axis=0)
+
+    def trim(self) -> None:
+        del self.keys[len(self._group.slabs) :], self.values[len(self._group.slabs) :]
+        self._written = set()
+
+    def pending(self) -> list[mx.array]:
+        written, self._written = self._written, set()
+        return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
+
+
+class ReservedStorage:
+    """Written and read by the native kernels. One array each, as long as memory could be; what is not written to does
+    not exist."""
+
+    def __init__(self, group: PageGroup, layers: int, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        """`layers` are those that share the memory."""
+        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        most = max(SMALLEST_SLAB, total_memory() // (layers * PAGE * max(1, self.token_bytes)))
+        self.keys, self.values = ([native.reserve((most, heads, PAGE, size), dtype)] for size in sizes)
+        group.storages.append(self)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * sum(self.sizes) * self._dtype.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._group.pages.used * PAGE * self.token_bytes
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        for slabs, new in ((self.keys, keys), (self.values, values)):
+            for token, count, page, at in runs:
+                own = new[token : token + count].swapaxes(0, 1).astype(self._dtype)
+                slabs[0] = native.write_tokens(slabs[0], page, at, own)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self.keys[0], self.values[0] = native.copy_tokens([self.keys[0], self.values[0]], copies)
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        keys, values = (mx.stack([slab[page] for page in index.pages]) for slab in (self.keys[0], self.values[0]))
+        return keys, values
+
+    def trim(self) -> None:
+        free = sorted(self._group.pages.free)
+        for slab in (self.keys[0], self.values[0]):
+            native.discard(slab, free)
+
+    def pending(self) -> list[mx.array]:
+        return [self.keys[0], self.values[0]]
