@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.random_models import write_tokenizer
 from ingot.config import Settings
-from ingot.engine.budget import Budget
+from ingot.engine.budget import TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
@@ -34,13 +34,16 @@ class Held(Adapter):
         known = {each.name: getattr(adapter, each.name) for each in fields(Adapter)}
         return cls(**known | {"config": {**adapter.config, "wait": wait}})
 
-    def forward(self, tokens: Any, layers: list[Any], at: Any = None) -> Any:
-        self.config["wait"](tokens.shape[1])
-        return super().forward(tokens, layers, at)
+    def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None) -> Any:
+        self.config["wait"](tokens.size)
+        return super().run(rows, tokens, parts, at)
 
-    def forward_mixed(self, tokens: Any, layers: list[Any], at: Any = None) -> Any:
-        self.config["wait"](tokens.shape[-1])
-        return super().forward_mixed(tokens, layers, at)
+
+def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:
+    """What `start` must be given for so many sequences of so many tokens, and no more."""
+    budget = engine._loaded.budget
+    states = rows * budget.row_bytes(tokens) + budget.slot_bytes(rows)
+    return int(states / (1 - TRANSIENT_SHARE)) + 1000
 
 
 def tiny_tokenizer() -> Tokenizer:

@@ -10,7 +10,7 @@ states moves the very thing the next token depends on: a state that was mixed up
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from ingot.cache.footprint import Footprint
+from ingot.cache.launch import Part
+from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
@@ -139,19 +141,19 @@ class _OneLayer(nn.Module):
 class ScriptedAdapter(Adapter):
     """Puts all weight on the token that the script wants next."""
 
-    def forward(self, tokens: mx.array, layers: list[Any], at: Any = None) -> mx.array:
-        self.config["wait"](tokens.shape[1])
-        kept = tokens[:, None, :, None].astype(mx.float32)
-        history, _ = layers[0].update_and_fetch(kept, kept)
-        starts = layers[0].open_launch.starts
-        ids = np.array(history[:, 0, :, 0]).astype(np.int64)
-        width = tokens.shape[1]
-        wanted = range(width) if at is None and width > 1 else None
-        rows = []
-        for row, start in enumerate(starts):
-            places = wanted if wanted is not None else [width - 1 if at is None else at[row]]
-            rows.append([self._next(ids[row, : start + place + 1]) for place in places])
-        likely = np.array(rows)[:, :, None] == np.arange(self.vocab)
+    def run(self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None) -> mx.array:
+        [part] = parts
+        self.config["wait"](part.width)
+        kept = tokens[:, None, None].astype(mx.float32)
+        with rows.launch(parts, mixed=False) as layers:
+            state: Any = layers[0]
+            state.write(kept, kept)
+            history = np.array(state.keys_and_values()[0][:, 0, :, 0]).astype(np.int64)
+            starts = state.open_launch.starts
+        wanted = range(tokens.size) if at is None else at
+        ends = [(token // part.width, token % part.width + 1) for token in wanted]
+        found = [self._next(history[row, : starts[row] + end]) for row, end in ends]
+        likely = np.array(found)[:, None] == np.arange(self.vocab)
         return mx.array(np.where(likely, 0.0, UNLIKELY).astype(np.float32))
 
     def _next(self, history: np.ndarray[Any, Any]) -> int:
@@ -206,7 +208,7 @@ def start(
     spelling = tokenizer(template)
 
     def load() -> Loaded:
-        footprint = Footprint(8, (), 0, 8, 16, 0, 4 * VOCAB)
+        footprint = Footprint(((None, 8),), 0, 16, 0, 4 * VOCAB)
         known = {
             "model": _OneLayer(),
             "config": {"model_type": "scripted", "script": _Writer(script, spelling), "wait": wait},
@@ -215,7 +217,6 @@ def start(
             "margin": 0,
             "footprint": footprint,
             "ragged": True,
-            "padded": True,
             "mixed": False,
             "vocab": VOCAB,
             "notes": (),

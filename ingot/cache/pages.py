@@ -147,8 +147,10 @@ class Table:
     def __init__(self, pages: Pages, first: int = 0, numbers: Iterable[int] = (), *, kept: bool = False) -> None:
         """Holds the pages `numbers` once more."""
         self.pages, self.first, self.kept = pages, first, kept
-        self.numbers = array("i", numbers)
-        pages.hold(self.numbers, kept=kept)
+        self.numbers = array("i")
+        held = array("i", numbers)
+        pages.hold(held, kept=kept)
+        self.numbers = held
 
     def __del__(self) -> None:
         self.release()

@@ -34,6 +34,13 @@ class Paper:
             return Paper(self.begin, at, at, None), replace(self, begin=at)
         return Paper(self.begin, at, min(self.first, at), None), replace(self, begin=at, first=max(at, self.first))
 
+    @property
+    def loose_bytes(self) -> int:
+        return self.nbytes
+
+    def renewed(self, newer: Paper) -> Paper:
+        return newer
+
     def without_checkpoint(self) -> Paper:
         return replace(self, checkpoint=None)
 

@@ -1,140 +1,143 @@
-import itertools
 import random
 from dataclasses import replace
 
-import numpy as np
+import mlx.core as mx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.layers import AppendState, RecurrentState, WindowState
+from ingot.cache.packing import laid, loosened
+from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, put, take
-from ingot.cache.slots import Slots
-from tests import tiny
-from tests.cache.test_layers import KINDS, WIDEST, close, exact, feed
+from tests.cache.test_rows import KINDS, close, exact, feed, new_rows, spoil
+
+
+def prompt(count: int, seed: int = 4) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(95) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cuts", [(300,), (5, 40, 41, 290, 300), (128, 256)])
 def test_a_sequence_goes_on_from_its_records_as_if_it_had_never_stopped(kind: str, cuts: tuple[int, ...]) -> None:
-    import mlx.core as mx
-
-    rng = random.Random(4)
-    tokens = [rng.randrange(95) for _ in range(cuts[-1])]
-    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-    slots.resize(2, 512)
+    tokens = prompt(cuts[-1])
+    rows = new_rows(kind)
+    row = rows.new()
     records: list[Record] = []
     for begin, end in zip((0, *cuts), cuts, strict=False):
-        feed(slots, kind, 1, tokens[begin:end])
-        records.append(take(slots, 1, begin))
-        mx.eval(records[-1].arrays())
-    feed(slots, kind, 1, [9] * 30)  # what the slot does afterwards is nothing to the records
-    other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-    other.resize(3, 1024)
-    put(other, 2, records, cuts[-1])
-    assert close(feed(other, kind, 2, [7, 8]), exact(kind, [*tokens, 7, 8]))
+        feed(rows, kind, row, tokens[begin:end])
+        records.append(take(rows, row, begin))
+    feed(rows, kind, row, [9] * 30)  # what the row does afterwards is nothing to the records
+    rows.leave(row)
+    spoil(rows)
+    other = rows.new()
+    put(rows, other, records, cuts[-1])
+    assert close(feed(rows, kind, other, [7, 8]), exact(kind, [*tokens, 7, 8]))
 
 
 @pytest.mark.parametrize("kind", ["llama", "window"])
-def test_a_split_record_covers_the_same_tokens(kind: str) -> None:
-    tokens = [random.Random(1).randrange(95) for _ in range(100)]
-    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-    feed(slots, kind, 0, tokens)
-    whole = take(slots, 0, 0)
-    first, second = whole.split(37)
-    assert (first.begin, first.end, second.begin, second.end) == (0, 37, 37, 100)
+@pytest.mark.parametrize("at", [37, PAGE, 90])
+def test_a_split_record_covers_the_same_tokens(kind: str, at: int) -> None:
+    tokens = prompt(100, 1)
+    rows = new_rows(kind)
+    row = rows.new()
+    feed(rows, kind, row, tokens)
+    whole = take(rows, row, 0)
+    first, second = whole.split(at)
+    assert (first.begin, first.end, second.begin, second.end) == (0, at, at, 100)
     assert first.nbytes + second.nbytes == whole.nbytes
-    other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-    put(other, 0, [first, second], 100)
-    assert close(feed(other, kind, 0, [3]), exact(kind, [*tokens, 3]))
+    del whole
+    rows.leave(row)
+    spoil(rows)
+    other = rows.new()
+    put(rows, other, [first, second], 100)
+    assert close(feed(rows, kind, other, [3]), exact(kind, [*tokens, 3]))
 
 
-def test_a_record_does_not_keep_the_slots_arrays_alive() -> None:
-    import mlx.core as mx
-
-    slots = tiny.adapter("llama", WIDEST, exact=True).new_slots()
-    slots.resize(2, 8192)
-    feed(slots, "llama", 0, [1, 2, 3])
-    record = take(slots, 0, 0)
-    mx.eval(record.arrays())
-    held = slots.nbytes
-    before = mx.get_active_memory()
-    del slots
-    mx.clear_cache()
-    assert before - mx.get_active_memory() >= 0.9 * held
-    assert record.nbytes == 3 * 384
-
-
-def held_apart(record: Record, slots: Slots) -> bool:
-    import mlx.core as mx
-
-    mx.eval(record.arrays(), slots.arrays())
-    pairs = itertools.product(record.arrays(), slots.arrays())
-    return not any(np.shares_memory(np.array(one, copy=False), np.array(other, copy=False)) for one, other in pairs)
+@settings(max_examples=25)
+@given(length=st.integers(2, 200), cut=st.floats(0, 1), resumed=st.floats(0, 1))
+def test_a_record_holds_what_it_covers_and_lets_go_of_the_rest(length: int, cut: float, resumed: float) -> None:
+    rows = new_rows("llama")
+    row = rows.new()
+    feed(rows, "llama", row, prompt(length))
+    [group] = rows.groups
+    whole = take(rows, row, 0)
+    rows.leave(row)
+    assert whole.nbytes == whole.loose_bytes == group.pages.used * group.page_bytes
+    at = max(1, min(length - 1, int(cut * length)))
+    upper, lower = whole.split(at)
+    del whole
+    assert upper.nbytes + lower.nbytes == group.pages.kept * group.page_bytes
+    del lower
+    assert group.pages.kept == -(-at // PAGE)
+    going = rows.new()
+    put(rows, going, [upper], max(1, int(resumed * at)))
+    assert upper.loose_bytes <= upper.nbytes - group.page_bytes, "a row that went on from it holds some of it too"
 
 
-@given(
-    heads=st.integers(1, 3),
-    size=st.integers(1, 9),
-    slots=st.integers(1, 2),
-    capacity=st.sampled_from([16, 256, 512]),
-    window=st.integers(2, 40),
-    begin=st.floats(0, 1),
-    data=st.data(),
-)
-def test_a_record_shares_no_memory_with_slots_of_any_shape(
-    heads: int, size: int, slots: int, capacity: int, window: int, begin: float, data: st.DataObject
-) -> None:
-    import mlx.core as mx
-
-    def made() -> Slots:
-        fresh = Slots([AppendState(), WindowState(window, capacity), RecurrentState(2)])
-        fresh.resize(slots, capacity)
-        return fresh
-
-    live = made()
-    length = data.draw(st.integers(1, capacity))
-    with live.launch(slots - 1, 1, length) as (append, windowed, recurrent):
-        for state in (append, windowed):
-            new = mx.random.normal((1, heads, length, size), key=mx.random.key(2))
-            state.update_and_fetch(new, 2 * new)
-        recurrent[0], recurrent[1] = mx.random.normal((1, 3, size)), mx.random.normal((1, heads))
-    record = take(live, slots - 1, 0)
-    assert held_apart(record, live)
-    cut = int(begin * length)
-    parts = record.split(cut) if 0 < cut < length else (record,)
-    assert all(held_apart(part, live) for part in parts)
-    other = made()
-    put(other, 0, [record], length)
-    assert held_apart(record, other)
+def test_records_of_branches_count_what_they_share_once() -> None:
+    rows = new_rows("llama")
+    [group] = rows.groups
+    row, other = rows.new(), rows.new()
+    feed(rows, "llama", row, prompt(100))
+    trunk = take(rows, row, 0)
+    put(rows, other, [trunk], 100)
+    feed(rows, "llama", row, prompt(50, 1))
+    feed(rows, "llama", other, prompt(50, 2))
+    branches = [take(rows, each, 100) for each in (row, other)]
+    assert trunk.nbytes + sum(branch.nbytes for branch in branches) == group.pages.kept * group.page_bytes
 
 
 @pytest.mark.parametrize("kind", ["llama", "window"])
 @pytest.mark.parametrize("gap", ["nothing", "beginning", "middle", "end"])
-def test_a_slot_is_never_longer_than_what_was_written(kind: str, gap: str) -> None:
-    """Whoever had the slot before must not be seen through a hole in the records."""
-    slots = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-    feed(slots, kind, 0, [5] * 60)
-    whole = take(slots, 0, 0)
-    first, second = whole.split(55)  # within the window
+def test_a_row_is_never_longer_than_what_it_holds(kind: str, gap: str) -> None:
+    """Whoever had the pages before must not be seen through a hole in the records."""
+    rows = new_rows(kind)
+    row = rows.new()
+    feed(rows, kind, row, [5] * 160)
+    whole = take(rows, row, 0)
+    first, second = whole.split(155)  # within the window
     records = [first, second]
-    layers = range(len(whole.deltas))
-    for layer in layers:
-        pieces = [record.deltas[layer] for record in records]
-        assert pieces[0] is not None and pieces[1] is not None
+    for group in range(len(whole.parts)):
+        pieces = [record.parts[group] for record in records]
         holed = {
-            "nothing": [replace(piece, end=piece.begin, arrays=()) for piece in pieces if piece is not None],
-            "beginning": [pieces[0].part(pieces[0].begin + 1, 55), pieces[1]],
-            "middle": [pieces[0].part(0, 54), pieces[1]],
-            "end": [pieces[0], pieces[1].part(55, 59)],
+            "nothing": [replace(piece, end=piece.begin) for piece in pieces],
+            "beginning": [replace(pieces[0], begin=pieces[0].begin + 1), pieces[1]],
+            "middle": [pieces[0].part(0, 154), pieces[1]],
+            "end": [pieces[0], pieces[1].part(155, 159)],
         }[gap]
         forged = [
-            replace(record, deltas=tuple(hole if number == layer else record.deltas[number] for number in layers))
+            replace(record, parts=(*record.parts[:group], hole, *record.parts[group + 1 :]))
             for record, hole in zip(records, holed, strict=True)
         ]
-        other = tiny.adapter(kind, WIDEST, exact=True).new_slots()
-        with pytest.raises(RuntimeError, match=f"layer {layer} "):
-            put(other, 0, forged, 60)
-        assert other.lengths == [0]
-    put(slots := tiny.adapter(kind, WIDEST, exact=True).new_slots(), 0, records, 60)
-    assert slots.lengths == [60]
+        other = rows.new()
+        with pytest.raises(RuntimeError, match=f"group {group} "):
+            put(rows, other, forged, 160)
+        assert other.length == 0
+    put(rows, other := rows.new(), records, 160)
+    assert other.length == 160
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(cuts=st.lists(st.integers(1, 250), min_size=1, max_size=4, unique=True).map(sorted))
+def test_records_leave_their_pages_and_come_back_to_others(kind: str, cuts: list[int]) -> None:
+    tokens = prompt(cuts[-1])
+    rows, elsewhere = new_rows(kind), new_rows(kind)
+    row = rows.new()
+    loose = []
+    for begin, end in zip((0, *cuts), cuts, strict=False):
+        feed(rows, kind, row, tokens[begin:end])
+        loose.append(loosened(rows, take(rows, row, begin)))
+        mx.eval(loose[-1].arrays())
+    stranger = elsewhere.new()
+    feed(elsewhere, kind, stranger, [9] * 70)  # there are pages of others, and then free ones
+    elsewhere.leave(stranger)
+    spoil(elsewhere)
+    records: list[Record] = []
+    for each in loose:
+        records.append(laid(elsewhere, records, each))
+    again = elsewhere.new()
+    put(elsewhere, again, records, cuts[-1])
+    assert close(feed(elsewhere, kind, again, [3]), exact(kind, [*tokens, 3]))
+    elsewhere.check()

@@ -4,9 +4,7 @@ from hypothesis import strategies as st
 from ingot.cache.footprint import Footprint
 from ingot.engine.budget import Budget
 
-SHAPE = Footprint(
-    append=100, windows=((64, 50),), recurrent=5000, largest_layer=10, activation=200, score=4, logits=400
-)
+SHAPE = Footprint(groups=((None, 100), (64, 50)), recurrent=5000, activation=200, score=4, logits=400)
 
 
 def budget(total: int) -> Budget:

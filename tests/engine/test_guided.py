@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.engine.budget import TRANSIENT_SHARE
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, Stop, TextDelta
 from ingot.engine.sampling import draw, masked
@@ -165,7 +164,7 @@ def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
     alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
     roomy.close()
     # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
-    tight_bytes = int(roomy._loaded.budget.state_bytes(4, 512) / (1 - TRANSIENT_SHARE)) + 1000
+    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
     tight = engines.start("llama", context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
     streams = [tight.generate(request) for request in asked]
     preempted = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.footprint import Footprint
+from ingot.cache.launch import Row
 from ingot.engine.budget import Budget
 from ingot.engine.passes import LaunchPart, Passes
 from ingot.engine.request import Request, Sampling
@@ -14,56 +15,55 @@ from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
 from tests import tiny
 
-CAPACITY = 1024
-SHAPE = Footprint(append=1, windows=(), recurrent=0, largest_layer=0, activation=1, score=0, logits=0)
+CONTEXT = 1024
+SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=1, score=0, logits=0)
 
 
 def row(slot: int, computed: int, *, decoding: bool = False, **sampling: Any) -> Sequence:
     request = Request(f"r{slot}", ((1,) * 500,), sampling=Sampling(**sampling))
     made = Sequence(request, 0, slot, request.prompts[0], 10, 0)
-    made.slot, made.computed, made.decoding = slot, computed, decoding
+    made.row, made.computed, made.decoding = Row(slot, ()), computed, decoding
     return made
 
 
 def passes(*, widest: int = 256, **can: bool) -> Passes:
-    budget = Budget(100_000, 0, SHAPE, context=CAPACITY, widest=widest, rows=8)
-    return Passes(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, "padded": True, **can}), budget)
+    budget = Budget(100_000, 0, SHAPE, context=CONTEXT, widest=widest, rows=8)
+    return Passes(replace(tiny.adapter("llama"), **{"mixed": True, "ragged": True, **can}), budget)
 
 
-def slots(found: list[list[LaunchPart]]) -> list[list[list[int | None]]]:
-    return [[[each.slot for each in part.rows] for part in parts] for parts in found]
+def slots(found: list[list[LaunchPart]]) -> list[list[list[int]]]:
+    return [[[each.slot for each in part.part.rows] for part in parts] for parts in found]
 
 
 def test_decoding_rows_and_chunks_of_any_width_share_one_pass() -> None:
     decoding = [row(0, 40, decoding=True), row(1, 7, decoding=True)]
     chunks = [Chunk(row(3, 0), 100, False), Chunk(row(2, 9), 5, True)]
-    found = passes().of(decoding, chunks, CAPACITY)
+    found = passes().of(decoding, chunks)
     assert slots(found) == [[[0, 1], [3], [2]]]
-    assert [part.draws for part in found[0]] == [(True, True), (False,), (True,)]
+    assert [part.draws for part in found[0]] == [True, False, True]
 
 
 def test_rows_that_cannot_decode_together_are_parts_of_one_pass() -> None:
     decoding = [row(0, 40, decoding=True), row(1, 7, decoding=True), row(2, 7, decoding=True)]
-    assert slots(passes(ragged=False, padded=False).of(decoding, [], CAPACITY)) == [[[0], [1, 2]]]
+    assert slots(passes(ragged=False).of(decoding, [])) == [[[0], [1], [2]]]
 
 
 def test_a_pass_holds_no_more_than_memory_allows() -> None:
     decoding = [row(0, 40, decoding=True)]
     chunks = [Chunk(row(slot, 0), 100, False) for slot in (1, 2, 3, 4)]
-    assert slots(passes(widest=256).of(decoding, chunks, CAPACITY)) == [[[0], [1], [2]], [[3], [4]]]
+    assert slots(passes(widest=256).of(decoding, chunks)) == [[[0], [1], [2]], [[3], [4]]]
 
 
 def test_a_prompt_that_is_scored_has_a_pass_to_itself() -> None:
     chunks = [Chunk(row(1, 0, prompt_logprobs=1), 100, False), Chunk(row(2, 0), 5, True)]
-    assert slots(passes().of([row(0, 9, decoding=True)], chunks, CAPACITY)) == [[[0], [2]], [[1]]]
+    assert slots(passes().of([row(0, 9, decoding=True)], chunks)) == [[[0], [2]], [[1]]]
 
 
-def test_a_model_that_cannot_mix_decodes_first_and_pads_like_prompts() -> None:
+def test_a_model_that_cannot_mix_decodes_first_and_runs_one_part_after_another() -> None:
     decoding = [row(0, 40, decoding=True)]
     chunks = [Chunk(row(3, 0), 100, False), Chunk(row(1, 0), 50, True), Chunk(row(2, 0), 48, True)]
-    assert slots(passes(mixed=False).of(decoding, chunks, CAPACITY)) == [[[0]], [[1, 2]], [[3]]]
-    assert slots(passes(mixed=False, padded=False).of([], chunks, CAPACITY)) == [[[1]], [[2]], [[3]]]
+    assert slots(passes(mixed=False).of(decoding, chunks)) == [[[0]], [[3]], [[1]], [[2]]]
 
 
 def test_with_nothing_to_do_there_is_no_pass() -> None:
-    assert passes().of([], [], CAPACITY) == passes(mixed=False).of([], [], CAPACITY) == []
+    assert passes().of([], []) == passes(mixed=False).of([], []) == []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ingot.cache.footprint import Footprint
+from ingot.cache.layers import AppendState, LayerState, RecurrentState
 from ingot.cache.prefix import Needs
+from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.request import Request
-from ingot.engine.reuse import WORTH_WAITING, Reuse
+from ingot.engine.reuse import WORTH_WAITING, Reuse, needs_of
 from ingot.engine.sequence import Sequence
 
-SHAPE = Footprint(append=1, windows=(), recurrent=0, largest_layer=0, activation=0, score=0, logits=0)
+SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=0, score=0, logits=0)
 
 
 class Token(int):
@@ -32,7 +34,10 @@ class Token(int):
 
 def reuse(needs: Needs) -> Reuse:
     budget = Budget(1 << 20, 0, SHAPE, context=1 << 14, widest=512, rows=4)
-    return Reuse(needs, budget, StepCosts(), limit=1 << 20)
+    states: list[LayerState] = [AppendState(), *([RecurrentState(1)] if needs.checkpoint else ())]
+    made = Reuse(Rows(states), budget, StepCosts(), limit=1 << 20)
+    assert needs_of(made.rows) == needs
+    return made
 
 
 def sequence(ticket: int, tokens: list[int], marks: tuple[int, ...] = ()) -> Sequence:

@@ -30,7 +30,7 @@ class Steps:
         costs = StepCosts(mixes=adapter.mixed)
         budget = Budget(1 << 28, 0, adapter.footprint, context=2048, widest=widest, rows=8)
         self.runner = Runner(adapter, budget, costs, 0)
-        self.scheduler = Scheduler(budget.fits, lambda _: widest, self.runner.reuse, costs, 8, 100.0)
+        self.scheduler = Scheduler(self.runner.room.fits, lambda _: widest, self.runner.reuse, costs, 8, 100.0)
         self._tickets = iter(range(1000))
         self._pending: Step | None = None
 
@@ -109,20 +109,20 @@ def test_penalties_see_tokens_that_nobody_has_read_yet(device: Device | None, sa
 
 
 @devices
-def test_slots_grow_with_a_long_row_and_shrink_when_it_leaves(device: Device | None) -> None:
+def test_a_long_row_takes_memory_for_itself_alone_and_gives_it_back(device: Device | None) -> None:
     steps = Steps(device, widest=512)
     short = [steps.add(Request(f"s{n}", (PROMPT[: 8 + n],), sampling=Sampling(temperature=0.0)), 60) for n in range(3)]
     steps.step()
-    before = steps.runner.slots.nbytes
+    [group] = steps.runner.rows.groups
+    assert group.pages.used == 3
     long = steps.add(Request("l", (PROMPT * 4,), sampling=Sampling(temperature=0.0)), 2)
-    largest = 0
+    most = 0
     while long.produced < long.limit:
         steps.step()
-        largest = max(largest, steps.runner.slots.nbytes)
-    assert largest > 4 * before
-    for _ in range(3):
-        steps.step()
-    assert steps.runner.slots.nbytes == before
+        most = max(most, group.pages.used)
+    assert most <= 3 + 26 + 3, "one that is long makes no room for the others"
+    steps.step()
+    assert group.pages.used <= 6
     for row in short:
         steps.run(row)
         alone = Steps(device, widest=512)

@@ -53,8 +53,7 @@ def test_nothing_is_lost_whatever_arrives_leaves_or_is_preempted(
     drain(world)
     for sequence in world.finished:
         assert list(sequence.generated) == [expected_token(sequence.ticket, n) for n in range(sequence.limit)]
-    assert not world.seats.taken and not world.scheduler.running and not world.scheduler.waiting
-    assert not any(world.slots.rows)
+    assert not world.rows.held and not world.scheduler.running and not world.scheduler.waiting
 
 
 @either_way
@@ -160,7 +159,7 @@ def test_a_stated_length_reserves_no_more_than_a_step_ahead(stated: bool) -> Non
 
 
 def test_short_sequences_overtake_one_that_does_not_fit_but_not_for_ever() -> None:
-    world = World(memory=8 * 512, max_sequences=8, context=3000)
+    world = World(memory=7 * 512, max_sequences=8, context=3000)
     for _ in range(3):
         world.arrive(100, 400)
     world.step()
@@ -192,11 +191,11 @@ def test_a_share_that_was_lent_is_given_back_at_once() -> None:
     lent = [world.arrive(10, 500, tenant="many") for _ in range(6)]
     for _ in range(5):
         world.step()
-    assert sum(row.slot is not None for row in lent) == 4, "a tenant alone has every seat"
+    assert sum(row.row is not None for row in lent) == 4, "a tenant alone has every seat"
     own = [world.arrive(10, 50, tenant="few") for _ in range(3)]
     for _ in range(3):
         world.step()
-    assert [row.slot is not None for row in own] == [True, True, False], "but no more than its share"
+    assert [row.row is not None for row in own] == [True, True, False], "but no more than its share"
     assert [row.preemptions for row in lent] == [0, 0, 1, 1, 0, 0], "and the newest make way"
     drain(world)
     for row in lent:

@@ -6,32 +6,31 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from ingot.cache.footprint import Footprint
+from ingot.cache.launch import Row
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.request import Request
 from ingot.engine.scheduler import Chunk, Scheduler
-from ingot.engine.seats import Seats
 from ingot.engine.sequence import Sequence
 
 DECODE_MS, ROW_MS, TOKEN_MS = 20.0, 1.0, 0.5
-SHAPE = Footprint(append=1, windows=(), recurrent=0, largest_layer=0, activation=0, score=0, logits=0)
+SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=0, score=0, logits=0)
 
 
-class CountingSlots:
-    """Remembers which tokens each slot was given, and refuses what a real one would corrupt."""
+class CountingRows:
+    """Remembers which tokens each row was given."""
 
-    def __init__(self, count: int) -> None:
-        self.rows: list[list[int]] = [[] for _ in range(count)]
+    def __init__(self) -> None:
+        self.held: dict[Sequence, list[int]] = {}
 
-    def clear(self, slot: int) -> None:
-        self.rows[slot] = []
+    def seat(self, sequence: Sequence) -> None:
+        assert sequence.row is None
+        sequence.row, self.held[sequence] = Row(len(self.held), ()), []
 
-    def move(self, source: int, target: int) -> None:
-        assert not self.rows[target], "a row is moved onto another"
-        self.rows[target], self.rows[source] = self.rows[source], []
-
-    def swap(self, one: int, other: int) -> None:
-        self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
+    def leave(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            del self.held[sequence]
+            sequence.row, sequence.decoding = None, False
 
 
 class NothingKnown:
@@ -71,10 +70,14 @@ class World:
         self.context = budget.longest(self.context)
         self.costs = StepCosts(mixes=self.mixes)
         self.scheduler = Scheduler(
-            budget.fits, lambda _: 512, NothingKnown(), self.costs, self.max_sequences, self.target_ms
+            lambda reserved: budget.fits([tokens for _, tokens in reserved]),
+            lambda _: 512,
+            NothingKnown(),
+            self.costs,
+            self.max_sequences,
+            self.target_ms,
         )
-        self.slots = CountingSlots(self.max_sequences)
-        self.seats = Seats(self.slots)
+        self.rows = CountingRows()
 
     def arrive(self, prompt: int, limit: int, stated: bool = True, tenant: str = "") -> Sequence:
         prompt = min(prompt, self.context - 1)
@@ -92,25 +95,22 @@ class World:
         sequence.ended = True
         self.alive.remove(sequence)
         self.scheduler.remove(sequence)
-        if sequence.slot is not None:
-            self.seats.leave(sequence)
+        self.rows.leave(sequence)
 
     def step(self) -> None:
         """Plan and launch a step, then read the tokens of the one before, as the engine does."""
         plan = self.scheduler.plan(self.now)
         for sequence in (*plan.preempted, *plan.retired):
-            if sequence.slot is not None:
-                self.seats.leave(sequence)
+            self.rows.leave(sequence)
         for sequence in plan.admitted:
-            self.seats.sit(sequence)
+            self.rows.seat(sequence)
         before, self.in_flight = self.in_flight, []
         decoding = [Chunk(sequence, 1, True) for sequence in plan.decode]
-        assert {id(s) for s in plan.decode} == {id(s) for s in self.seats.taken[: self.seats.decoding]}
+        assert set(plan.decode) == {sequence for sequence in self.rows.held if sequence.decoding}
         spent = self._mixed(decoding, plan.chunks) if self.mixes else self._apart(decoding, plan.chunks)
         self.now += spent / 1000
         self._read(before)
         self.scheduler.check()
-        self.seats.check()
 
     def _apart(self, decoding: list[Chunk], chunks: Many[Chunk]) -> float:
         spent = 0.0
@@ -140,16 +140,14 @@ class World:
     def _run(self, chunks: Many[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
-            assert sequence.slot is not None
-            row = self.slots.rows[sequence.slot]
+            row = self.rows.held[sequence]
             assert len(row) == sequence.computed
             row += [self._token(sequence, sequence.computed + number) for number in range(chunk.count)]
             sequence.computed += chunk.count
             if chunk.final:
                 self.in_flight.append((sequence, expected_token(sequence.ticket, sequence.sampled)))
                 sequence.sampled += 1
-                if not sequence.decoding:
-                    self.seats.start_decoding(sequence)
+                sequence.decoding = True
 
     def _token(self, sequence: Sequence, position: int) -> int:
         number = position - len(sequence.prompt)
@@ -168,5 +166,4 @@ class World:
                 self.alive.remove(sequence)
                 self.finished.append(sequence)
                 self.scheduler.remove(sequence)
-                if sequence.slot is not None:
-                    self.seats.leave(sequence)
+                self.rows.leave(sequence)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingot.engine.budget import TRANSIENT_SHARE
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from tests import engines
@@ -94,7 +93,7 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
     roomy.close()
     # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
-    tight_bytes = int(roomy._loaded.budget.state_bytes(4, 512) / (1 - TRANSIENT_SHARE)) + 1000
+    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
     tight = engines.start(kind, context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
     streams = [tight.generate(request) for request in asked]
     preempted = 0

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import pytest
+from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.layers import AppendState, LayerState
-from ingot.cache.slots import Slots
 from ingot.errors import ModelError
 from ingot.models.probe import Findings, Probe, apart
 

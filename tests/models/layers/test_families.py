@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.slots import Slots
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
 from ingot.kernels import native

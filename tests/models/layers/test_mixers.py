@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
+from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.slots import Slots
 from ingot.models import adapter
 from ingot.models.layers import attention
 from ingot.models.layers.attention import WIRINGS, MixedAttention

@@ -8,10 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
-from ingot.cache.slots import Slots
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt, load
