@@ -109,21 +109,18 @@ struct KeyBlock {
   const Number *keys, *values, *next;
 };
 
-// With few rows, keys and values are waited for: keys are asked for about that many bytes ahead, but no further than in the
-// next block, and the values of a key when it is scored.
+// With few rows, keys and values are waited for: keys are asked for that many bytes ahead, some of them in the next block,
+// and the values of a key when it is scored.
 constexpr size_t kAhead = 4096;
 
 template <int R, class Number>
 void scored(const float* q, const KeyBlock<Number>& block, int lo, int hi, int dim, float* scores) {
   constexpr int K = R == 1 ? 8 : 4;
-  const int ahead = std::clamp(static_cast<int>(kAhead / sizeof(Number)) / dim / K * K, K, kKeyBlock);
+  const size_t whole = static_cast<size_t>(kKeyBlock) * dim;
   int j = lo;
   for (; j + K <= hi; j += K) {
-    const size_t at = static_cast<size_t>(j) * dim;
-    const int soon = j + ahead;
-    ask_for(soon < kKeyBlock ? block.keys + static_cast<size_t>(soon) * dim
-                             : block.next + static_cast<size_t>(soon - kKeyBlock) * dim,
-            static_cast<size_t>(K) * dim);
+    const size_t at = static_cast<size_t>(j) * dim, soon = at + kAhead / sizeof(Number);
+    ask_for(soon < whole ? block.keys + soon : block.next + (soon - whole), static_cast<size_t>(K) * dim);
     ask_for(block.values + at, static_cast<size_t>(K) * dim);
     few_scores<R, K>(q, block.keys + at, dim, scores + j);
   }

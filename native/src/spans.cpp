@@ -11,10 +11,13 @@ Spans::Spans(std::vector<Span> spans, std::vector<Table> tables, std::optional<s
     : spans_(std::move(spans)), tables_(std::move(tables)) {
   for (const Table& table : tables_) {
     require(table.forgotten >= 0, "no fewer than no pages are forgotten");
+    int32_t least = 0, most = -1;
     for (const int32_t page : table.pages) {
-      require(page >= 0, "a page's number is not negative");
-      pages_ = std::max(pages_, int64_t{page} + 1);
+      least = std::min(least, page);
+      most = std::max(most, page);
     }
+    require(least >= 0, "a page's number is not negative");
+    pages_ = std::max(pages_, int64_t{most} + 1);
   }
   std::vector<bool> taken(tables_.size());
   for (const Span& span : spans_) {
