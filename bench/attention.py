@@ -4,8 +4,9 @@ python -m bench.attention                        against computing each token in
 python -m bench.attention --before FOLDER        against the kernels in FOLDER, such as an earlier version's
 python -m bench.attention --depths 0,16384 --rounds 9
 
-One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits. For --before, build the
-other version with `pip install --no-build-isolation --no-deps --target FOLDER ./native` in a clone of it.
+One layer of Qwen2.5-0.5B's shape: 14 heads of 64 share 2 heads of keys and values, in 16 bits, in pages that lie in no
+order. For --before, build the other version, which must have the same interface, with
+`pip install --no-build-isolation --no-deps --target FOLDER ./native` in a clone of it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +30,7 @@ HEADS, KV_HEADS, SIZE = 14, 2, 64
 PROMPT, STEPS = 512, 64
 """Tokens of a prompt's chunk, and single ones, at each depth."""
 DEPTHS = "0,4096,16384"
+PAGE = 512
 
 
 class Layer:
@@ -40,7 +44,8 @@ class Layer:
 
         if not native.available():
             raise SystemExit(f"bench.attention: {native.advice()}")
-        self.capacity = deepest + PROMPT + STEPS
+        pages = -(-(deepest + PROMPT + STEPS) // PAGE)
+        self.table = array("i", random.Random(0).sample(range(pages), pages))
         rotation = native.rotation(1e6 ** (-mx.arange(0, SIZE, 2) / SIZE), dims=SIZE, neighbours=False, gain=1.0)
         self.operation = native.Attention(
             heads=HEADS,
@@ -53,7 +58,7 @@ class Layer:
             rotation=rotation,
             gated=False,
         )
-        shape = (1, KV_HEADS, self.capacity, SIZE)
+        shape = (pages, KV_HEADS, PAGE, SIZE)
         self.states = tuple(mx.random.normal(shape).astype(mx.float16) for _ in range(2))
         widths = (HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE)
         self.given = tuple(mx.random.normal((PROMPT, width)) for width in widths)
@@ -70,8 +75,11 @@ class Layer:
     def _run(self, depth: int, tokens: int) -> None:
         import mlx.core as mx
 
+        from ingot.kernels import native
+
         q, k, v = (x[:tokens] for x in self.given)
-        attended, *states = self.operation(q, k, v, *self.states, [(0, tokens, 0, depth, depth, 0)])
+        spans = native.spans([(0, tokens, 0, depth, depth)], [(0, self.table)])
+        attended, *states = self.operation(q, k, v, *self.states, spans)
         self.states = tuple(states)
         mx.eval(attended, *states)
 

@@ -15,8 +15,15 @@ from ingot.kernels.build import remedy
 from ingot.kernels.device import acting_as
 
 if TYPE_CHECKING:
+    from array import array as PlainArray
+
     import mlx.core as mx
 
+    Integers = PlainArray[int] | memoryview
+    """Of 32 bits."""
+
+INTERFACE = 2
+"""Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
@@ -39,6 +46,8 @@ def _loaded() -> Any:
         import ingot_native
     except ImportError:  # built for another mlx
         return None
+    if getattr(ingot_native, "INTERFACE", 1) != INTERFACE:
+        return None
     address = fastblas.single_threaded_sgemm()
     if address is not None:
         ingot_native.use_blas(address)
@@ -60,7 +69,7 @@ def advice() -> str | None:
         return None
     if importlib.util.find_spec("ingot_native") is None:
         return f"no native kernels: {remedy()}"
-    return f"the native kernels do not fit this mlx: {remedy()}"
+    return f"the native kernels do not fit this mlx, or this ingot: {remedy()}"
 
 
 def describe() -> str | None:
@@ -206,19 +215,68 @@ class Stack:
         x: mx.array,
         keys: Sequence[mx.array],
         values: Sequence[mx.array],
-        pieces: Sequence[tuple[int, int, int, int]],
+        spans: Any,
     ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
-        """x [..., hidden] through all layers, and each one's keys and values [slots, heads, capacity, size] after it.
+        """x [..., hidden] through all layers, and each one's keys and values [pages, heads, page, size] after it.
 
-        A piece is (first token of x, tokens, slot, position of the first) of one sequence. The states are written in
-        place: what is given must not be used any more.
+        `spans` are what `spans()` made. The states are written in place: what is given must not be used any more.
         """
-        y, *states = self._stack(x, keys, values, pieces)
+        y, *states = self._stack(x, keys, values, spans)
         return y, states[: self._size], states[self._size :]
 
 
-KernelSpan = tuple[int, int, int, int, int, int]
-"""(first token, tokens, slot, position of the first, its place in the states, window or 0) of one sequence."""
+KernelSpan = tuple[int, int, int, int, int]
+"""(first token of the launch, tokens, row of the tables, place of the first, its position) of one sequence."""
+PageTable = tuple[int, "Integers"]
+"""(how many pages at the front were forgotten, the pages after them) of one sequence."""
+
+
+def spans(spans: Sequence[KernelSpan], tables: Sequence[PageTable], positions: Integers | None = None) -> Any:
+    """Which tokens of a launch belong to which sequence, and in which pages; for all layers that share tables.
+
+    The token at a place lies in the page `pages[place // page - forgotten]`, at `place % page`; a page has 64, 128, 256
+    or 512 tokens. Tables are copied. Rows may share pages that hold what they have in common; what a span writes, no
+    other row sees. `positions`, one for each token of the launch, are what tokens are turned by instead of consecutive
+    ones. Raises ValueError for spans that are out of order; the operations do for pages and places that there are not.
+    """
+    return _loaded().Spans(spans, tables, positions)
+
+
+def reserve(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Zeros that take memory only where they are written; all of it is given back when the array dies.
+
+    It is no part of what mlx counts as active memory.
+    """
+    reserved: mx.array = _loaded().reserve(shape, dtype)
+    return reserved
+
+
+def discard(array: mx.array, pages: Sequence[int]) -> None:
+    """Give back the memory of these rows of the first axis, where it is whole memory pages: they read as zeros then.
+
+    Waits for the array; nothing that was not waited for may still read those rows.
+    """
+    _loaded().discard(array, pages)
+
+
+def copy_tokens(arrays: Sequence[mx.array], copies: Sequence[tuple[int, int, int]]) -> list[mx.array]:
+    """For each copy (source page, target page, tokens), in order: the target's first tokens become the source's.
+
+    In place, in all arrays [pages, kv_heads, page, size] at once: what is given must not be used any more.
+    """
+    copied: list[mx.array] = _loaded().copy_tokens(arrays, copies)
+    return copied
+
+
+def write_tokens(array: mx.array, page: int, begin: int, tokens: mx.array) -> mx.array:
+    """Tokens [kv_heads, count, size] into a page of the array, from its token `begin` on.
+
+    In place: what is given must not be used any more.
+    """
+    written: mx.array = _loaded().write_tokens(array, page, begin, tokens)
+    return written
+
+
 HeadNorm = tuple["mx.array", float, bool, bool]
 """(weight, eps, whether all heads of a token are normed as one, whether the mean is taken off) of queries or keys."""
 
@@ -262,13 +320,21 @@ class Attention:
         )
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, keys: mx.array, values: mx.array, spans: Sequence[KernelSpan]
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        spans: Any,
+        window: int = 0,
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """What queries [..., heads * size] attend to, and the states [slots, kv_heads, capacity, size] after it.
+        """What queries [..., heads * size] attend to, and the states [pages, kv_heads, page, size] after it.
 
+        `spans` are what `spans()` made. A token sees the `window` newest ones, itself among them, or all where it is 0.
         The states are written in place: what is given must not be used any more.
         """
-        attended, keys, values = self._attention(q, k, v, keys, values, spans)
+        attended, keys, values = self._attention(q, k, v, keys, values, spans, window)
         return attended, keys, values
 
 
@@ -292,9 +358,10 @@ def gated(kind: str, gate: mx.array, up: mx.array | None = None) -> mx.array:
 def convolution(weight: mx.array, bias: mx.array | None, *, silu: bool = False, gated: bool = False) -> Any:
     """A causal filter for each channel: weight [channels, taps, 1]. Only where `available`, like the next two.
 
-    Called with x [..., channels], tails [slots, taps - 1, channels] and pieces, it gives y and the tails. A piece is as
-    `Stack` has it; one that starts at position 0 finds no state. Tails, and states below, are written in place: what is
-    given must not be used any more. With gates x is [b, c, x] side by side, and y = c * filtered(b * x).
+    Called with x [..., channels], tails [slots, taps - 1, channels] and pieces, it gives y and the tails. A piece is
+    (first token, tokens, slot, position of the first) of one sequence; one that starts at position 0 finds no state.
+    Tails, and states below, are written in place: what is given must not be used any more. With gates x is [b, c, x]
+    side by side, and y = c * filtered(b * x).
 
     With `earlier=n` it also gives copies [n, pieces, ...] of each state, as it was without the last token of a piece,
     without the last two, and so on; zeros where a piece is not that long. Guessed tokens are taken back with these.

@@ -236,8 +236,8 @@ void round(const float* x, int row, WideRows out) {
 }  // namespace
 
 template <class Number>
-void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k,
-                     const Number* v, int keys, const float* sinks, float* out);
+void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Number>& paged,
+                     int keys, const float* sinks, float* out);
 
 extern const Wide wide_amx;
 const Wide wide_amx = {"amx", round, multiply, multiply_gated, attend_in_tiles<float>, attend_in_tiles<Half>};

@@ -65,11 +65,13 @@ class Rows {
     }
   }
 
-  // `count` keys, the first of which is the `base`th; whether any came before.
+  // `count` keys, the first of which is the `base`th; whether none came before.
   template <class Number>
-  void meet(const Number* k, const Number* v, int base, int count, bool anew) {
-    take_keys(k, count);
-    take_values(v, count);
+  void meet(const Paged<Number>& paged, int base, int count, bool anew) {
+    size_t at[kKeys];  // they may lie in several pages
+    for (int key = 0; key < count; key++) at[key] = paged.at(base + key);
+    take_keys(paged.keys, at, count);
+    take_values(paged.values, at, count);
     for (int tile = 0; tile < tiles_; tile += 2) {
       const int first = tile * kTile, last = std::min(first + 2 * kTile, rows_) - 1;
       const int end = std::min(count, sees_until(last) - base), begin = std::max(0, sees_from(first) - base);
@@ -103,12 +105,12 @@ class Rows {
 
   // As the right factor of scores: of each 16 keys two values side by side, then the next two.
   template <class Number>
-  void take_keys(const Number* k, int count) {
+  void take_keys(const Number* k, const size_t* at, int count) {
     for (int key = 0; key < count; key += kTile)
       for (int block = 0; block < depth_; block++) {
         __m512i r[kTile];
         for (int i = 0; i < kTile; i++)
-          r[i] = key + i < count ? values(k + static_cast<size_t>(key + i) * how_.dim, block * kBlock, how_.dim) : _mm512_setzero_si512();
+          r[i] = key + i < count ? values(k + at[key + i], block * kBlock, how_.dim) : _mm512_setzero_si512();
         turn(r);
         uint16_t* to = k_ + (static_cast<size_t>(key / kTile) * depth_ + block) * kTileNumbers;
         for (int i = 0; i < kTile; i++) _mm512_store_si512(to + i * kBlock, r[i]);
@@ -120,12 +122,12 @@ class Rows {
 
   // As the right factor of sums: of each 16 values those of two keys side by side, then those of the next two.
   template <class Number>
-  void take_values(const Number* v, int count) {
+  void take_values(const Number* v, const size_t* at, int count) {
     const int whole = (count + kBlock - 1) / kBlock * kBlock;
     for (int key = 0; key < whole; key += 2)
       for (int d = 0; d < width_; d++) {
         auto of = [&](int key) {
-          return some(lanes(key < count ? how_.dim - d * kTile : 0), v + static_cast<size_t>(key) * how_.dim + d * kTile);
+          return key < count ? some(lanes(how_.dim - d * kTile), v + at[key] + d * kTile) : _mm512_setzero_ps();
         };
         _mm512_store_si512(v_ + (d * kKeyBlocks + key / kBlock) * kTileNumbers + key % kBlock * kTile, paired(of(key), of(key + 1)));
       }
@@ -202,19 +204,18 @@ thread_local Room<float> Rows::floats_;
 }  // namespace
 
 template <class Number>
-void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k,
-                     const Number* v, int keys, const float* sinks, float* out) {
+void attend_in_tiles(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Number>& paged,
+                     int keys, const float* sinks, float* out) {
   const Tiles tiles;
   Rows rows(how, queries, group, keys);
   rows.begin(q, stride, sinks);
   const int oldest = how.window > 0 ? std::max(0, keys - queries + 1 - how.window) : 0;
   for (int base = oldest; base < keys; base += kKeys)
-    rows.meet(k + static_cast<size_t>(base) * how.dim, v + static_cast<size_t>(base) * how.dim, base, std::min(kKeys, keys - base),
-              base == oldest);
+    rows.meet(paged, base, std::min(kKeys, keys - base), base == oldest);
   rows.give(stride, out);
 }
 
-template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const float*, const float*, int, const float*, float*);
-template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const Half*, const Half*, int, const float*, float*);
+template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const Paged<float>&, int, const float*, float*);
+template void attend_in_tiles(const Sight&, const float*, int, int, size_t, const Paged<Half>&, int, const float*, float*);
 
 }  // namespace ingot

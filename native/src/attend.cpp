@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -29,11 +30,11 @@ constexpr int kMany = 48;       // from which on they are
 // How rows meet keys: in float32, with most keys in numbers of 16 bits (Floats::attend_narrow), or in register tiles (Wide).
 enum class Way { exact, narrow, tiles };
 
-Way way_of(const Heads& how, const Span& span, bool halves) {
+Way way_of(const Heads& how, const Span& span, int window, bool halves) {
   if (takes_one_path() || span.count * (how.heads / how.kv_heads) < kMany) return Way::exact;
   if (may_go_wide()) return Way::tiles;
   // A window leaves few keys that all queries of a task see.
-  const bool narrow = halves && span.window == 0 && floats().attend_narrow != nullptr && NarrowTile::fits(how.size);
+  const bool narrow = halves && window == 0 && floats().attend_narrow != nullptr && NarrowTile::fits(how.size);
   return narrow ? Way::narrow : Way::exact;
 }
 
@@ -57,32 +58,31 @@ struct Task {
   int stretch = 0;  // where there is a split
 };
 
-// Of a sequence whose first key is where that of the span is.
-Sight sight_of(const Heads& how, const Span& span, int capacity) {
-  // A window that is wider than the states shows no more than they hold.
-  return {how.size, how.scale, how.cap, std::min(span.window, capacity), (span.start - span.place) % kStretch};
-}
-
 int seen_by(const Task& task) { return task.span->place + task.first + task.count; }
+
+Sight sight_of(const Heads& how, const Task& task, int window) {
+  // A window that is wider than all there is shows no more than that.
+  return {how.size, how.scale, how.cap, std::min(window, seen_by(task))};
+}
 
 // How the work is shared out.
 struct Plan {
-  Plan(const Heads& how, const std::vector<Span>& spans, const States& states) {
+  Plan(const Heads& how, const Spans& spans, int window, const States& states) {
     const int group = how.heads / how.kv_heads;
     for (const Span& span : spans) {
-      const Way way = way_of(how, span, states.halves);
+      const Way way = way_of(how, span, window, states.halves);
       const int most = std::max(1, (way == Way::exact ? kTileRows : kWideRows) / group);
       for (int first = 0, count; first < span.count; first += count) {
         count = std::min(most, span.count - first);
-        if (way == Way::narrow) count = std::min(count, kKeyBlock - (span.start + first) % kKeyBlock);
+        if (way == Way::narrow) count = std::min(count, kKeyBlock - (span.place + first) % kKeyBlock);
         for (int head = 0; head < how.kv_heads; head++) tasks.push_back({&span, head, first, count, way});
       }
     }
     // The latest queries see the most keys: they go first, so that the threads end together.
     std::reverse(tasks.begin(), tasks.end());
-    // Those of one span read each other's keys.
-    apart = tasks.size() == spans.size() * how.kv_heads;
-    if (static_cast<int>(tasks.size()) < 2 * Pool::shared().threads()) split(how, states.capacity);
+    // Those of one sequence read each other's keys.
+    apart = spans.apart() && tasks.size() == spans.size() * how.kv_heads;
+    if (static_cast<int>(tasks.size()) < 2 * Pool::shared().threads()) split(how, window);
   }
 
   std::vector<Task> tasks;
@@ -90,10 +90,10 @@ struct Plan {
 
  private:
   // So few tasks would leave threads without work.
-  void split(const Heads& how, int capacity) {
+  void split(const Heads& how, int window) {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
-      const Stretches stretches(sight_of(how, *task.span, capacity), task.count, seen_by(task));
+      const Stretches stretches(sight_of(how, task, window), task.count, seen_by(task));
       if (task.way == Way::tiles || stretches.first == stretches.last) {
         parts.push_back(task);
         continue;
@@ -127,7 +127,21 @@ void normed(const HeadNorm& norm, float* x, int heads, int size) {
 
 }  // namespace
 
-void States::put(size_t at, const float* key, const float* value, int size) const {
+States::States(mx::array& keys, mx::array& values)
+    : keys(keys.data<char>()), values(values.data<char>()), kv_heads(keys.shape(1)), page(keys.shape(2)), size(keys.shape(3)),
+      halves(holds_halves(keys, values)) {}
+
+template <class Number>
+Paged<Number> States::paged(const Table& table, int kv_head) const {
+  const size_t own = static_cast<size_t>(page) * size, from = kv_head * own;
+  const int bits = std::countr_zero(static_cast<unsigned>(page));
+  return {static_cast<const Number*>(keys) + from, static_cast<const Number*>(values) + from, table.pages.data(),
+          table.forgotten, bits, size, kv_heads * own};
+}
+
+void States::put(const Table& table, int place, int kv_head, const float* key, const float* value) const {
+  const size_t in_page = static_cast<size_t>(kv_head) * page + place % page;
+  const size_t at = (static_cast<size_t>(table.pages[place / page - table.forgotten]) * kv_heads * page + in_page) * size;
   auto put = [&](void* state, const float* x) {
     if (halves)
       floats().halve(x, size, static_cast<Half*>(state) + at);
@@ -146,7 +160,7 @@ bool holds_halves(const mx::array& keys, const mx::array& values) {
 
 namespace {
 
-void prepare_all(const Heads& how, const std::vector<Span>& spans, const Prepare& prepare) {
+void prepare_all(const Heads& how, const Spans& spans, const Prepare& prepare) {
   std::vector<int> tokens;
   for (const Span& span : spans)
     for (int i = 0; i < span.count; i++) tokens.push_back(span.first + i);
@@ -164,14 +178,11 @@ float* own_room(size_t size) {
 template <class Number>
 class Attending {
  public:
-  Attending(const Heads& how, const Task& task, const float* q, const States& states, float* out)
-      : how_(how), task_(task), sight_(sight_of(how, *task.span, states.capacity)), group_(how.heads / how.kv_heads),
-        seen_(seen_by(task)), stride_(static_cast<size_t>(how.heads) * how.size),
-        sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr) {
-    const size_t row = static_cast<size_t>(task.span->slot) * how.kv_heads + task.kv_head, from = row * states.capacity * how.size;
+  Attending(const Heads& how, const Task& task, int window, const float* q, const Paged<Number>& paged, float* out)
+      : how_(how), task_(task), sight_(sight_of(how, task, window)), group_(how.heads / how.kv_heads), seen_(seen_by(task)),
+        stride_(static_cast<size_t>(how.heads) * how.size), sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr),
+        paged_(paged) {
     const size_t at = (task.span->first + task.first) * stride_ + static_cast<size_t>(task.kv_head) * group_ * how.size;
-    keys_ = static_cast<const Number*>(states.keys) + from;
-    values_ = static_cast<const Number*>(states.values) + from;
     q_ = q + at;
     out_ = out + at;
   }
@@ -210,7 +221,7 @@ class Attending {
       else
         return use.attend;
     }();
-    attend(sight_, q_, task_.count, group_, stride_, keys_, values_, seen_, sinks_, out_);
+    attend(sight_, q_, task_.count, group_, stride_, paged_, seen_, sinks_, out_);
   }
 
   void find(const float* q, int stretch, float* scratch, Found found) const {
@@ -220,7 +231,7 @@ class Attending {
       else
         return floats().attend;
     }();
-    attend(sight_, q, task_.count, group_, stride_, keys_, values_, seen_, stretch, scratch, found);
+    attend(sight_, q, task_.count, group_, stride_, paged_, seen_, stretch, scratch, found);
   }
 
   // A sink is a score that takes its share of the weights and adds nothing.
@@ -246,26 +257,27 @@ class Attending {
   const int group_, seen_;
   const size_t stride_;
   const float* sinks_;
+  const Paged<Number> paged_;
   const float* q_;
-  const Number *keys_, *values_;
   float* out_;
 };
 
 }  // namespace
 
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
+void attend(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
             const Prepare& prepare) {
-  const Plan plan(how, spans, states);
+  const Plan plan(how, spans, window, states);
   if (prepare && !plan.apart) prepare_all(how, spans, prepare);
   Pool::shared().each(static_cast<int>(plan.tasks.size()), [&](int index) {
     const Task& task = plan.tasks[index];
     // Here the threads need not wait for each other, which they do for longer than a step's few tokens take.
     if (prepare && plan.apart)
       for (int i = 0; i < task.span->count; i++) prepare(task.span->first + i, task.kv_head);
+    const Table& table = spans.table(*task.span);
     if (states.halves)
-      Attending<Half>(how, task, q, states, out).run();
+      Attending<Half>(how, task, window, q, states.paged<Half>(table, task.kv_head), out).run();
     else
-      Attending<float>(how, task, q, states, out).run();
+      Attending<float>(how, task, window, q, states.paged<float>(table, task.kv_head), out).run();
   });
 }
 
@@ -285,16 +297,14 @@ Attention::Attention(Heads how, const std::optional<mx::array>& sinks, std::opti
   }
 }
 
-void Attention::run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans,
+void Attention::run(const float* q, const float* k, const float* v, int tokens, const Spans& spans, int window,
                     const States& states, float* out) const {
   const int heads = how_.heads, kv_heads = how_.kv_heads, size = how_.size, taken = gated_ ? 2 * size : size;
   const size_t width = static_cast<size_t>(heads) * size, kv_width = static_cast<size_t>(kv_heads) * size;
   Room<float> queries(tokens * width);
-  const auto table = rotation_ ? rotation_->table(spans, tokens) : nullptr;
-  std::vector<const Span*> owners(tokens);
-  for (const Span& span : spans) std::fill_n(owners.begin() + span.first, span.count, &span);
+  const auto table = rotation_ ? rotation_->table(spans.positions()) : nullptr;
   each_token(tokens, [&](int token) {
-    const Span* span = owners[token];
+    const Span* span = spans.owner(token);
     if (span == nullptr) {
       std::fill_n(out + token * width, width, 0.0f);
       return;
@@ -313,13 +323,12 @@ void Attention::run(const float* q, const float* k, const float* v, int tokens, 
         rotation_->turn(scratch.data() + static_cast<size_t>(head) * size, *table, token);
     }
     for (int head = 0; head < kv_heads; head++) {
-      const int place = span->place + token - span->first;
-      const size_t to = ((static_cast<size_t>(span->slot) * kv_heads + head) * states.capacity + place) * size;
       const size_t own = static_cast<size_t>(head) * size;
-      states.put(to, scratch.data() + own, v + token * kv_width + own, size);
+      const int place = span->place + token - span->first;
+      states.put(spans.table(*span), place, head, scratch.data() + own, v + token * kv_width + own);
     }
   });
-  attend(how_, spans, queries.data(), states, out);
+  attend(how_, spans, window, queries.data(), states, out);
   if (!gated_) return;
   each_token(tokens, [&](int token) {
     for (int head = 0; head < heads; head++) {
@@ -333,8 +342,8 @@ namespace {
 
 class AttentionPrimitive : public mx::Primitive {
  public:
-  AttentionPrimitive(mx::Stream stream, std::shared_ptr<const Attention> attention, std::vector<Span> spans)
-      : Primitive(stream), attention_(std::move(attention)), spans_(std::move(spans)) {}
+  AttentionPrimitive(mx::Stream stream, std::shared_ptr<const Attention> attention, std::shared_ptr<const Spans> spans, int window)
+      : Primitive(stream), attention_(std::move(attention)), spans_(std::move(spans)), window_(window) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -345,11 +354,10 @@ class AttentionPrimitive : public mx::Primitive {
     outputs[2].copy_shared_buffer(inputs[4]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
-    mx::array &keys = outputs[1], &values = outputs[2];
-    const States states{keys.data<char>(), values.data<char>(), keys.shape(2), holds_halves(keys, values)};
-    encoder.dispatch([attention = attention_, spans = spans_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
+    const States states(outputs[1], outputs[2]);
+    encoder.dispatch([attention = attention_, spans = spans_, window = window_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
                       v = inputs[2].data<float>(), out = outputs[0].data<float>(), tokens, states] {
-      attention->run(q, k, v, tokens, spans, states, out);
+      attention->run(q, k, v, tokens, *spans, window, states, out);
     });
   }
 
@@ -361,26 +369,15 @@ class AttentionPrimitive : public mx::Primitive {
 
  private:
   std::shared_ptr<const Attention> attention_;
-  std::vector<Span> spans_;
+  std::shared_ptr<const Spans> spans_;
+  int window_;
 };
-
-void check_spans(const std::vector<Span>& spans, int tokens, const mx::Shape& states) {
-  int end = 0;
-  for (const Span& span : spans) {
-    require(span.first >= end && span.count > 0 && span.count <= tokens - span.first, "spans must follow one another");
-    require(span.slot >= 0 && span.slot < states[0] && span.place >= 0 && span.start >= span.place &&
-                span.count <= states[2] - span.place && span.count <= kFarthest - span.start,
-            "a span does not fit in the states");
-    require(span.window >= 0, "a window is not negative");
-    end = span.first + span.count;
-  }
-}
 
 }  // namespace
 
 std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention, const mx::array& q, const mx::array& k,
                                      const mx::array& v, const mx::array& keys, const mx::array& values,
-                                     std::vector<Span> spans, mx::StreamOrDevice s) {
+                                     std::shared_ptr<const Spans> spans, int window, mx::StreamOrDevice s) {
   const Heads& how = attention->heads();
   const int width = attention->query_width(), kv_width = how.kv_heads * how.size;
   require(q.ndim() >= 2 && q.shape(-1) == width, "the queries have the wrong width");
@@ -389,13 +386,13 @@ std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention,
   require(keys.ndim() == 4 && keys.shape(1) == how.kv_heads && keys.shape(3) == how.size && values.shape() == keys.shape(),
           "the states do not fit");
   holds_halves(keys, values);
-  check_spans(spans, static_cast<int>(tokens), keys.shape());
+  spans->check(static_cast<int>(tokens), keys.shape(), window);
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   auto plain = [&](const mx::array& x) { return mx::contiguous(mx::astype(x, mx::float32, stream), false, stream); };
   mx::Shape shape = q.shape();
   shape.back() = how.heads * how.size;
   return mx::array::make_arrays({shape, keys.shape(), values.shape()}, {mx::float32, keys.dtype(), values.dtype()},
-                                std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans)),
+                                std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans), window),
                                 {plain(q), plain(k), plain(v), keys, values});
 }
 

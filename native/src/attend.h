@@ -1,5 +1,5 @@
-// Ragged attention over the states of slots: any mix of prompts and steps in one operation, which also norms and turns
-// queries and keys and writes keys and values to the states.
+// Ragged attention over states in pages: any mix of prompts and steps in one operation, which also norms and turns queries
+// and keys and writes keys and values to the states.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "floats.h"
 #include "mlx/mlx.h"
 #include "rotation.h"
+#include "spans.h"
 #include "weights.h"
 
 namespace ingot {
@@ -20,23 +22,30 @@ struct Heads {
   const float* sinks = nullptr;  // one for each head: a score that takes its share of the weights and adds nothing
 };
 
-// Keys and values of the slots, [slots, kv_heads, capacity, size]: floats, or halves.
+// Keys and values in pages, [pages, kv_heads, tokens, size]: floats, or halves.
 struct States {
   void *keys, *values;
-  int capacity;
+  int kv_heads, page, size;  // `page` is the tokens of one
   bool halves;
 
-  // One head's of one token; `at` is where they begin.
-  void put(size_t at, const float* key, const float* value, int size) const;
+  States(mlx::core::array& keys, mlx::core::array& values);
+
+  // One head's of the token at a place.
+  void put(const Table& table, int place, int kv_head, const float* key, const float* value) const;
+
+  // One head's of a sequence.
+  template <class Number>
+  Paged<Number> paged(const Table& table, int kv_head) const;
 };
 
 // Whether states in such arrays are halves. Raises std::invalid_argument for arrays that cannot be states.
 bool holds_halves(const mlx::core::array& keys, const mlx::core::array& values);
 
-// Attention alone: q and out are [tokens, heads, size]. The states hold the spans' own keys and values already, or
-// prepare(token, kv_head) puts them there, and does what is left to do to the queries of the heads that share them.
+// Attention alone: q and out are [tokens, heads, size]. Each token sees the `window` newest ones of its sequence, itself among
+// them, or all before it where that is 0. The states hold the spans' own keys and values already, or prepare(token, kv_head)
+// puts them there, and does what is left to do to the queries of the heads that share them.
 using Prepare = std::function<void(int token, int kv_head)>;
-void attend(const Heads& how, const std::vector<Span>& spans, const float* q, const States& states, float* out,
+void attend(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
             const Prepare& prepare = nullptr);
 
 // A norm of queries or keys.
@@ -55,7 +64,7 @@ class Attention {
 
   // q [tokens, heads, size], or with a gate for the output behind each head: [tokens, heads, 2 * size]; k and v
   // [tokens, kv_heads, size].
-  void run(const float* q, const float* k, const float* v, int tokens, const std::vector<Span>& spans, const States& states,
+  void run(const float* q, const float* k, const float* v, int tokens, const Spans& spans, int window, const States& states,
            float* out) const;
 
   const Heads& heads() const { return how_; }
@@ -74,7 +83,7 @@ class Attention {
 // Raises std::invalid_argument for shapes that do not fit.
 std::vector<mlx::core::array> run_attention(
     std::shared_ptr<const Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
-    const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values, std::vector<Span> spans,
-    mlx::core::StreamOrDevice stream = {});
+    const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values, std::shared_ptr<const Spans> spans,
+    int window, mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

@@ -96,21 +96,35 @@ inline void ask_for(const Number* from, size_t count) {
   for (size_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
 }
 
-// With few rows, keys and values are waited for: keys are asked for that many bytes ahead, and the values of a key when
-// it is scored.
+// A block of keys and values, and the keys that come next.
+template <class Number>
+struct KeyBlock {
+  KeyBlock(const Paged<Number>& paged, int base, int keys) {
+    const size_t at = paged.at(base);
+    this->keys = paged.keys + at;
+    values = paged.values + at;
+    next = base + kKeyBlock < keys ? paged.keys + paged.at(base + kKeyBlock) : this->keys;
+  }
+
+  const Number *keys, *values, *next;
+};
+
+// With few rows, keys and values are waited for: keys are asked for that many bytes ahead, some of them in the next block,
+// and the values of a key when it is scored.
 constexpr size_t kAhead = 4096;
 
 template <int R, class Number>
-void scored(const float* q, const Number* k, const Number* v, int lo, int hi, int dim, float* scores) {
+void scored(const float* q, const KeyBlock<Number>& block, int lo, int hi, int dim, float* scores) {
   constexpr int K = R == 1 ? 8 : 4;
+  const size_t whole = static_cast<size_t>(kKeyBlock) * dim;
   int j = lo;
   for (; j + K <= hi; j += K) {
-    const ptrdiff_t at = static_cast<ptrdiff_t>(j) * dim;
-    ask_for(k + at + kAhead / sizeof(Number), static_cast<size_t>(K) * dim);
-    ask_for(v + at, static_cast<size_t>(K) * dim);
-    few_scores<R, K>(q, k + at, dim, scores + j);
+    const size_t at = static_cast<size_t>(j) * dim, soon = at + kAhead / sizeof(Number);
+    ask_for(soon < whole ? block.keys + soon : block.next + (soon - whole), static_cast<size_t>(K) * dim);
+    ask_for(block.values + at, static_cast<size_t>(K) * dim);
+    few_scores<R, K>(q, block.keys + at, dim, scores + j);
   }
-  for (; j < hi; j++) few_scores<R, 1>(q, k + static_cast<ptrdiff_t>(j) * dim, dim, scores + j);
+  for (; j < hi; j++) few_scores<R, 1>(q, block.keys + static_cast<size_t>(j) * dim, dim, scores + j);
 }
 
 // body(row, R) for the R rows from `row` on: four at a time, then what is left; R is a constant.
@@ -126,9 +140,9 @@ inline void in_fours(int rows, const Body& body) {
 }
 
 template <class Number>
-void scored_apart(const float* q, int rows, const Number* k, const Number* v, int lo, int hi, int dim, float* scores) {
+void scored_apart(const float* q, int rows, const KeyBlock<Number>& block, int lo, int hi, int dim, float* scores) {
   in_fours(rows, [&](size_t row, auto count) {
-    scored<decltype(count)::value>(q + row * dim, k, v, lo, hi, dim, scores + row * kKeyBlock);
+    scored<decltype(count)::value>(q + row * dim, block, lo, hi, dim, scores + row * kKeyBlock);
   });
 }
 

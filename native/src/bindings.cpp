@@ -14,6 +14,7 @@
 #include "floats.h"
 #include "kernels.h"
 #include "linear.h"
+#include "page_bindings.h"
 #include "pool.h"
 #include "product.h"
 #include "rotation.h"
@@ -82,14 +83,11 @@ void bind_stack(nb::module_& module) {
       .def(
           "__call__",
           [](std::shared_ptr<ingot::Stack> stack, const mlx::core::array& x, const Arrays& keys, const Arrays& values,
-             const std::vector<std::tuple<int, int, int, int>>& pieces) {
-            std::vector<ingot::Piece> taken;
-            for (const auto& [first, count, slot, start] : pieces) taken.push_back({first, count, slot, start});
-            return ingot::run_stack(std::move(stack), x, keys, values, std::move(taken));
+             std::shared_ptr<ingot::Spans> spans) {
+            return ingot::run_stack(std::move(stack), x, keys, values, std::move(spans));
           },
-          "x"_a, "keys"_a, "values"_a, "pieces"_a,
-          "x [..., hidden] through the layers; gives the result, the keys and the values, in one list. A piece is "
-          "(first token, tokens, slot, position of the first).");
+          "x"_a, "keys"_a, "values"_a, "spans"_a,
+          "x [..., hidden] through the layers; gives the result, the keys and the values, in one list.");
 }
 
 using Norm = std::optional<std::tuple<mlx::core::array, float, bool, bool>>;
@@ -105,7 +103,7 @@ void bind_attention(nb::module_& module) {
   nb::class_<ingot::Rotation>(module, "Rotation", "Rotary positions; attention that turns alike shares one.")
       .def(nb::init<const mlx::core::array&, int, bool, float>(), "angles"_a, nb::kw_only(), "dims"_a, "neighbours"_a,
            "gain"_a);
-  nb::class_<ingot::Attention>(module, "Attention", "Attention over the states of slots as one operation.")
+  nb::class_<ingot::Attention>(module, "Attention", "Attention over states in pages as one operation.")
       .def(
           "__init__",
           [](ingot::Attention* made, int heads, int kv_heads, int size, float scale, float cap,
@@ -120,15 +118,11 @@ void bind_attention(nb::module_& module) {
           "__call__",
           [](std::shared_ptr<ingot::Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
              const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values,
-             const std::vector<std::tuple<int, int, int, int, int, int>>& spans) {
-            std::vector<ingot::Span> taken;
-            for (const auto& [first, count, slot, start, place, window] : spans)
-              taken.push_back({first, count, slot, start, place, window});
-            return ingot::run_attention(std::move(attention), q, k, v, keys, values, std::move(taken));
+             std::shared_ptr<ingot::Spans> spans, int window) {
+            return ingot::run_attention(std::move(attention), q, k, v, keys, values, std::move(spans), window);
           },
-          "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a,
-          "What was attended to, the keys and the values. A span is (first token, tokens, slot, position of the first, "
-          "its place in the states, window or 0).");
+          "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a, "window"_a = 0,
+          "What was attended to, the keys and the values. A token sees the `window` newest ones, or all where it is 0.");
 }
 
 void bind_rows(nb::module_& module) {
@@ -153,6 +147,7 @@ void bind_rows(nb::module_& module) {
 
 NB_MODULE(_native, module) {
   nb::module_::import_("mlx.core");
+  ingot::bind_pages(module);
   bind_stack(module);
   bind_attention(module);
   bind_rows(module);

@@ -106,8 +106,8 @@ void halve(const float* x, size_t size, Half* y) {
 }
 
 template <class Number, bool narrow = false>
-void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Number* k, const Number* v,
-            int keys, int stretch, float* scratch, Found found) {
+void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Number>& paged, int keys,
+            int stretch, float* scratch, Found found) {
   const int rows = queries * group, dim = how.dim;
   const bool packed = narrow || rows >= kPacked;
   Tile tile(scratch, rows, dim);
@@ -115,21 +115,21 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
   NarrowTile narrow_tile(tile.end, tile.padded, dim);
   if constexpr (narrow)
     if (q != nullptr) narrow_queries(tile, rows, narrow_tile);
-  const int own_block = (keys - 1 + how.shift) / kKeyBlock * kKeyBlock - how.shift;
+  const int own_block = (keys - 1) / kKeyBlock * kKeyBlock;
   std::fill(found.sums, found.sums + static_cast<size_t>(rows) * dim, 0.0f);
   std::fill(found.largest, found.largest + rows, -std::numeric_limits<float>::infinity());
   std::fill(found.total, found.total + rows, 0.0f);
-  const int oldest = Stretches::oldest(how, queries, keys), end = std::min(keys, (stretch + 1) * kStretch - how.shift);
-  const int begin = std::max((oldest + how.shift) / kKeyBlock * kKeyBlock, stretch * kStretch) - how.shift;
+  const int oldest = Stretches::oldest(how, queries, keys), end = std::min(keys, (stretch + 1) * kStretch);
+  const int begin = std::max(oldest / kKeyBlock * kKeyBlock, stretch * kStretch);
   for (int base = begin; base < end; base += kKeyBlock) {
     const int lo = std::max(oldest - base, 0), hi = std::min(end - base, kKeyBlock);
-    const Number *block = k + static_cast<ptrdiff_t>(base) * dim, *values = v + static_cast<ptrdiff_t>(base) * dim;
+    const KeyBlock<Number> block(paged, base, keys);
     if constexpr (narrow)
-      if (base >= 0 && base < own_block && meet_narrow(tile, rows, block, values, how.cap, narrow_tile, found)) continue;
+      if (base < own_block && meet_narrow(tile, rows, block.keys, block.values, how.cap, narrow_tile, found)) continue;
     if (packed)
-      scored_together(tile.q, rows, block, lo, hi, dim, tile.panel, tile.scores);
+      scored_together(tile.q, rows, block.keys, lo, hi, dim, tile.panel, tile.scores);
     else
-      scored_apart(tile.q, rows, block, values, lo, hi, dim, tile.scores);
+      scored_apart(tile.q, rows, block, lo, hi, dim, tile.scores);
     auto sees = [&](int row) {
       const int until = keys - queries + row / group + 1 - base;
       return std::make_pair(how.window > 0 ? std::max(lo, until - how.window) : lo, std::min(hi, until));
@@ -152,10 +152,10 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
       });
     };
     if (!packed || std::is_same_v<Number, float>) {
-      sum_up(values);
+      sum_up(block.values);
     } else {
       const ptrdiff_t first = static_cast<ptrdiff_t>(lo) * dim;
-      widen(values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
+      widen(block.values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
       sum_up(static_cast<const float*>(tile.values));
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "half.h"
 
@@ -18,8 +19,24 @@ struct Sight {
   float scale;  // of the scores
   float cap;    // a score s becomes cap * tanh(s / cap); 0: it stays what it is
   int window;   // a query sees as many of the newest keys, its own among them; 0: all of them
-  int shift;    // the position of the first key, or what is left of it after whole stretches; sums are cut by positions, so
-                // that they come out the same wherever in its buffer a sequence lies and however many queries come together
+};
+
+// One head's keys and values of a sequence, which lie in pages. Sums are cut by places and pages end where blocks do, so that
+// they come out the same wherever the pages lie, however large they are and however many queries come together.
+template <class Number>
+struct Paged {
+  const Number *keys, *values;  // in the first of all pages
+  const int32_t* pages;         // the sequence's
+  int forgotten;                // of its pages, before these
+  int bits;                     // a page has 1 << bits tokens
+  int dim;
+  size_t stride;                // from page to page, in numbers
+
+  // How far on the token at a place lies; up to the next block's they lie behind one another.
+  size_t at(int place) const {
+    const size_t inside = place & ((1 << bits) - 1);
+    return static_cast<size_t>(pages[(place >> bits) - forgotten]) * stride + inside * dim;
+  }
 };
 
 // What rows (queries times heads) have found in some keys: weights and values are as if the largest score were 0.
@@ -49,15 +66,15 @@ struct Floats {
   // What `queries` tokens in a row find in one stretch of keys; the last of them sees `keys` keys and each one before it one
   // less. `group` heads that share keys and values lie behind one another, tokens `stride` apart, in q; where q is null,
   // they are those of the call before with the same `scratch`, for which see attend_scratch.
-  void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
-                 int keys, int stretch, float* scratch, Found found);
-  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
-                        const Half* v, int keys, int stretch, float* scratch, Found found);
-  // The same of many rows, whose queries stand in one block of keys, by positions. All blocks before that are computed in
+  void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<float>& paged, int keys,
+                 int stretch, float* scratch, Found found);
+  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Half>& paged,
+                        int keys, int stretch, float* scratch, Found found);
+  // The same of many rows, whose queries stand in one block of keys. All blocks before that are computed in
   // numbers of 16 bits where those are near enough. Null where there is no arithmetic for it. What a row finds depends neither
   // on other rows nor on how many there are.
-  void (*attend_narrow)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k,
-                        const Half* v, int keys, int stretch, float* scratch, Found found);
+  void (*attend_narrow)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Half>& paged,
+                        int keys, int stretch, float* scratch, Found found);
   // Adds what was found in one stretch to what was found in those before it.
   void (*merge)(Found all, Found more);
   // Each number as half_of has it.
@@ -72,7 +89,7 @@ struct Stretches {
   int first, last;
 
   Stretches(const Sight& how, int queries, int keys)
-      : first((oldest(how, queries, keys) + how.shift) / kStretch), last((keys - 1 + how.shift) / kStretch) {}
+      : first(oldest(how, queries, keys) / kStretch), last((keys - 1) / kStretch) {}
   static int oldest(const Sight& how, int queries, int keys) {  // key that any of them sees
     return how.window > 0 && keys - queries + 1 > how.window ? keys - queries + 1 - how.window : 0;
   }

@@ -11,10 +11,16 @@
 
 #include "mlx/mlx.h"
 #include "recurrence.h"
-#include "stack.h"
+#include "spans.h"
 #include "weights.h"
 
 namespace ingot {
+
+// Tokens [first, first + count) of the launch are those of one sequence: the row `slot` of the states, from the
+// position `start` on.
+struct Piece {
+  int first, count, slot, start;
+};
 
 // A filter for each channel: weight [channels, taps] or [channels, taps, 1], oldest tap first.
 class Taps {

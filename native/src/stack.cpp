@@ -19,16 +19,15 @@ namespace mx = mlx::core;
 
 // What one layer leaves for the next step; made once for all layers.
 struct Stack::Work {
-  Work(const StackShape& shape, int tokens)
-      : tokens(tokens), q(size(tokens, shape.heads * shape.head_dim)), attended(size(tokens, shape.heads * shape.head_dim)),
+  Work(const StackShape& shape, int tokens, const Spans& spans)
+      : tokens(tokens), spans(spans), q(size(tokens, shape.heads * shape.head_dim)), attended(size(tokens, shape.heads * shape.head_dim)),
         k(size(tokens, shape.kv_heads * shape.head_dim)), v(size(tokens, shape.kv_heads * shape.head_dim)) {}
 
   static size_t size(int a, int b) { return static_cast<size_t>(a) * b; }
 
   int tokens;
+  const Spans& spans;
   Room<float> q, attended, k, v;
-  std::vector<Span> spans;
-  std::vector<const Piece*> owners;  // of each token; none of padding
   std::shared_ptr<const Rotation::Table> turns;
 };
 
@@ -58,14 +57,9 @@ void Stack::add(StackLayer layer) {
   layers_.push_back(std::move(layer));
 }
 
-void Stack::run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<States>& states) const {
-  Work work(shape_, tokens);
-  work.owners.resize(tokens);
-  for (const Piece& piece : pieces) {
-    work.spans.push_back({piece.first, piece.count, piece.slot, piece.start, piece.start, 0});
-    std::fill_n(work.owners.begin() + piece.first, piece.count, &piece);
-  }
-  work.turns = rotation_->table(work.spans, tokens);
+void Stack::run(float* x, int tokens, const Spans& spans, const std::vector<States>& states) const {
+  Work work(shape_, tokens, spans);
+  work.turns = rotation_->table(spans.positions());
   const int width = hidden(), attention = shape_.heads * shape_.head_dim, inner = layers_[0].gate.matrix().rows;
   auto with = [&](const auto& rows) {
     auto normed = rows(width), attended = rows(attention), gated = rows(inner);
@@ -164,24 +158,24 @@ void Stack::attend(const StackLayer& layer, Work& work, const States& states) co
     rotation_->turn(head, *work.turns, token);
   };
   auto prepare = [&](int token, int head) {
-    const Piece& piece = *work.owners[token];
     float* q = work.q.data() + token * q_width + Work::size(head * group, dim);
     for (int i = 0; i < group; i++) prepared(q + Work::size(i, dim), layer.q_norm, token);
     const size_t own = token * kv_width + Work::size(head, dim);
     prepared(work.k.data() + own, layer.k_norm, token);
-    const size_t row = Work::size(piece.slot, shape_.kv_heads) + head, position = piece.start + token - piece.first;
-    states.put((row * states.capacity + position) * dim, work.k.data() + own, work.v.data() + own, dim);
+    const Span& span = *work.spans.owner(token);
+    const int place = span.place + token - span.first;
+    states.put(work.spans.table(span), place, head, work.k.data() + own, work.v.data() + own);
   };
   const Heads how{shape_.heads, shape_.kv_heads, dim, shape_.scale};
-  ingot::attend(how, work.spans, work.q.data(), states, work.attended.data(), prepare);
+  ingot::attend(how, work.spans, 0, work.q.data(), states, work.attended.data(), prepare);
 }
 
 namespace {
 
 class StackPrimitive : public mx::Primitive {
  public:
-  StackPrimitive(mx::Stream stream, std::shared_ptr<const Stack> stack, std::vector<Piece> pieces)
-      : Primitive(stream), stack_(std::move(stack)), pieces_(std::move(pieces)) {}
+  StackPrimitive(mx::Stream stream, std::shared_ptr<const Stack> stack, std::shared_ptr<const Spans> spans)
+      : Primitive(stream), stack_(std::move(stack)), spans_(std::move(spans)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -192,15 +186,12 @@ class StackPrimitive : public mx::Primitive {
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const size_t layers = stack_->size();
     std::vector<States> states;
-    for (size_t i = 0; i < layers; i++) {
-      mx::array &keys = outputs[1 + i], &values = outputs[1 + layers + i];
-      states.push_back({keys.data<char>(), values.data<char>(), keys.shape(2), holds_halves(keys, values)});
-    }
+    for (size_t i = 0; i < layers; i++) states.emplace_back(outputs[1 + i], outputs[1 + layers + i]);
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
-    encoder.dispatch([stack = stack_, pieces = pieces_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
+    encoder.dispatch([stack = stack_, spans = spans_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
                       bytes = outputs[0].nbytes(), tokens, states = std::move(states)] {
       std::memcpy(x, from, bytes);
-      stack->run(x, tokens, pieces, states);
+      stack->run(x, tokens, *spans, states);
     });
   }
 
@@ -212,13 +203,13 @@ class StackPrimitive : public mx::Primitive {
 
  private:
   std::shared_ptr<const Stack> stack_;
-  std::vector<Piece> pieces_;
+  std::shared_ptr<const Spans> spans_;
 };
 
 }  // namespace
 
 std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::array& x, const std::vector<mx::array>& keys,
-                                 const std::vector<mx::array>& values, std::vector<Piece> pieces, mx::StreamOrDevice s) {
+                                 const std::vector<mx::array>& values, std::shared_ptr<const Spans> spans, mx::StreamOrDevice s) {
   const StackShape& shape = stack->shape();
   const size_t layers = stack->size();
   require(layers > 0, "the stack has no layers");
@@ -231,13 +222,7 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
     require(keys[i].shape() == states && values[i].shape() == states, "the states must be alike");
   }
   const int tokens = static_cast<int>(x.size() / x.shape(-1));
-  int end = 0;
-  for (const Piece& piece : pieces) {
-    require(piece.first >= end && piece.count > 0 && piece.count <= tokens - piece.first, "pieces must follow one another");
-    require(piece.slot >= 0 && piece.slot < states[0] && piece.start >= 0 && piece.count <= states[2] - piece.start,
-            "a piece does not fit in the states");
-    end = piece.first + piece.count;
-  }
+  spans->check(tokens, states, 0);
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   std::vector<mx::array> inputs{mx::contiguous(mx::astype(x, mx::float32, stream), false, stream)};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
@@ -249,7 +234,7 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
     dtypes.push_back(input.dtype());
   }
   return mx::array::make_arrays(std::move(shapes), std::move(dtypes),
-                                std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(pieces)), inputs);
+                                std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(spans)), inputs);
 }
 
 }  // namespace ingot

@@ -13,6 +13,7 @@
 #include "attend.h"
 #include "mlx/mlx.h"
 #include "rotation.h"
+#include "spans.h"
 #include "weights.h"
 
 namespace ingot {
@@ -29,12 +30,6 @@ struct StackLayer {
   Weights q, k, v, o, gate, up, down;
 };
 
-// Tokens [first, first + count) of the launch are those of one sequence: the row `slot` of the states, from the
-// position `start` on.
-struct Piece {
-  int first, count, slot, start;
-};
-
 class Stack {
  public:
   Stack(StackShape shape, std::shared_ptr<const Rotation> rotation);
@@ -42,7 +37,7 @@ class Stack {
   int size() const { return static_cast<int>(layers_.size()); }
 
   // x [tokens, hidden], in place; the states of each layer.
-  void run(float* x, int tokens, const std::vector<Piece>& pieces, const std::vector<States>& states) const;
+  void run(float* x, int tokens, const Spans& spans, const std::vector<States>& states) const;
 
   const StackShape& shape() const { return shape_; }
   int hidden() const { return layers_.front().q.matrix().columns; }
@@ -62,11 +57,11 @@ class Stack {
 };
 
 // The operation: x [..., hidden] through the layers. Gives the result and the states, which are the ones given, in the
-// same memory: who else holds them sees them change. Tokens that belong to no piece are padding; what comes out for them
+// same memory: who else holds them sees them change. Tokens that belong to no span are padding; what comes out for them
 // means nothing.
 // Raises std::invalid_argument for shapes that do not fit.
 std::vector<mlx::core::array> run_stack(
     std::shared_ptr<const Stack> stack, const mlx::core::array& x, const std::vector<mlx::core::array>& keys,
-    const std::vector<mlx::core::array>& values, std::vector<Piece> pieces, mlx::core::StreamOrDevice stream = {});
+    const std::vector<mlx::core::array>& values, std::shared_ptr<const Spans> spans, mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

@@ -40,9 +40,9 @@ struct Wide {
   // y = silu(gate) * up, for parts of the same rows; `scratch` holds the numbers of both.
   void (*multiply_gated)(const WidePart& gate, const WidePart& up, WideRows x, uint16_t* scratch, WideRows y);
   // As Floats::attend and attend_halves.
-  void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const float* k, const float* v,
-                 int keys, const float* sinks, float* out);
-  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Half* k, const Half* v,
+  void (*attend)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<float>& paged, int keys,
+                 const float* sinks, float* out);
+  void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Half>& paged,
                         int keys, const float* sinks, float* out);
 };
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from array import array
 
 import mlx.core as mx
 import numpy as np
@@ -19,11 +18,12 @@ from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import mixers
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.native_attention import RaggedAttention
+from tests.kernels.attention_reference import Reference, Row, in_pieces, made_rows
+from tests.kernels.paging import Rows
 from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
-EPS = 1e-5
 BOUND = 1e-5  # of the largest value
 HALF_BOUND = 2**-10
 """The same, where keys and values are kept in 16 bits, and a key that lies between two of them may become either."""
@@ -33,152 +33,6 @@ FAST_BOUND = NARROW_BOUND if (native.describe() or "").startswith("fp16") else H
 """The same, where these hold keys well: integers are as exact as the halves in memory, sums of halves are not."""
 WIDE_BOUND = 2**-6
 """The same, where many queries at once are computed as bfloat16."""
-
-
-@dataclass
-class Reference:
-    """The same attention in float64, one sequence at a time."""
-
-    heads: int
-    kv_heads: int
-    size: int
-    dims: int = 0
-    neighbours: bool = False
-    window: int = 0
-    cap: float | None = None
-    sunk: bool = False
-    norm: str | None = None
-    gated: bool = False
-    halves: bool = False
-
-    def __post_init__(self) -> None:
-        dice = np.random.default_rng(self.size)
-        self.sinks = dice.standard_normal(self.heads).astype(np.float32)
-        self.angles = (100.0 ** (-np.arange(0, self.dims, 2) / max(self.dims, 1))).astype(np.float32)
-        long = self.norm in ("whole", "centred")
-        self.weights = [
-            1 + dice.standard_normal(heads * self.size if long else self.size).astype(np.float32) / 4
-            for heads in (self.heads, self.kv_heads)
-        ]
-
-    def native(self) -> native.Attention:
-        norms: list[Any] = [None, None]
-        if self.norm is not None:
-            norms = [(mx.array(w), EPS, self.norm == "whole", self.norm == "centred") for w in self.weights]
-        return native.Attention(
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            size=self.size,
-            scale=self.size**-0.5,
-            cap=self.cap,
-            sinks=mx.array(self.sinks) if self.sunk else None,
-            norms=(norms[0], norms[1]),
-            rotation=native.rotation(mx.array(self.angles), dims=self.dims, neighbours=self.neighbours, gain=1.25)
-            if self.dims
-            else None,
-            gated=self.gated,
-        )
-
-    def __call__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        count = len(q)
-        q, k, v = (x.astype(np.float64) for x in (q, k, v))
-        q = q.reshape(count, self.heads, -1)
-        q, gate = q[..., : self.size], q[..., self.size :]
-        k, v = (x.reshape(count, self.kv_heads, self.size) for x in (k, v))
-        if self.norm is not None:
-            q, k = (self._normed(x, w.astype(np.float64)) for x, w in zip((q, k), self.weights, strict=True))
-        q, k = self._turned(q), self._turned(k)
-        if self.halves:
-            k, v = (x.astype(np.float16).astype(np.float64) for x in (k, v))
-        out = np.empty((count, self.heads, self.size))
-        behind = np.arange(count)[:, None] - np.arange(count)
-        hidden = (behind < 0) | ((behind >= self.window) if self.window else False)
-        for head in range(self.heads):
-            own = head * self.kv_heads // self.heads
-            scores = q[:, head] @ k[:, own].T * self.size**-0.5
-            if self.cap is not None:
-                scores = self.cap * np.tanh(scores / self.cap)
-            scores[hidden] = -np.inf
-            sink = np.full((count, 1), self.sinks[head] if self.sunk else -np.inf)
-            weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), sink))
-            rest = np.exp(sink - np.maximum(scores.max(axis=1, keepdims=True), sink))
-            out[:, head] = weights / (weights.sum(axis=1, keepdims=True) + rest) @ v[:, own]
-        if self.gated:
-            out = out / (1 + np.exp(-gate))
-        return out.reshape(count, -1)
-
-    def _normed(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        shaped = x.reshape(len(x), -1) if self.norm == "whole" else x
-        if self.norm == "centred":
-            shaped = shaped - shaped.mean(axis=-1, keepdims=True)
-            weight = weight.reshape(x.shape[1:])
-        return (shaped / np.sqrt((shaped**2).mean(axis=-1, keepdims=True) + EPS) * weight).reshape(x.shape)
-
-    def _turned(self, x: np.ndarray) -> np.ndarray:
-        if not self.dims:
-            return x
-        angles = np.arange(len(x))[:, None, None] * self.angles.astype(np.float64)
-        half = self.dims // 2
-        first = slice(0, self.dims, 2) if self.neighbours else slice(0, half)
-        second = slice(1, self.dims, 2) if self.neighbours else slice(half, self.dims)
-        out = x.copy()
-        out[..., first] = 1.25 * (x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles))
-        out[..., second] = 1.25 * (x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles))
-        return out
-
-
-@dataclass
-class Row:
-    """A sequence that is computed piece by piece, in a buffer that forgets what a window no longer shows."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    done: int = 0
-    first: int = 0
-
-
-def made_rows(reference: Reference, lengths: list[int], seed: int) -> list[Row]:
-    dice = np.random.default_rng(seed)
-    width, kv_width = reference.heads * reference.size, reference.kv_heads * reference.size
-    widths = (width * (2 if reference.gated else 1), kv_width, kv_width)
-    return [Row(*(dice.standard_normal((n, w)).astype(np.float32) for w in widths)) for n in lengths]
-
-
-def states(reference: Reference, slots: int, capacity: int) -> tuple[mx.array, mx.array]:
-    shape = (slots, reference.kv_heads, capacity, reference.size)
-    # What was never written must not be read: it may be anything.
-    anything = mx.full(shape, float("nan"), mx.float16 if reference.halves else mx.float32)
-    return anything, anything + 0
-
-
-def in_pieces(reference: Reference, rows: list[Row], launches: list[list[int]], capacity: int) -> list[np.ndarray]:
-    """What the operation gives for each row; a launch says how many tokens of each row it computes."""
-    operation = reference.native()
-    keys, values = states(reference, len(rows), capacity)
-    outputs: list[list[np.ndarray]] = [[] for _ in rows]
-    for counts in launches:
-        spans, parts, first = [], [], 0
-        for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if not count:
-                continue
-            if reference.window and row.done - row.first + count > capacity:
-                keep = min(row.done, reference.window - 1)
-                begin = row.done - keep - row.first
-                for state in (keys, values):
-                    state[slot, :, :keep] = state[slot, :, begin : begin + keep]
-                row.first = row.done - keep
-            spans.append((first, count, slot, row.done, row.done - row.first, reference.window))
-            parts.append([x[row.done : row.done + count] for x in (row.q, row.k, row.v)])
-            first += count
-            row.done += count
-        if not spans:
-            continue
-        given_q, given_k, given_v = (mx.array(np.concatenate(part)) for part in zip(*parts, strict=True))
-        attended, keys, values = operation(given_q, given_k, given_v, keys, values, spans)
-        for begin, count, slot, *_ in spans:
-            outputs[slot].append(np.array(attended)[begin : begin + count])
-    return [np.concatenate(output) if output else np.empty(0) for output in outputs]
 
 
 def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
@@ -212,7 +66,7 @@ def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
 def check(data: st.DataObject, bound: float, halves: float = HALF_BOUND) -> None:
     reference, lengths, launches = drawn(data)
     rows = made_rows(reference, lengths, seed=len(lengths))
-    found = in_pieces(reference, rows, launches, capacity=600)
+    found = in_pieces(reference, rows, launches)
     for row, output in zip(rows, found, strict=True):
         expected = reference(row.q, row.k, row.v)
         own = max(bound, halves) if reference.halves else bound
@@ -239,9 +93,9 @@ def test_the_fastest_way_for_so_many_queries_is_as_near_as_its_numbers_allow(dat
 def test_a_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int, size: int, halves: bool) -> None:
     reference = Reference(6, 2, size, size // 2 * 2, window=window, sunk=True, norm="plain", halves=halves)
     tokens = 400
-    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]])[0]
     pieces = [[100], [1], [1], [37], [2], [5], [150], [3], [1], [100]]
-    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=256 if window else tokens)[0]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces)[0]
     assert np.array_equal(whole, apart)
 
 
@@ -251,8 +105,8 @@ def test_a_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int
 def test_a_long_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window: int, halves: bool) -> None:
     reference = Reference(3, 1, 32, 32, window=window, sunk=True, halves=halves)
     tokens, pieces = 1300, [[509], [1], [1], [1], [1], [510], [1], [3], [1], [271], [1]]
-    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
-    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=1216 if window else tokens)[0]
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]])[0]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces)[0]
     assert np.array_equal(whole, apart)
 
 
@@ -261,16 +115,14 @@ def test_a_long_prompt_gives_the_same_to_the_last_bit_whole_and_in_pieces(window
 def test_a_step_gives_the_same_to_the_last_bit_alone_and_beside_others(window: int) -> None:
     reference = Reference(4, 2, 16, 16, window=window)
     lengths = [1100, 3, 700, 512, 513, 1023, 1025, 80] * max(1, (os.cpu_count() or 1) // 4)
-    together = in_pieces(
-        reference, made_rows(reference, lengths, 6), [[n - 1 for n in lengths], [1] * len(lengths)], capacity=1100
-    )
+    together = in_pieces(reference, made_rows(reference, lengths, 6), [[n - 1 for n in lengths], [1] * len(lengths)])
     for chosen in range(8):
         only = [
             [n - 1 if row == chosen else 0 for row, n in enumerate(lengths)],
             [row == chosen for row in range(len(lengths))],
         ]
         rows = made_rows(reference, lengths, 6)
-        alone = in_pieces(reference, rows[: chosen + 1], [launch[: chosen + 1] for launch in only], capacity=1100)
+        alone = in_pieces(reference, rows[: chosen + 1], [launch[: chosen + 1] for launch in only])
         assert np.array_equal(alone[chosen], together[chosen])
 
 
@@ -280,7 +132,7 @@ def test_a_long_prompt_is_right_to_its_end(one: bool, one_path: None) -> None:
     reference = Reference(heads=2, kv_heads=1, size=16, dims=16)
     (row,) = made_rows(reference, [3000], 7)
     expected = reference(row.q, row.k, row.v)
-    (found,) = in_pieces(reference, [row], [[2900], [100]], capacity=3000)
+    (found,) = in_pieces(reference, [row], [[2900], [100]])
     bound = BOUND if one or not native.has_wide() else WIDE_BOUND
     assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
 
@@ -291,7 +143,7 @@ def many_ways(reference: Reference, row: Row) -> tuple[np.ndarray, np.ndarray]:
     for one in (False, True):
         native.use_one_path(one)
         again = Row(row.q, row.k, row.v)
-        found.append(in_pieces(reference, [again], [[len(row.q)]], capacity=len(row.q))[0])
+        found.append(in_pieces(reference, [again], [[len(row.q)]])[0])
     return found[0], found[1]
 
 
@@ -319,9 +171,9 @@ def test_how_long_the_pieces_of_a_prompt_are_changes_no_bit_as_long_as_they_are_
     native.use_one_path(False)
     reference = Reference(14, 2, 64, 64, cap=cap, halves=True)
     tokens, pieces = 1300, [[100], [7], [21], [8], [500], [63], [64], [65], [9], [463]]
-    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]], capacity=tokens)[0]
-    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces, capacity=tokens)[0]
-    beside = in_pieces(reference, made_rows(reference, [tokens, 900], 5), [[tokens, 900]], capacity=tokens)[0]
+    whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]])[0]
+    apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces)[0]
+    beside = in_pieces(reference, made_rows(reference, [tokens, 900], 5), [[tokens, 900]])[0]
     assert np.array_equal(whole, apart)
     assert np.array_equal(whole, beside)
 
@@ -360,13 +212,14 @@ def test_what_is_no_number_stays_so_and_stays_away_from_earlier_blocks(one_path:
     assert np.isfinite(heads[:64]).all() and np.isfinite(np.delete(heads, 3, axis=2)).all()
 
 
-def test_a_window_wider_than_the_states_shows_all_of_them() -> None:
+def test_a_window_wider_than_a_sequence_shows_all_of_it() -> None:
     reference = Reference(heads=2, kv_heads=1, size=16)
     (row,) = made_rows(reference, [100], 8)
     q, k, v = (mx.array(x) for x in (row.q, row.k, row.v))
-    operation = reference.native()
+    operation, tables = reference.native(), Rows(1, 100)
     whole, widest = (
-        operation(q, k, v, *states(reference, 1, 100), [(0, 100, 0, 0, 0, window)])[0] for window in (0, 2**31 - 1)
+        operation(q, k, v, *reference.states(tables.count, 64), tables.spans([(0, 100, 0, 0)]), window)[0]
+        for window in (0, 2**31 - 1)
     )
     assert mx.array_equal(whole, widest).item()
 
@@ -377,55 +230,35 @@ def test_keys_and_values_are_rounded_to_the_nearest_that_16_bits_hold(size: int)
     given = np.random.default_rng(9).standard_normal((40, size)) * np.exp2(np.arange(-26, 14))[:, None]
     given[-1, :4] = [65519, 1e9, -np.inf, np.nan]
     x = mx.array(given.astype(np.float32))
-    _, keys, values = reference.native()(x, x, x, *states(reference, 1, 40), [(0, 40, 0, 0, 0, 0)])
+    _, keys, values = reference.native()(x, x, x, *reference.states(1, 64), Rows(1, 40).spans([(0, 40, 0, 0)]))
     expected = np.clip(given.astype(np.float32), -65504, 65504).astype(np.float16)
     for state in (keys, values):
-        assert np.array_equal(np.array(state)[0, 0], expected, equal_nan=True)
+        assert np.array_equal(np.array(state)[0, 0, :40], expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtypes", [(mx.float32, mx.float16), (mx.bfloat16, mx.bfloat16)])
 def test_states_of_other_kinds_are_refused(dtypes: tuple[mx.Dtype, mx.Dtype]) -> None:
     keys, values = (mx.zeros((1, 1, 64, 8), dtype) for dtype in dtypes)
+    spans = Rows(1, 64).spans([(0, 3, 0, 0)])
     with pytest.raises(ValueError, match="alike, and float32 or float16"):
-        Reference(2, 1, 8).native()(
-            mx.ones((3, 16)), mx.ones((3, 8)), mx.ones((3, 8)), keys, values, [(0, 3, 0, 0, 0, 0)]
-        )
+        Reference(2, 1, 8).native()(mx.ones((3, 16)), mx.ones((3, 8)), mx.ones((3, 8)), keys, values, spans)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 def test_states_are_written_in_place(dtype: mx.Dtype) -> None:
     operation = Reference(2, 1, 8).native()
-    keys, values = mx.zeros((1, 1, 1 << 16, 8), dtype), mx.zeros((1, 1, 1 << 16, 8), dtype)
+    keys, values = mx.zeros((128, 1, 512, 8), dtype), mx.zeros((128, 1, 512, 8), dtype)
     mx.eval(keys, values)
     size, before = keys.nbytes, mx.get_active_memory()
     mx.reset_peak_memory()
     for position in range(3):
         x = mx.ones((1, 16))
-        y, keys, values = operation(x, x[:, :8], x[:, 8:], keys, values, [(0, 1, 0, position, position, 0)])
+        spans = native.spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
+        y, keys, values = operation(x, x[:, :8], x[:, 8:], keys, values, spans)
         mx.eval(y, keys, values)
     assert mx.get_peak_memory() - before < size
-    assert np.array(keys)[0, 0, :3].all() and not np.array(keys)[0, 0, 3:].any()
-
-
-@pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([(0, 3, 1, 0, 0, 0)], "fit in the states"),
-        ([(0, 3, 0, 62, 62, 0)], "fit in the states"),
-        ([(0, 3, 0, 3, -1, 0)], "fit in the states"),
-        ([(0, 3, 0, 3, 4, 0)], "fit in the states"),
-        ([(0, 4, 0, 0, 0, 0)], "follow one another"),
-        ([(0, 3, 0, 0, 0, -1)], "not negative"),
-        ([(2**31 - 1, 1, 0, 0, 0, 0)], "follow one another"),
-        ([(1, 2**31 - 1, 0, 0, 0, 0)], "follow one another"),
-        ([(0, 1, 0, 2**31 - 1, 2**31 - 1, 0)], "fit in the states"),
-        ([(0, 3, 0, 2**31 - 1, 0, 0)], "fit in the states"),
-    ],
-)
-def test_spans_that_do_not_fit_are_refused(spans: list[Any], message: str) -> None:
-    reference = Reference(2, 1, 8)
-    with pytest.raises(ValueError, match=message):
-        reference.native()(mx.ones((3, 16)), mx.ones((3, 8)), mx.ones((3, 8)), *states(reference, 1, 64), spans)
+    written = np.array(keys)[:, 0].any(axis=-1)
+    assert written[7, :3].all() and written.sum() == 3
 
 
 FAMILIES = ["gemma2", "gemma3_text", "gpt_oss", "cohere", "cohere2", "phi3", "olmo2", "olmo3", "qwen3_moe", "glm4"]

@@ -35,6 +35,16 @@ def test_kernels_that_were_built_for_another_mlx_are_left_alone() -> None:
     assert python(code).startswith("False the native kernels do not fit this mlx")
 
 
+@needs_kernels
+def test_kernels_with_another_interface_are_left_alone() -> None:
+    code = (
+        "import mlx.core, ingot_native; del ingot_native.INTERFACE\n"
+        "from ingot.kernels import native\n"
+        "print(native.available(), native.advice())"
+    )
+    assert python(code).startswith("False the native kernels do not fit this mlx, or this ingot")
+
+
 def test_a_clone_is_told_to_build_and_an_installation_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

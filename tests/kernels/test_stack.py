@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
+from tests.kernels.paging import Rows, empty
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -119,8 +121,12 @@ def _normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
 
 
-def states(kv_heads: int, size: int, slots: int, capacity: int = 64, dtype: mx.Dtype = mx.float32) -> list[mx.array]:
-    return [mx.zeros((slots, kv_heads, capacity, size), dtype) for _ in range(LAYERS)]
+def states(
+    kv_heads: int, size: int, pages: int, dtype: mx.Dtype = mx.float32, page: int = 64
+) -> tuple[list[mx.array], list[mx.array]]:
+    """Keys and values of all layers."""
+    keys, values = zip(*(empty(pages, kv_heads, page, size, dtype) for _ in range(LAYERS)), strict=True)
+    return list(keys), list(values)
 
 
 @pytest.mark.usefixtures("one_path")
@@ -135,7 +141,8 @@ def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data:
     dice = np.random.default_rng(len(lengths))
     texts = [dice.standard_normal((length, HIDDEN)).astype(np.float32) for length in lengths]
     stack = reference.stack()
-    keys, values = states(kv_heads, size, len(texts)), states(kv_heads, size, len(texts))
+    tables = Rows(len(texts), 40)
+    keys, values = states(kv_heads, size, tables.count)
     done = [0] * len(texts)
     outputs: list[list[np.ndarray]] = [[] for _ in texts]
     while any(at < len(text) for at, text in zip(done, texts, strict=True)):
@@ -147,7 +154,7 @@ def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data:
                 pieces.append((first, count, slot, at))
                 rows.append(text[at : at + count])
                 first += count
-        y, keys, values = stack(mx.array(np.concatenate(rows)), keys, values, pieces)
+        y, keys, values = stack(mx.array(np.concatenate(rows)), keys, values, tables.spans(pieces))
         for begin, count, slot, at in pieces:
             outputs[slot].append(np.array(y)[begin : begin + count])
             done[slot] = at + count
@@ -163,9 +170,11 @@ def test_many_tokens_at_once_come_out_as_they_do_one_by_one(tokens: int, one_pat
     found = []
     for one in (True, False):
         native.use_one_path(one)
-        keys, values = states(2, 32, 2, capacity=tokens), states(2, 32, 2, capacity=tokens)
-        y, keys, values = stack(x, keys, values, [(0, tokens, 1, 0), (tokens, 3, 0, 0)])
-        found.append([np.array(part) for part in (y, *keys, *values)])
+        tables = Rows(2, tokens, page=128)
+        keys, values = states(2, 32, tables.count, page=128)
+        y, keys, values = stack(x, keys, values, tables.spans([(0, tokens, 1, 0), (tokens, 3, 0, 0)]))
+        written = [tables.dense(state, 1, tokens) for state in (*keys, *values)]
+        found.append([np.array(y), *written])
     for apart, together in zip(*found, strict=True):
         assert np.abs(apart - together).max() <= PACKED_BOUND * np.abs(apart).max()
 
@@ -175,10 +184,11 @@ def test_states_of_16_bits_change_little() -> None:
     x = mx.random.normal((40, HIDDEN), key=mx.random.key(2))
     found = []
     for dtype in (mx.float32, mx.float16):
-        keys, values = states(2, 32, 1, dtype=dtype), states(2, 32, 1, dtype=dtype)
+        tables = Rows(1, 64)
+        keys, values = states(2, 32, tables.count, dtype)
         parts = []
         for begin, end in ((0, 37), (37, 38), (38, 40)):
-            y, keys, values = stack(x[begin:end], keys, values, [(0, end - begin, 0, begin)])
+            y, keys, values = stack(x[begin:end], keys, values, tables.spans([(0, end - begin, 0, begin)]))
             parts.append(np.array(y))
         assert all(state.dtype == dtype for state in (*keys, *values))
         found.append(np.concatenate(parts))
@@ -188,33 +198,56 @@ def test_states_of_16_bits_change_little() -> None:
 
 def test_states_are_written_in_place() -> None:
     stack = Reference(2, 1, 8, 8, False, False).stack()
-    capacity = 1 << 16
-    keys, values = states(1, 8, 1, capacity), states(1, 8, 1, capacity)
+    keys, values = ([mx.zeros((128, 1, 512, 8)) for _ in range(LAYERS)] for _ in range(2))
     mx.eval(keys, values)
     size = keys[0].nbytes
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for position in range(3):
-        y, keys, values = stack(mx.ones((1, HIDDEN)), keys, values, [(0, 1, 0, position)])
+        spans = native.spans([(0, 1, 0, position, position)], [(0, array("i", [7]))])
+        y, keys, values = stack(mx.ones((1, HIDDEN)), keys, values, spans)
         mx.eval(y, keys, values)
     assert mx.get_peak_memory() - before < size
-    assert np.array(keys[0])[0, 0, :3].any(axis=1).all() and not np.array(keys[0])[0, 0, 3:].any()
+    written = np.array(keys[0])[:, 0].any(axis=-1)
+    assert written[7, :3].all() and written.sum() == 3
 
 
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ([(0, 3, 1, 0)], "fit in the states"),
-        ([(0, 3, 0, 62)], "fit in the states"),
-        ([(0, 3, 0, -1)], "fit in the states"),
-        ([(0, 4, 0, 0)], "follow one another"),
-        ([(0, 2, 0, 0), (1, 1, 0, 2)], "follow one another"),
-        ([(2**31 - 1, 1, 0, 0)], "follow one another"),
-        ([(1, 2**31 - 1, 0, 0)], "follow one another"),
-        ([(0, 1, 0, 2**31 - 1)], "fit in the states"),
-    ],
-)
-def test_pieces_that_do_not_fit_are_refused(pieces: list[Any], message: str) -> None:
+@pytest.mark.usefixtures("one_path")
+def test_where_pages_lie_and_how_large_they_are_changes_no_bit() -> None:
+    stack = Reference(4, 2, 32, 32, False, True).stack(packed=True)
+    x = mx.random.normal((1103, HIDDEN), key=mx.random.key(3))
+    found = []
+    for page, seed in ((64, 0), (64, 1), (128, 2), (256, 3), (512, 4)):
+        tables = Rows(2, 800, page, seed=seed)
+        keys, values = states(2, 32, tables.count, page=page)
+        first, keys, values = stack(x[:-2], keys, values, tables.spans([(0, 700, 1, 0), (700, 401, 0, 0)]))
+        steps, keys, values = stack(x[-2:], keys, values, tables.spans([(0, 1, 0, 401), (1, 1, 1, 700)]))
+        found.append(np.concatenate([np.array(first), np.array(steps)]))
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.usefixtures("one_path")
+def test_two_spans_of_one_sequence_give_what_one_gives() -> None:
+    stack = Reference(4, 2, 32, 32, False, True).stack()
+    x = mx.random.normal((6, HIDDEN), key=mx.random.key(4))
+    found = []
+    for pieces in ([(0, 6, 0, 0)], [(0, 4, 0, 0), (4, 1, 0, 4), (5, 1, 0, 5)]):
+        y, *_ = stack(x, *states(2, 32, 1), Rows(1, 64).spans(pieces))
+        found.append(np.array(y))
+    assert np.array_equal(*found)
+
+
+def test_a_launch_of_padding_alone_gives_as_many_tokens() -> None:
     stack = Reference(2, 1, 8, 8, False, False).stack()
-    with pytest.raises(ValueError, match=message):
-        stack(mx.ones((3, HIDDEN)), states(1, 8, 1), states(1, 8, 1), pieces)
+    for tokens in (0, 3):
+        y, keys, _ = stack(mx.ones((tokens, HIDDEN)), *states(1, 8, 1), native.spans([], []))
+        assert y.shape == (tokens, HIDDEN) and np.isnan(np.array(keys[0])).all()
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    stack = Reference(2, 1, 8, 8, False, False).stack()
+    tables = Rows(1, 64)
+    with pytest.raises(ValueError, match="64, 128, 256 or 512"):
+        stack(mx.ones((3, HIDDEN)), *states(1, 8, 1, page=96), tables.spans([(0, 3, 0, 0)]))
+    with pytest.raises(ValueError, match="does not cover"):
+        stack(mx.ones((3, HIDDEN)), *states(1, 8, 1), tables.spans([(0, 3, 0, 62)]))
