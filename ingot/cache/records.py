@@ -124,7 +124,10 @@ def kept_part(group: PageGroup, row: Row, first: int) -> KVPart:
 def checkpoint_of(rows: Rows, row: Row) -> Checkpoint | None:
     if "recurrent" not in rows.kinds:
         return None
-    return tuple(tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in rows.states)
+    copies = tuple(tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in rows.states)
+    # Now: the next launch writes to the slots, and could not do so in place while these wait to be made.
+    mx.async_eval([copy for layer in copies for copy in layer if copy is not None])
+    return copies
 
 
 def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import mlx.core as mx
-
 from ingot.cache.launch import Row
 from ingot.cache.packing import LooseRecord, laid
 from ingot.cache.pages import joined
@@ -208,8 +206,6 @@ class Reuse:
         )
         sequence.kept = computed
         if made is not None:
-            # Before the next launch writes to the slots: it could not write in place while these copies wait.
-            mx.async_eval(made.checkpoint_arrays())
             self.make_way(self._needed)
 
     def _is_place(self, sequence: Sequence, computed: int) -> bool:
