@@ -13,6 +13,16 @@ _DESCRIBED = tomllib.loads(Path(__file__).with_name("families.toml").read_text()
 _GROUPS: dict[str, dict[str, Any]] = _DESCRIBED["groups"]
 FAMILIES: dict[str, dict[str, Any]] = _DESCRIBED["families"]
 VOCAB: int = _GROUPS["base"]["vocab_size"]
+SHARED_CODE = {
+    *("__init__", "activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
+    *("rope_utils", "ssm", "switch_layers"),
+}
+
+
+def upstream_files() -> list[Path]:
+    """Where mlx-lm's families are: a file each."""
+    models = import_upstream("mlx_lm.models")
+    return [path for path in Path(models.__path__[0]).glob("*.py") if path.stem not in SHARED_CODE]
 
 
 def config(name: str) -> dict[str, Any]:

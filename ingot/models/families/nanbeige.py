@@ -1,0 +1,7 @@
+"""Nanbeige."""
+
+from __future__ import annotations
+
+from ingot.models.families.description import Family, MLPWiring
+
+FAMILIES = (Family("nanbeige", mlps={"MLP": MLPWiring()}),)
