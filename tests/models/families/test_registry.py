@@ -132,3 +132,17 @@ def test_what_a_whole_model_is_told_by_is_looked_up_by_its_type() -> None:
     assert registry.of_type("unheard_of").refused is None
     assert registry.whole_type("qwen3_5_text") == "qwen3_5"
     assert registry.whole_type("qwen3_5") is None
+
+
+@cache
+def built() -> set[tuple[str, str]]:
+    """The classes of all tiny models, by family and name."""
+    loadable = family_configs.FAMILIES.keys() - family_configs.UNLOADABLE
+    models = [family_configs.skeleton(name) for name in loadable]
+    kinds = {type(module) for model in models for _, module in model.named_modules()}
+    return {(kind.__module__.rpartition(".")[2], kind.__name__) for kind in kinds}
+
+
+@pytest.mark.parametrize(("family", "name"), CLASSES)
+def test_every_class_is_in_a_tiny_model_by_which_its_description_is_tested(family: str, name: str) -> None:
+    assert (family, name) in built()
