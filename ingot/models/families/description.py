@@ -21,7 +21,7 @@ class Wiring:
     out: str = "o_proj"
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     whole_norms: bool = False  # they norm all heads of a token as one
-    rotates: str | None = None  # says whether the module's RoPE is used; always where None
+    rotates: str | None = None  # says whether the module's RoPE is used; always where None, if it has one
     gated: bool = False  # the query projection also gives a gate for the output
     sinks: str | None = None
     joint: str | None = None  # one projection gives queries, keys and values

@@ -9,6 +9,7 @@ FAMILIES = (
         "ernie4_5",
         attention={"Attention": Wiring()},
         mlps={"MLP": MLPWiring()},
+        fused=("DecoderLayer",),
     ),
     Family(
         "ernie4_5_moe",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Scan
+from ingot.models.families.description import Family, MLPWiring, Scan, Wiring
 
 FAMILIES = (
     Family(
         "falcon_h1",
+        attention={"FalconH1Attention": Wiring(heads="num_heads", kv_heads="num_kv_heads")},
         mlps={"FalconH1MLP": MLPWiring()},
         recurrences={
             "FalconH1Mixer": Scan(

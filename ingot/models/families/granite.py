@@ -13,6 +13,7 @@ FAMILIES = (
     Family("granitemoe", attention={"GraniteMoeAttention": Wiring()}),
     Family(
         "granitemoehybrid",
+        attention={"GraniteMoeHybridAttention": Wiring()},
         mlps={
             "GraniteMoeHybridMLP": MLPWiring(),
             "GraniteMoeHybridSharedMLP": MLPWiring(gate="input_linear", up=None, down="output_linear"),

@@ -9,5 +9,6 @@ FAMILIES = (
         "helium",
         attention={"HeliumAttention": Wiring()},
         mlps={"HeliumMLP": MLPWiring()},
+        fused=("HeliumDecoderLayer",),
     ),
 )

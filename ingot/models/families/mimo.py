@@ -9,6 +9,7 @@ FAMILIES = (
         "mimo",
         attention={"Attention": Wiring()},
         mlps={"MLP": MLPWiring()},
+        fused=("TransformerBlock",),
     ),
     Family("mimo_v2_flash", mlps={"MLP": MLPWiring()}),
 )

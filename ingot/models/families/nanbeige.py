@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring
+from ingot.models.families.description import Family, MLPWiring, Wiring
 
-FAMILIES = (Family("nanbeige", mlps={"MLP": MLPWiring()}),)
+FAMILIES = (
+    Family(
+        "nanbeige",
+        attention={"Attention": Wiring()},
+        mlps={"MLP": MLPWiring()},
+    ),
+)

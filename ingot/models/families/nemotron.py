@@ -10,5 +10,10 @@ FAMILIES = (
         attention={"Attention": Wiring()},
         norms={"NemotronLayerNorm1P": Norm("layer", one_more=True)},
     ),
-    Family("nemotron_h", recurrences={"NemotronHMamba2Mixer": Scan(norm_size="norm.group_size")}),
+    Family("nemotron-nas", attention={"Attention": Wiring()}),
+    Family(
+        "nemotron_h",
+        attention={"NemotronHAttention": Wiring(heads="num_heads", kv_heads="num_key_value_heads")},
+        recurrences={"NemotronHMamba2Mixer": Scan(norm_size="norm.group_size")},
+    ),
 )

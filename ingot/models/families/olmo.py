@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from ingot.models.families.description import Family, MLPWiring, Wiring
 
+_LONG = Wiring(
+    heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm"), whole_norms=True
+)
+
 FAMILIES = (
     Family(
         "olmo2",
@@ -12,16 +16,13 @@ FAMILIES = (
     ),
     Family(
         "olmo3",
-        attention={
-            "Olmo3Attention": Wiring(
-                heads="num_attention_heads",
-                kv_heads="num_key_value_heads",
-                norms=("q_norm", "k_norm"),
-                whole_norms=True,
-            )
-        },
+        attention={"Olmo3Attention": _LONG},
         mlps={"Olmo3MLP": MLPWiring()},
     ),
-    Family("olmo_hybrid", mlps={"MLP": MLPWiring()}),
+    Family(
+        "olmo_hybrid",
+        attention={"Attention": _LONG},
+        mlps={"MLP": MLPWiring()},
+    ),
     Family("olmoe", attention={"Attention": Wiring(norms=("q_norm", "k_norm"), whole_norms=True)}),
 )

@@ -11,4 +11,5 @@ FAMILIES = (
         mlps={"MLP": MLPWiring(gate="gate_up_proj", up=None)},
     ),
     Family("phi3small", refused="mlx-lm's code for it lets the tokens of a prompt see the ones after them"),
+    Family("phimoe", attention={"Attention": Wiring()}),
 )

@@ -9,5 +9,6 @@ FAMILIES = (
         "seed_oss",
         attention={"Attention": Wiring()},
         mlps={"MLP": MLPWiring()},
+        fused=("TransformerBlock",),
     ),
 )

@@ -171,7 +171,7 @@ def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotati
     replacement._wiring = wiring
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)
-    replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
+    replacement._rotates = "rope" in module and (wiring.rotates is None or attrgetter(wiring.rotates)(module))
     replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
     replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
     replacement._tile = None if ropes is None else TILE

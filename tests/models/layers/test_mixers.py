@@ -9,6 +9,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.slots import Slots
+from ingot.kernels import native
 from ingot.models import adapter
 from ingot.models.layers import attention
 from ingot.models.layers.attention import MixedAttention
@@ -30,8 +31,21 @@ KNOWN = [
     "lfm2",
     "mixtral",
     "olmo3",
+    "bailing_moe",
+    "bailing_moe_linear",
+    "exaone",
+    "falcon_h1",
+    "granitemoehybrid",
+    "granitemoehybrid-dense",
+    "jamba",
+    "minimax",
+    "nanbeige",
+    "nemotron-nas",
+    "nemotron_h",
+    "olmo_hybrid",
+    "phimoe",
 ]
-OTHERS = ["deepseek_v3", "mamba", "falcon_h1", "gemma4_text", "rwkv7"]
+OTHERS = ["deepseek_v3", "mamba", "gemma4_text", "rwkv7"]
 TOLERANCE = 1e-4
 
 
@@ -64,10 +78,15 @@ def new_slots(model: object) -> Slots:
     return slots
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("family", KNOWN + OTHERS)
 def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if quick and not native.available():
+        pytest.skip("no native kernels")
+    if not quick:
+        monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(attention, "TILE", 8)
     model = family_configs.build(family)
     swap_ropes(model)
