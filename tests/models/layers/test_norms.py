@@ -15,7 +15,7 @@ from tests.models.layers import family_configs
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "cohere", "nemotron", "starcoder2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "cohere", "nemotron", "starcoder2", "gpt2", "step3p5"])
 def test_swapped_norms_give_the_same_with_the_same_weights(family: str) -> None:
     model = family_configs.build(family)
     before, modules = dict(parameters(model)), dict(model.named_modules())
