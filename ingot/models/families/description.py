@@ -40,7 +40,7 @@ class MLPWiring:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the family's own; MLX's are known anyway."""
+    """A norm of the family's own class; MLX's are known anyway."""
 
     kind: Literal["rms", "layer"]
     one_more: bool = False  # multiplies by one more than its weight
