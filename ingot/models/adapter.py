@@ -24,6 +24,7 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
+from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.gguf.block_layers import with_blocks
@@ -42,11 +43,6 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "model_max_length",
 )
-REFUSED = {"phi3small": "mlx-lm's code for it lets the tokens of a prompt see the ones after them"}
-"""Families whose answers would be wrong, and why."""
-UNMIXED = {"minimax_m3_vl"}
-"""Families that mix rows of different lengths rightly in short prompts and wrongly in long ones, where no probe gets:
-MiniMax M3 chooses the blocks of keys near a token by its place in the longest row."""
 UNSTATED_CONTEXT = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
 
@@ -146,9 +142,9 @@ def adapt(
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
     Raises ModelError if it cannot be run here, or not rightly.
     """
-    family, rounded = str(config.get("model_type")), rounds_activations(model)
-    if family in REFUSED:
-        raise ModelError(f"Models of type {family} cannot be served: {REFUSED[family]}")
+    family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
+    if family.refused is not None:
+        raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     swap_ropes(model)
     fused = device.kind == "cpu" and fuse_layers(model)
     if device.kind == "cpu":
@@ -163,7 +159,7 @@ def adapt(
     kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
-    found, margin = _probe(model, selection, kept, coarse, unlike=family not in UNMIXED)
+    found, margin = _probe(model, selection, kept, coarse, unlike=family.unmixed is None)
     return Adapter(
         model,
         config,

@@ -20,13 +20,13 @@ from mlx.utils import tree_unflatten
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import stated_context
+from ingot.models.families.registry import wiring_of
 from ingot.models.files.config_names import older_names
+from ingot.models.gguf.architectures import blueprint
 from ingot.models.gguf.block_layers import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in, with_blocks
-from ingot.models.gguf.families import blueprint
 from ingot.models.gguf.file import TensorEntry
 from ingot.models.gguf.parts import GGUFModel
 from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
-from ingot.models.layers.attention import wiring_of
 from ingot.models.layers.fused import layers_of
 from ingot.models.layers.modules import parameters
 from ingot.models.precision import NARROW

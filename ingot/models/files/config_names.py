@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-TEXT_ONLY = {"qwen3_5_text": "qwen3_5"}
-"""Types of models saved without their vision part, which mlx-lm's families of the whole read as well."""
+from ingot.models.families.registry import whole_type
+
 RENAMED = {"num_local_experts": "num_experts", "_sliding_window_pattern": "sliding_window_pattern"}
 
 
@@ -18,8 +18,9 @@ def older_names(config: dict[str, Any]) -> dict[str, Any]:
     added = {old: config[new] for new, old in RENAMED.items() if new in config}
     added |= _rope(config.get("rope_parameters") or {})
     missing = {key: value for key, value in added.items() if config.get(key) is None}
-    if config.get("model_type") in TEXT_ONLY and "text_config" not in config:
-        missing["model_type"] = TEXT_ONLY[config["model_type"]]
+    whole = whole_type(str(config.get("model_type")))
+    if whole is not None and "text_config" not in config:
+        missing["model_type"] = whole
     text = config.get("text_config")
     if isinstance(text, dict) and (inside := older_names(text)):
         missing["text_config"] = {**text, **inside}

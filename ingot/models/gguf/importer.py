@@ -18,7 +18,7 @@ from ingot.errors import ModelError
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.quantization import FILE_TYPE, MOVED
 from ingot.models.files.safetensors_writer import SHARD_BYTES, Tensor, write_weights
-from ingot.models.gguf.families import blueprint
+from ingot.models.gguf.architectures import blueprint
 from ingot.models.gguf.file import TensorEntry
 from ingot.models.gguf.hyperparameters import Hyperparameters
 from ingot.models.gguf.lattices import ADDED

@@ -7,7 +7,6 @@ it attends by itself, and the output is projected for all tokens again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -17,6 +16,8 @@ import mlx.nn as nn
 
 from ingot.cache.launch import Mask, Mixed, Parted
 from ingot.cache.layers import AppendState
+from ingot.models.families.description import Wiring
+from ingot.models.families.registry import wiring_of
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
 from ingot.models.layers.rope import SharedRope, SharedRopes
@@ -24,74 +25,6 @@ from ingot.models.layers.rope import SharedRope, SharedRopes
 TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """What a class of mlx-lm's calls the parts that all of them have, and which of the rest it has."""
-
-    heads: str = "n_heads"
-    kv_heads: str = "n_kv_heads"
-    scale: str = "scale"
-    out: str = "o_proj"
-    norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
-    whole_norms: bool = False  # they norm all heads of a token as one
-    rotates: str | None = None  # says whether the module's RoPE is used; always where None
-    gated: bool = False  # the query projection also gives a gate for the output
-    sinks: str | None = None
-    joint: str | None = None  # one projection gives queries, keys and values
-    cap: str | None = None  # what scores are capped at, softly
-
-
-_LONG = Wiring(heads="num_attention_heads", kv_heads="num_key_value_heads")
-_PLAIN = Wiring()
-_NORMED = Wiring(norms=("q_norm", "k_norm"))
-
-WIRINGS: dict[str, Wiring] = {
-    **dict.fromkeys(
-        (
-            *("ernie4_5.Attention", "ernie4_5_moe.Attention", "gemma.Attention", "glm4.Glm4Attention"),
-            *("granite.Attention", "granitemoe.GraniteMoeAttention", "helium.HeliumAttention", "internlm3.Attention"),
-            *("llama.Attention", "mimo.Attention", "nemotron.Attention", "qwen2.Attention", "qwen2_moe.Attention"),
-            *("seed_oss.Attention", "starcoder2.Attention"),
-        ),
-        _PLAIN,
-    ),
-    **dict.fromkeys(
-        (
-            *("cohere.Attention", "dots1.Dots1Attention", "gemma3_text.Attention", "glm4_moe.Attention"),
-            *("mellum.Attention", "qwen3.Attention", "qwen3_moe.Attention"),
-        ),
-        _NORMED,
-    ),
-    **dict.fromkeys(("glm.GLMAttention", "telechat3.Telechat3Attention"), _LONG),
-    **dict.fromkeys(
-        ("Klear.KlearAttention", "apertus.ApertusAttention"),
-        Wiring(heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm")),
-    ),
-    **dict.fromkeys(
-        ("exaone4.Attention", "exaone_moe.Attention"), Wiring(norms=("q_norm", "k_norm"), rotates="use_rope")
-    ),
-    **dict.fromkeys(
-        ("lfm2.Attention", "lfm2_moe.Attention"), Wiring(out="out_proj", norms=("q_layernorm", "k_layernorm"))
-    ),
-    **dict.fromkeys(
-        ("mixtral.MixtralAttention", "minicpm.Attention"), Wiring(heads="num_heads", kv_heads="num_key_value_heads")
-    ),
-    **dict.fromkeys(("olmo2.Attention", "olmoe.Attention"), Wiring(norms=("q_norm", "k_norm"), whole_norms=True)),
-    "cohere2.Attention": Wiring(rotates="use_sliding_window"),
-    "gemma2.Attention": Wiring(cap="attn_logit_softcapping"),
-    "phi3.Attention": Wiring(joint="qkv_proj"),
-    "deepseek.DeepseekAttention": Wiring(heads="num_attention_heads", kv_heads="num_kv_heads"),
-    "gpt_oss.AttentionBlock": Wiring(heads=_LONG.heads, kv_heads=_LONG.kv_heads, scale="sm_scale", sinks="sinks"),
-    "olmo3.Olmo3Attention": Wiring(
-        heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm"), whole_norms=True
-    ),
-    "qwen3_next.Qwen3NextAttention": Wiring(
-        heads=_LONG.heads, kv_heads=_LONG.kv_heads, norms=("q_norm", "k_norm"), gated=True
-    ),
-}
-"""Classes whose attention is known, by module and name."""
 
 
 class MixedAttention(nn.Module):
@@ -223,11 +156,6 @@ def _extended(kind: type) -> type:
     return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
 
 
-def wiring_of(module: nn.Module) -> Wiring | None:
-    kind = type(module)
-    return WIRINGS.get(f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}")
-
-
 def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
@@ -241,7 +169,7 @@ def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotati
     replacement._wiring = wiring
     replacement._heads, replacement._kv_heads = attrgetter(wiring.heads, wiring.kv_heads)(module)
     replacement._scale = attrgetter(wiring.scale)(module)
-    replacement._rotates = wiring.rotates is None or attrgetter(wiring.rotates)(module)
+    replacement._rotates = "rope" in module and (wiring.rotates is None or attrgetter(wiring.rotates)(module))
     replacement._cap = None if wiring.cap is None else attrgetter(wiring.cap)(module)
     replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
     replacement._tile = None if ropes is None else TILE

@@ -13,11 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels import native
+from ingot.models.families.registry import is_fusible
 from ingot.models.layers.modules import PositionedRope, adopt, weights_of
 from ingot.models.layers.native_attention import spans_of
-
-BLOCKS = {f"mlx_lm.models.{family}.TransformerBlock" for family in ("llama", "qwen2", "qwen3")}
-"""Classes of layers whose arithmetic the native kernels know."""
 
 
 class FusedLayers(nn.Module):
@@ -72,12 +70,8 @@ def layers_of(model: Any) -> list[Any]:
     """The model's layers, if all of them are of one known kind."""
     inner = model.get("model")
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None
-    known = isinstance(layers, list) and all(_name(layer) in BLOCKS for layer in layers)
+    known = isinstance(layers, list) and all(is_fusible(layer) for layer in layers)
     return layers if known and layers is not None else []
-
-
-def _name(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__name__}"
 
 
 def _stack(layers: list[Any]) -> native.Stack | None:

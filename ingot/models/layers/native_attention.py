@@ -18,8 +18,9 @@ from ingot.cache.launch import Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.cache.storage import ReservedStorage
 from ingot.kernels import native
+from ingot.models.families.registry import norm_of
 from ingot.models.layers.modules import PositionedRope
-from ingot.models.layers.norms import factor, is_rms, named
+from ingot.models.layers.norms import factor, is_rms
 
 
 def head_norm(norm: nn.Module, *, whole: bool) -> native.HeadNorm | None:
@@ -27,7 +28,8 @@ def head_norm(norm: nn.Module, *, whole: bool) -> native.HeadNorm | None:
     if is_rms(norm):
         weight = factor(norm)
         return None if weight is None else (weight, norm.eps, whole, False)
-    if named(type(norm)) == "cohere.LayerNorm2D":
+    described = norm_of(norm)
+    if described is not None and described.of_heads:
         return norm.weight, norm.eps, whole, True
     return None
 

@@ -10,20 +10,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.kernels import native
+from ingot.models.families.registry import norm_of
 from ingot.models.layers.modules import adopt
-
-ONE_MORE = frozenset(
-    (
-        *("gear.GearRMSNorm", "gemma.RMSNorm", "gemma2.RMSNorm", "gemma3_text.RMSNorm", "minimax_m3_vl.GemmaRMSNorm"),
-        *("muse_glimmer.CenteredRMSNorm", "nemotron.NemotronLayerNorm1P", "recurrent_gemma.RMSNorm"),
-    )
-)
-"""Classes of mlx-lm's that multiply by one more than their weight, by module and name."""
-
-
-def named(kind: type) -> str:
-    """A class of mlx-lm's by module and name."""
-    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"
 
 
 def factor(norm: nn.Module) -> mx.array | None:
@@ -31,18 +19,23 @@ def factor(norm: nn.Module) -> mx.array | None:
     if "weight" not in norm:
         return None
     weight: mx.array = norm.weight
-    return 1.0 + weight if named(type(norm)) in ONE_MORE else weight
+    described = norm_of(norm)
+    return 1.0 + weight if described is not None and described.one_more else weight
 
 
 def is_rms(norm: nn.Module) -> bool:
     """Whether it is an RMS norm that is known."""
-    kind = type(norm)
-    return kind is nn.RMSNorm or (named(kind) in ONE_MORE and not isinstance(norm, nn.LayerNorm))
+    return type(norm) is nn.RMSNorm or _is_described(norm, "rms")
 
 
 def is_layer(norm: nn.Module) -> bool:
     """Whether it is a layer norm that is known."""
-    return type(norm) is nn.LayerNorm or (isinstance(norm, nn.LayerNorm) and named(type(norm)) in ONE_MORE)
+    return type(norm) is nn.LayerNorm or _is_described(norm, "layer")
+
+
+def _is_described(norm: nn.Module, kind: str) -> bool:
+    described = norm_of(norm)
+    return described is not None and described.kind == kind and not described.of_heads
 
 
 class NativeRMSNorm(nn.Module):

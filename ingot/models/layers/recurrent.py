@@ -7,8 +7,9 @@ padded ones alike. Without the native kernels, and for caches that are not ours,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,8 @@ from mlx.utils import tree_unflatten
 from ingot.cache.launch import LaunchSpan
 from ingot.cache.layers import RecurrentState
 from ingot.kernels import native
+from ingot.models.families.description import GatedDelta, Recurrence, Scan, ShortConvolution
+from ingot.models.families.registry import recurrence_of
 from ingot.models.layers.modules import adopt, weights_of
 
 
@@ -96,7 +99,7 @@ def _delta(mixer: Any, inputs: tuple[str, ...], columns: dict[str, tuple[int, in
     return _taken(mixer, inputs, operation, (_tail(mixer.conv1d), state))
 
 
-def _scan(mixer: Any, **norm: Any) -> NativeMixer:
+def _scan(mixer: Any, scan: Scan) -> NativeMixer:
     operation = native.scan(
         heads=mixer.num_heads,
         groups=mixer.n_groups,
@@ -108,33 +111,21 @@ def _scan(mixer: Any, **norm: Any) -> NativeMixer:
         a_log=mixer.A_log,
         dt_bias=mixer.dt_bias,
         skip=mixer.D,
-        **norm,
+        **_scan_norm(mixer, scan),
     )
     state = (mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
     return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv1d), state))
 
 
-def _scan_normed(mixer: Any) -> NativeMixer:
-    norm = mixer.norm
-    return _scan(mixer, norm=norm.weight, eps=norm.eps, norm_size=mixer.intermediate_size)
-
-
-def _scan_normed_in_groups(mixer: Any) -> NativeMixer:
-    norm = mixer.norm
-    return _scan(mixer, norm=norm.weight, eps=norm.eps, norm_size=norm.group_size)
-
-
-def _falcon(mixer: Any) -> NativeMixer:
-    if not mixer.mamba_rms_norm:
-        return _scan(mixer, norm=None)
-    norm = mixer.norm
-    return _scan(
-        mixer,
-        norm=norm.weight,
-        eps=norm.variance_epsilon,
-        norm_size=mixer.intermediate_size,
-        norm_first=norm.norm_before_gate,
-    )
+def _scan_norm(mixer: Any, scan: Scan) -> dict[str, Any]:
+    if scan.normed is not None and not attrgetter(scan.normed)(mixer):
+        return {"norm": None}
+    return {
+        "norm": mixer.norm.weight,
+        "eps": attrgetter(scan.eps)(mixer),
+        "norm_size": attrgetter(scan.norm_size)(mixer),
+        "norm_first": scan.norm_first is not None and attrgetter(scan.norm_first)(mixer),
+    }
 
 
 def _short_convolution(mixer: Any) -> NativeMixer:
@@ -142,31 +133,24 @@ def _short_convolution(mixer: Any) -> NativeMixer:
     return _taken(mixer, ("in_proj",), operation, (_tail(mixer.conv),))
 
 
-MIXERS: dict[str, Callable[[Any], NativeMixer]] = {
-    "qwen3_5.GatedDeltaNet": _split_delta,
-    "qwen3_next.Qwen3NextGatedDeltaNet": _joined_delta,
-    "mamba2.Mamba2Block": _scan_normed,
-    "granitemoehybrid.GraniteMoeHybridMamba2Mixer": _scan_normed,
-    "nemotron_h.NemotronHMamba2Mixer": _scan_normed_in_groups,
-    "falcon_h1.FalconH1Mixer": _falcon,
-    "lfm2.ShortConv": _short_convolution,
-    "lfm2_moe.ShortConv": _short_convolution,
-}
-"""Classes whose arithmetic the native kernels know, by module and name."""
+def _native(mixer: Any, recurrence: Recurrence) -> NativeMixer:
+    match recurrence:
+        case GatedDelta(joint):
+            return _joined_delta(mixer) if joint else _split_delta(mixer)
+        case Scan():
+            return _scan(mixer, recurrence)
+        case ShortConvolution():
+            return _short_convolution(mixer)
 
 
 def swap_recurrences(model: nn.Module) -> int:
     """Swap every recurrent mixer that the native kernels compute; returns how many were swapped."""
     if not native.available():
         return 0
-    found = [(path, module) for path, module in model.named_modules() if _name(module) in MIXERS]
-    model.update_modules(tree_unflatten([(path, MIXERS[_name(module)](module)) for path, module in found]))
-    return len(found)
-
-
-def _name(module: nn.Module) -> str:
-    kind = type(module)
-    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"
+    found = [(path, module, recurrence_of(module)) for path, module in model.named_modules()]
+    swapped = [(path, _native(module, known)) for path, module, known in found if known is not None]
+    model.update_modules(tree_unflatten(swapped))
+    return len(swapped)
 
 
 def _taken(mixer: Any, inputs: tuple[str, ...], operation: Any, rows: tuple[tuple[int, ...], ...]) -> NativeMixer:

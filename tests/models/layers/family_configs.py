@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,17 @@ _DESCRIBED = tomllib.loads(Path(__file__).with_name("families.toml").read_text()
 _GROUPS: dict[str, dict[str, Any]] = _DESCRIBED["groups"]
 FAMILIES: dict[str, dict[str, Any]] = _DESCRIBED["families"]
 VOCAB: int = _GROUPS["base"]["vocab_size"]
+UNLOADABLE = {"olmo": "its module exits unless another package is installed"}
+SHARED_CODE = {
+    *("__init__", "activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
+    *("rope_utils", "ssm", "switch_layers"),
+}
+
+
+def upstream_files() -> list[Path]:
+    """Where mlx-lm's families are: a file each."""
+    models = import_upstream("mlx_lm.models")
+    return [path for path in Path(models.__path__[0]).glob("*.py") if path.stem not in SHARED_CODE]
 
 
 def config(name: str) -> dict[str, Any]:
@@ -31,9 +41,15 @@ def config(name: str) -> dict[str, Any]:
     return {"model_type": family, "vocab_size": VOCAB, **around, "text_config": {"model_type": inside, **keys}}
 
 
+def skeleton(name: str) -> Any:
+    """A model as mlx-lm makes it, none of whose weights is computed yet."""
+    described = config(name)
+    module = import_upstream(f"mlx_lm.models.{described['model_type']}")
+    return module.Model(module.ModelArgs.from_dict(described))
+
+
 def build(name: str) -> Any:
     """A model with random weights large enough that every part of it shows in its logits."""
-    import_upstream("mlx_lm")
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 
@@ -42,10 +58,8 @@ def build(name: str) -> Any:
             return weight
         return weight + 0.2 * mx.random.normal(weight.shape)
 
-    described = config(name)
-    module = importlib.import_module(f"mlx_lm.models.{described['model_type']}")
     mx.random.seed(0)
-    model = module.Model(module.ModelArgs.from_dict(described))
+    model = skeleton(name)
     model.update(tree_map_with_path(widened, model.parameters()))
     mx.eval(model.parameters())
     model.eval()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
-from ingot.models.layers.mlp import GATINGS, GatedMLP, swap_gates
+from ingot.models.families.registry import gating_of
+from ingot.models.layers.mlp import GatedMLP, swap_gates
 from ingot.models.layers.modules import parameters
 from tests.models.layers import family_configs
 
@@ -27,14 +26,15 @@ def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
     if not quick:
         monkeypatch.setattr(native, "available", lambda: False)
     model = family_configs.build(family)
-    known = {path: module for path, module in model.named_modules() if _name(type(module)) in GATINGS}
+    found = [(path, module, gating_of(module)) for path, module in model.named_modules()]
+    known = [(path, module, gating) for path, module, gating in found if gating is not None]
     before = dict(parameters(model))
     assert known
-    gelus = any(GATINGS[_name(type(mlp))].act != "silu" for mlp in known.values())
+    gelus = any(gating.act != "silu" for _, _, gating in known)
     assert swap_gates(model) == (0 if gelus and not quick else len(known))
     swapped = dict(model.named_modules())
-    for path, mlp in known.items():
-        weights = mlp[GATINGS[_name(type(mlp))].gate].weight
+    for path, mlp, gating in known:
+        weights = mlp[gating.gate].weight
         x = 3 * mx.random.normal((1, 7, weights.shape[1]), key=mx.random.key(1))
         x = mx.concatenate([x, mx.full((1, 1, x.shape[-1]), 1e4), mx.full((1, 1, x.shape[-1]), -1e4)], axis=1)
         expected = mlp(x)
@@ -44,13 +44,3 @@ def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
         half = x.astype(mx.bfloat16)
         assert mx.array_equal(swapped[path](half), mlp(half), equal_nan=True).item()
     assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
-
-
-@pytest.mark.parametrize("name", sorted(GATINGS))
-def test_every_known_class_is_one_of_mlx_lms(name: str) -> None:
-    module, kind = name.split(".")
-    assert isinstance(getattr(importlib.import_module(f"mlx_lm.models.{module}"), kind), type)
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"

@@ -1,6 +1,6 @@
 """What each GGUF architecture says about its model: the config mlx-lm wants, and every tensor there must be.
 
-A new architecture is one function, here or in a file beside, and one line in FAMILIES. A hyper-parameter that its
+A new architecture is one function, here or in a file beside, and one line in ARCHITECTURES. A hyper-parameter that its
 function does not read is refused by name: it would change what the model computes, and nobody honoured it.
 """
 
@@ -39,18 +39,18 @@ GEMMA_NORMS = {
 def blueprint(file: GGUFModel) -> Blueprint:
     """The model that a file describes. Raises ModelError for one that cannot be run as it is described."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in FAMILIES:
+    if architecture not in ARCHITECTURES:
         raise ModelError(_unknown(architecture))
     hyper = Hyperparameters(file, architecture)
     hyper.refuse_unless("attention.causal", True)
-    plan = FAMILIES[architecture](hyper)
+    plan = ARCHITECTURES[architecture](hyper)
     hyper.refuse_unread()
     return plan
 
 
 def _unknown(architecture: Any) -> str:
-    known = ", ".join(FAMILIES)
-    near = nearest(str(architecture), FAMILIES)
+    known = ", ".join(ARCHITECTURES)
+    near = nearest(str(architecture), ARCHITECTURES)
     hint = f" (nearest: {near})" if near else ""
     return f"GGUF files of the architecture {architecture!r} are not supported{hint}; supported are: {known}"
 
@@ -169,7 +169,7 @@ def _window_pattern(hyper: Hyperparameters, layers: int) -> int:
     return period
 
 
-FAMILIES: dict[str, Callable[[Hyperparameters], Blueprint]] = {
+ARCHITECTURES: dict[str, Callable[[Hyperparameters], Blueprint]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

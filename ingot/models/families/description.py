@@ -1,0 +1,92 @@
+"""The words in which a family is described. Nothing here computes; `models/layers` does, by what it is told here.
+
+Where a class of mlx-lm's has its own name for something, the description holds that name: an attribute's, or a path of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a class of attention calls the parts that all of them have, and which of the rest it has."""
+
+    heads: str = "n_heads"
+    kv_heads: str = "n_kv_heads"
+    scale: str = "scale"
+    out: str = "o_proj"
+    norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
+    whole_norms: bool = False  # they norm all heads of a token as one
+    rotates: str | None = None  # says whether the module's RoPE is used; always where None, if it has one
+    gated: bool = False  # the query projection also gives a gate for the output
+    sinks: str | None = None
+    joint: str | None = None  # one projection gives queries, keys and values
+    cap: str | None = None  # what scores are capped at, softly
+
+
+@dataclass(frozen=True)
+class MLPWiring:
+    """What an MLP computes: down(act(gate(x)) * up(x))."""
+
+    act: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    gate: str = "gate_proj"
+    up: str | None = "up_proj"  # None: one projection gives the gate and, behind it, what is gated
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the family's own class; MLX's are known anyway."""
+
+    kind: Literal["rms", "layer"]
+    one_more: bool = False  # multiplies by one more than its weight
+    of_heads: bool = False  # has a weight for each head: a norm of queries or keys
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A gated delta net behind a convolution, as Qwen's."""
+
+    joint: bool = False  # queries, keys, values and gates of a key head lie together, and so do its two factors
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Mamba 2's scan behind a convolution, and what a class calls the parts of the norm behind it."""
+
+    normed: str | None = None  # says whether there is a norm; always where None
+    eps: str = "norm.eps"
+    norm_size: str = "intermediate_size"  # how many neighbours are normed together
+    norm_first: str | None = None  # says whether the norm comes before the gate; never where None
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated convolution over a few tokens, as Liquid's."""
+
+
+Recurrence = GatedDelta | Scan | ShortConvolution
+
+
+@dataclass(frozen=True)
+class Family:
+    """A module of mlx-lm's, and what is known of its classes by their names. What is not known runs its own code."""
+
+    name: str  # the module's, which is the `model_type` of its configs
+    attention: Mapping[str, Wiring] = field(default_factory=dict)
+    mlps: Mapping[str, MLPWiring] = field(default_factory=dict)  # classes that compute that and nothing else
+    recurrences: Mapping[str, Recurrence] = field(default_factory=dict)
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, of which a model's all become one operation
+    refused: str | None = None  # why its answers would be wrong
+    unmixed: str | None = None  # why rows of unlike lengths go wrong together where no probe gets
+    text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision part of this one
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """The names of all classes that it describes."""
+        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.fused))

@@ -1,0 +1,7 @@
+"""StableLM."""
+
+from __future__ import annotations
+
+from ingot.models.families.description import Family, MLPWiring
+
+FAMILIES = (Family("stablelm", mlps={"MLP": MLPWiring()}),)

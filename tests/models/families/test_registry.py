@@ -1,0 +1,148 @@
+"""The families' descriptions: all in one folder, each found by being there, none of what mlx-lm does not have."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlx.nn as nn
+import pytest
+
+from ingot.models import families
+from ingot.models.families import registry
+from ingot.models.families.description import Family, GatedDelta, MLPWiring, Norm, Scan, Wiring
+from ingot.models.families.registry import FAMILIES, found, registered
+from tests.models.layers import family_configs
+
+MODELS = Path(families.__file__).parents[1]
+FOLDER = MODELS / "families"
+FILES = [path for path in sorted(FOLDER.glob("*.py")) if path.stem not in ("__init__", "description", "registry")]
+OTHERS = [path for path in sorted(MODELS.glob("**/*.py")) if not path.is_relative_to(FOLDER)]
+THEIRS = {"recipe.py": {"Transformer"}}
+"""What other projects call something, too: sentence-transformers its modules."""
+CLASSES = [(family.name, name) for family in FAMILIES.values() for name in sorted(family.classes)]
+
+
+@cache
+def upstream_names() -> tuple[set[str], set[str]]:
+    """The families of mlx-lm's and the classes in them, read from its sources."""
+    files = family_configs.upstream_files()
+    trees = [ast.parse(path.read_text()) for path in files]
+    return {path.stem for path in files}, {
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }
+
+
+def words(path: Path) -> Iterator[str]:
+    """Of all strings in a file that are not prose."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield from re.split(r"[^\w-]+", node.value)
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(MODELS)))
+def test_no_other_file_names_a_family_or_a_class_of_mlx_lms(path: Path) -> None:
+    names, classes = upstream_names()
+    # A GGUF file's architecture says which family's config is written.
+    known = classes if path.parent.name == "gguf" else names | classes
+    assert not known.intersection(words(path)) - THEIRS.get(path.name, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_familys_file_is_data_alone(path: Path) -> None:
+    imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {getattr(node, "module", None) for node in imported} == {"__future__", "ingot.models.families.description"}
+
+
+def test_a_family_is_known_as_soon_as_its_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "growing_families"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "novel.py").write_text(
+        "from ingot.models.families.description import Family, Wiring\n"
+        'FAMILIES = (Family("novel", attention={"Attention": Wiring(out="wo")}),)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    known = registered(found(importlib.import_module("growing_families")))
+    assert known == {"novel": Family("novel", attention={"Attention": Wiring(out="wo")})}
+
+
+def test_a_file_that_describes_no_family_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "empty_families"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "novel.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="FAMILIES"):
+        list(found(importlib.import_module("empty_families")))
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        (Family("llama"), Family("qwen2"), Family("llama")),
+        (Family("llama", text_only=("small",)), Family("small")),
+        (Family("llama", text_only=("small",)), Family("qwen2", text_only=("small",))),
+    ],
+)
+def test_a_family_described_twice_is_refused(described: tuple[Family, ...]) -> None:
+    with pytest.raises(ValueError, match=r"(llama|small) is described twice"):
+        registered(described)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_one_of_mlx_lms_and_something_is_said_of_it(name: str) -> None:
+    assert name in upstream_names()[0]
+    assert FAMILIES[name] != Family(name)
+
+
+@pytest.mark.parametrize(("family", "name"), CLASSES)
+def test_every_class_is_one_of_mlx_lms(family: str, name: str) -> None:
+    kind = getattr(importlib.import_module(f"{registry.UPSTREAM}.{family}"), name)
+    assert issubclass(kind, nn.Module)
+    assert kind.__module__ == f"{registry.UPSTREAM}.{family}", "described where it is not defined: never found"
+
+
+def test_a_module_is_looked_up_by_its_own_class() -> None:
+    def of(name: str, package: str = registry.UPSTREAM) -> object:
+        family, kind = name.split(".")
+        return type(kind, (), {"__module__": f"{package}.{family}"})()
+
+    assert registry.wiring_of(of("phi3.Attention")) == Wiring(joint="qkv_proj")
+    assert registry.gating_of(of("gemma.MLP")) == MLPWiring(act="gelu")
+    assert registry.recurrence_of(of("qwen3_next.Qwen3NextGatedDeltaNet")) == GatedDelta(joint=True)
+    assert registry.recurrence_of(of("mamba2.Mamba2Block")) == Scan()
+    assert registry.norm_of(of("gemma2.RMSNorm")) == Norm("rms", one_more=True)
+    assert registry.is_fusible(of("llama.TransformerBlock"))
+    assert not registry.is_fusible(of("llama.Attention"))
+    assert registry.wiring_of(of("llama.MLP")) is None
+    assert registry.wiring_of(of("unheard_of.Attention")) is None
+    assert registry.wiring_of(of("llama.Attention", "somebody.elses")) is None
+    assert registry.wiring_of(SimpleNamespace()) is None
+
+
+def test_what_a_whole_model_is_told_by_is_looked_up_by_its_type() -> None:
+    assert registry.of_type("phi3small").refused is not None
+    assert registry.of_type("minimax_m3_vl").unmixed is not None
+    assert registry.of_type("unheard_of").refused is None
+    assert registry.whole_type("qwen3_5_text") == "qwen3_5"
+    assert registry.whole_type("qwen3_5") is None
+
+
+@cache
+def built() -> set[tuple[str, str]]:
+    """The classes of all tiny models, by family and name."""
+    loadable = family_configs.FAMILIES.keys() - family_configs.UNLOADABLE
+    models = [family_configs.skeleton(name) for name in loadable]
+    kinds = {type(module) for model in models for _, module in model.named_modules()}
+    return {(kind.__module__.rpartition(".")[2], kind.__name__) for kind in kinds}
+
+
+@pytest.mark.parametrize(("family", "name"), CLASSES)
+def test_every_class_is_in_a_tiny_model_by_which_its_description_is_tested(family: str, name: str) -> None:
+    assert (family, name) in built()
