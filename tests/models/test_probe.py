@@ -12,7 +12,7 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.probe import Findings, Forward, Probe, apart
 
-Shift = Callable[[LayerState, int], float]
+Shift = Callable[[LayerState, int], float | mx.array]
 
 
 def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> Findings:
@@ -59,6 +59,15 @@ def test_a_model_that_fails_in_company_runs_its_rows_apart() -> None:
 
     found = probe(fails)
     assert (found.ragged, found.mixed) == (False, False)
+
+
+def test_a_model_that_goes_wrong_in_the_shorter_of_two_rows_runs_them_apart() -> None:
+    def shift(state: LayerState, width: int) -> float | mx.array:
+        starts = launches(state)[0].starts
+        return mx.array([[0.1 if start < max(starts) else 0.0] for start in starts]) if len(starts) > 1 else 0.0
+
+    found = probe(shift)
+    assert (found.ragged, found.mixed) == (False, True)
 
 
 def test_a_family_known_not_to_mix_is_not_tried() -> None:
