@@ -40,7 +40,6 @@ UNLOADABLE = {"olmo": "its module exits unless another package is installed"}
 
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
-    "gemma2": "its five-dimensional scores take no mask with rows",
     "gpt_bigcode": "positions counted by numpy from a single number",
     "llama-dynamic": "RoPE whose base follows a single length",
     "llama4": "chunked masks made from a single number",
@@ -93,15 +92,9 @@ class Batch:
         self.made, self.rows = made, made.adapter.new_rows()
         self.live = [self.rows.new() for _ in made.texts]
 
-    def compute(self, numbers: Sequence[int], count: int) -> None:
-        """Launch the next tokens of these texts in the model's own way, and compare what comes out."""
-        self._run([(numbers, count)], mixed=False)
-
-    def compute_mixed(self, parts: Sequence[tuple[Sequence[int], int]]) -> None:
-        """The same for several launches in one forward pass."""
-        self._run(parts, mixed=True)
-
-    def _run(self, parts: Sequence[tuple[Sequence[int], int]], *, mixed: bool) -> None:
+    def compute(self, *parts: tuple[Sequence[int], int], plainly: bool = False) -> None:
+        """Run the next tokens, so many, of texts by their numbers, and compare what comes out; `plainly` in the model's
+        own way, whatever the adapter makes of it."""
         asked = [Part(tuple(self.live[number] for number in numbers), count) for numbers, count in parts]
         spans = [
             (number, self.live[number].length, self.live[number].length + count)
@@ -111,6 +104,7 @@ class Batch:
         tokens = mx.array([token for number, begin, end in spans for token in self.made.texts[number][begin:end]])
         at = [last - 1 for last in accumulate(end - begin for _, begin, end in spans)]
         adapter = self.made.adapter
+        mixed = adapter.mixed and not plainly
         logits = run(adapter.model, adapter.selection, self.rows, tokens, asked, at, mixed=mixed)
         mx.eval(logits, self.rows.pending())
         for (number, begin, end), found in zip(spans, logits, strict=True):
@@ -161,47 +155,47 @@ def check_chunks(made: Family) -> None:
     # A window has forgotten pages after 256 tokens.
     rest = (128, 83, 1, 1, 17) if len(made.texts[0]) > 200 else (1, 4)
     for count in (37, 1, 7, *rest):
-        batch.compute([0], count)
+        batch.compute(([0], count), plainly=True)
 
 
 def check_rows_in_turn(made: Family) -> None:
     batch = Batch(made)
     for counts in ([19, 7, 2], [1, 1, 1], [3, 1, 5]):
         for number, count in enumerate(counts):
-            batch.compute([number], count)
+            batch.compute(([number], count))
 
 
 def check_rows_taken_over(made: Family) -> None:
     batch = Batch(made)
     rest = (128, 70, 1) if len(made.texts[0]) > 200 else (1, 4)
     for count in (37, 1, 30, *rest):
-        batch.compute([0], count)
+        batch.compute(([0], count))
         left = batch.live[0]
         batch.branch(0)
-        batch.compute([0], 2)
+        batch.compute(([0], 2))
         batch.live[0] = left
 
 
 def check_rows_together(made: Family, begun: Sequence[int]) -> None:
     batch = Batch(made)
     for number, count in enumerate(begun):
-        batch.compute([number], count)
+        batch.compute(([number], count))
     for _ in range(3):
-        batch.compute([0, 1, 2], 1)
+        batch.compute(([0, 1, 2], 1))
 
 
 def check_mixed_rows(made: Family) -> None:
     batch = Batch(made)
     longest = len(made.texts[0])
     together: list[tuple[Sequence[int], int]] = [([0, 1], 1)] if made.adapter.ragged else [([0], 1), ([1], 1)]
-    batch.compute_mixed([([0], 11), ([1], 4)])
-    batch.compute_mixed([([0], 1), ([1], 30), ([2], 2)])
-    batch.compute_mixed([([0], min(WIDEST, longest - 40)), ([1], 1), ([2], 7)])
-    batch.compute_mixed([*together, ([2], 3)])
-    batch.compute_mixed(together)
+    batch.compute(([0], 11), ([1], 4))
+    batch.compute(([0], 1), ([1], 30), ([2], 2))
+    batch.compute(([0], min(WIDEST, longest - 40)), ([1], 1), ([2], 7))
+    batch.compute(*together, ([2], 3))
+    batch.compute(*together)
     if longest > 200:
-        batch.compute_mixed([([0], WIDEST), ([1], 1), ([2], 2)])
-        batch.compute_mixed([*together, ([2], 1)])
+        batch.compute(([0], WIDEST), ([1], 1), ([2], 2))
+        batch.compute(*together, ([2], 1))
 
 
 @pytest.mark.parametrize("name", REFUSED)
