@@ -127,7 +127,7 @@ class AppendState(LayerState):
     # What models ask for.
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        flat = (part.swapaxes(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in (keys, values))
+        flat = (part.swapaxes(1, 2).flatten(0, 1) for part in (keys, values))
         self.write(*flat)
         return self.keys_and_values()
 
@@ -179,6 +179,24 @@ class AppendState(LayerState):
         if not launch.ragged and window_size is None and not return_array:
             return None if width == 1 else "causal"
         return visible(launch.starts, [0] * launch.count, width, max(launch.starts) + width, window_size)
+
+    # DeepSeek 3.2 and MiniMax M3 tie the keys of their index to others, to have them evaluated; ours are `pending`.
+
+    @property
+    def keys(self) -> mx.array:
+        return mx.zeros(0)
+
+    @keys.setter
+    def keys(self, tied: mx.array) -> None:
+        pass
+
+    @property
+    def values(self) -> mx.array:
+        return mx.zeros(0)
+
+    @values.setter
+    def values(self, tied: mx.array) -> None:
+        pass
 
     # Llama 4's chunked attention masks for itself and asks its cache to forget; this one need not.
 

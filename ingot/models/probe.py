@@ -29,6 +29,8 @@ class Forward(Protocol):
 
 LONG, SHORT = [5, 17, 3, 29, 11, 23, 7, 19, 2], [13, 31, 8]
 """Two prompts, unlike in tokens and far apart in length."""
+FURTHER = [*SHORT, 5]
+"""The short one and what it is continued with."""
 
 CLOSE = {mx.float32: 1e-3, mx.float16: 1e-2, mx.bfloat16: 2e-2}
 """Logits this close, in parts of their range, differ by rounding alone."""
@@ -67,11 +69,12 @@ class Probe:
 
     @cached_property
     def _plain(self) -> tuple[Rows, mx.array]:
-        """Each prompt in one launch of its own: the rows of the long one, and logits [2, vocab]."""
+        """Each prompt in one launch of its own: the rows of the long one, and logits [3, vocab]."""
         try:
             rows = self._new_rows()
-            own = [self._launch(kept, [(kept.new(), each)]) for kept, each in ((rows, LONG), (self._new_rows(), SHORT))]
-            logits = mx.concatenate(own)
+            made = [rows, self._new_rows(), self._new_rows()]
+            prompts = zip(made, (LONG, SHORT, FURTHER), strict=True)
+            logits = mx.concatenate([self._launch(kept, [(kept.new(), prompt)]) for kept, prompt in prompts])
         except ModelError:
             raise
         # Code of any family may fail in any way, on a device it was not written for mostly.
@@ -108,9 +111,9 @@ class Probe:
         run = self._mixed if mixed else self._apart
         run(rows, [[(short, SHORT[:-1])], [(long, LONG[:4])]])
         first = run(rows, [[(short, SHORT[-1:])], [(long, LONG[4:-1])]])[0]
-        last = [(short, SHORT[:1]), (long, LONG[-1:])]
+        last = [(short, FURTHER[-1:]), (long, LONG[-1:])]
         both = run(rows, [last] if ragged else [[each] for each in last])
-        return mx.stack([both[1], first])
+        return mx.stack([both[1], first, both[0]])
 
     def _apart(self, rows: Rows, parts: list[list[Fed]]) -> mx.array:
         return mx.concatenate([self._launch(rows, part) for part in parts])

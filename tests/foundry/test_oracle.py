@@ -40,12 +40,10 @@ def ours(model: str, tokens: list[int]) -> np.ndarray:
 
     from ingot.kernels.device import current
     from ingot.models.adapter import load
+    from tests.launches import prompt_logits
 
     adapter = load(MODELS / model, current(), dtype="float32")
-    slots = adapter.new_slots()
-    slots.resize(1, len(tokens))
-    with slots.launch(0, 1, len(tokens)) as layers:
-        return np.array(adapter.forward(mx.array([tokens]), layers)[0].astype(mx.float32))
+    return np.array(prompt_logits(adapter, tokens).astype(mx.float32))
 
 
 def apart(found: np.ndarray, expected: np.ndarray) -> float:

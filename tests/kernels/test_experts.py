@@ -22,6 +22,7 @@ from ingot.models.precision import settle
 from ingot.upstream import QuantizedSwitchLinear, SwigluOAI, SwitchGLU, SwitchLinear
 from tests import tiny
 from tests.kernels.rounding import half_steps
+from tests.launches import computed_last
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -264,13 +265,11 @@ def test_a_model_of_experts_chooses_the_same_tokens_as_with_mlx(monkeypatch: pyt
 
 def greedy(model: Any, config: dict[str, Any], prompt: list[int], count: int = 12) -> list[int]:
     adapter = adapt(model, config, HERE, exact=True)
-    slots = adapter.new_slots()
-    slots.resize(1, len(prompt) + count)
+    rows = adapter.new_rows()
+    row = rows.new()
     tokens: list[int] = []
     given = prompt
     while len(tokens) < count:
-        with slots.launch(0, 1, len(given)) as layers:
-            logits = adapter.forward(mx.array([given]), layers, at=[len(given) - 1])
-        tokens.append(int(mx.argmax(logits[0, -1]).item()))
+        tokens.append(int(mx.argmax(computed_last(adapter, rows, row, given)).item()))
         given = tokens[-1:]
     return tokens

@@ -19,6 +19,7 @@ from ingot.models.files.packaged import ensure
 from ingot.models.precision import unpack
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_model
+from tests.launches import prompt_logits
 
 TOKENS = 256
 TEXT = Path(__file__).parents[2] / "foundry" / "held_out.txt.xz"
@@ -37,14 +38,11 @@ def test_the_default_model_is_as_sure_of_a_text_as_in_plain_float32() -> None:
     text = lzma.decompress(TEXT.read_bytes()).decode()
     tokens = Tokenizer.load(folder).encode(text[:4000], add_special=False)[:TOKENS]
     ours = adapter.load(folder, current())
-    slots = ours.new_slots()
-    slots.resize(1, TOKENS)
-    with slots.launch(0, 1, TOKENS) as layers:
-        logits = ours.forward(mx.array([tokens]), layers)
+    logits = prompt_logits(ours, tokens)
     plain: Any
     plain, _ = load_model(folder, lazy=True)
     unpack(plain)
     plain.set_dtype(mx.float32)
     exact = perplexity(plain(mx.array([tokens]))[0], tokens)
-    assert perplexity(logits[0], tokens) == pytest.approx(exact, rel=0.005)
+    assert perplexity(logits, tokens) == pytest.approx(exact, rel=0.005)
     assert exact < 100  # or the text says nothing about the model

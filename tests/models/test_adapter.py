@@ -18,6 +18,7 @@ from ingot.models.adapter import Adapter, adapt, load
 from ingot.models.files.progress import silent
 from ingot.models.gguf.importer import convert_gguf
 from tests import engines, tiny
+from tests.launches import computed, prompt_logits
 from tests.models.gguf.making import tiny_model
 from tests.models.layers import family_configs
 
@@ -32,11 +33,10 @@ def adapted(name: str, *, exact: bool = False) -> Adapter:
 
 def kept(adapter: Adapter) -> set[mx.Dtype]:
     """Of all keys and values, after a mixed launch."""
-    slots = adapter.new_slots()
-    slots.resize(1, 64)
-    with slots.mixed([(0, 1, 5)]) as layers:
-        mx.eval(adapter.forward_mixed(mx.array([1, 2, 3, 4, 5]), layers, [4]), slots.arrays())
-    return {array.dtype for state in slots.states if state.kind != "recurrent" for array in state.arrays()}
+    rows = adapter.new_rows()
+    computed(adapter, rows, rows.new(), [1, 2, 3, 4, 5])
+    stored = [storage for group in rows.groups for storage in group.storages]
+    return {array.dtype for storage in stored for array in (*storage.keys, *storage.values)}
 
 
 @natively
@@ -59,8 +59,7 @@ def test_keys_and_values_that_mlx_reads_stay_as_they_are_computed() -> None:
 @pytest.mark.parametrize("name", [FUSED, MIXED])
 def test_half_the_bytes_take_half_the_memory(name: str) -> None:
     narrow, wide = adapted(name).footprint, adapted(name, exact=True).footprint
-    assert 2 * narrow.append == wide.append and 2 * narrow.largest_layer == wide.largest_layer
-    assert [2 * size for _, size in narrow.windows] == [size for _, size in wide.windows]
+    assert [(window, 2 * size) for window, size in narrow.groups] == list(wide.groups)
 
 
 @natively
@@ -69,13 +68,7 @@ def test_rounding_keys_and_values_changes_little(kind: str) -> None:
     tokens = [int(token) for token in np.random.default_rng(5).integers(1, 90, 200)]
 
     def logits(exact: bool) -> np.ndarray:
-        adapter = tiny.adapter(kind, exact=exact)
-        slots = adapter.new_slots()
-        slots.resize(1, 256)
-        with slots.mixed([(0, 1, len(tokens))]) as layers:
-            found = adapter.forward_mixed(mx.array(tokens), layers, list(range(len(tokens))))
-            mx.eval(found, slots.arrays())
-        return np.array(found)
+        return np.array(prompt_logits(tiny.adapter(kind, exact=exact), tokens))
 
     near, exact = logits(False), logits(True)
     assert 0 < np.abs(near - exact).max() < 0.02 * np.abs(exact).max()
@@ -84,7 +77,7 @@ def test_rounding_keys_and_values_changes_little(kind: str) -> None:
 @pytest.mark.parametrize("kind", list(tiny.CONFIGS))
 def test_rows_of_unlike_length_share_launches_on_a_gpu_and_no_family_is_blamed(kind: str) -> None:
     made = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
-    assert (made.ragged, made.padded, made.mixed) == (True, True, False)
+    assert (made.ragged, made.mixed) == (True, True)
     assert not any("family" in note for note in made.notes)
 
 
@@ -105,13 +98,13 @@ def uneven_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(current().kind != "cpu", reason="GPUs round no activations")
 def test_activations_of_8_bits_do_not_keep_a_model_from_mixing_its_rows(uneven_gemma: Path) -> None:
     made = load(uneven_gemma, current())
-    assert (made.ragged, made.padded, made.mixed) == (True, True, True)
+    assert (made.ragged, made.mixed) == (True, True)
     assert not any("family" in note for note in made.notes)
 
 
 def test_gemma_shares_launches_under_the_rules_of_a_gpu(uneven_gemma: Path) -> None:
     made = load(uneven_gemma, engines.GPU)
-    assert (made.ragged, made.padded, made.mixed) == (True, True, False)
+    assert (made.ragged, made.mixed) == (True, True)
 
 
 @pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])

@@ -31,7 +31,7 @@ def told(path: Path, device: Device) -> MemoryNeeds:
 def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
     adapter = load(folder, device)
     assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
-    assert found.per_token == adapter.footprint.append
+    assert found.per_token == adapter.footprint.token
     assert found.context == adapter.context
 
 

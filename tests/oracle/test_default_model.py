@@ -24,6 +24,7 @@ from ingot.models.probe import apart
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_model
 from tests.engines import answer
+from tests.launches import computed
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
@@ -73,13 +74,11 @@ def test_its_logits_over_a_cut_prompt_are_those_of_transformers(
     with torch.no_grad():
         right = mx.array(oracle(torch.tensor([prompt])).logits[0].numpy())
     adapter = adapt(*unpacked, current())
-    slots = adapter.new_slots()
+    rows = adapter.new_rows()
+    row = rows.new()
     for begin in range(0, len(prompt), 13):
         piece = prompt[begin : begin + 13]
-        with slots.launch(0, 1, len(piece)) as layers:
-            logits = adapter.forward(mx.array([piece]), layers)[0]
-            mx.eval(logits, slots.arrays())
-        assert apart(logits, right[begin : begin + len(piece)]) < 1e-3
+        assert apart(computed(adapter, rows, row, piece), right[begin : begin + len(piece)]) < 1e-3
 
 
 def test_what_it_answers_is_what_transformers_might_answer(folder: Path, oracle: Any, prompt: list[int]) -> None:

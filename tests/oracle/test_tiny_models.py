@@ -13,6 +13,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, load
 from ingot.models.probe import apart
+from tests.launches import computed, decoded
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
@@ -119,22 +120,14 @@ def answers(oracle: Any, rows: list[list[int]]) -> list[mx.array]:
 
 def test_chunks_and_rows_decoding_together_give_the_logits_of_transformers(oracle: Any, adapter: Adapter) -> None:
     torch.manual_seed(1)
-    rows = [torch.randint(1, SHARED["vocab_size"], (length,)).tolist() for length in (75, 43, 9)]
-    right = answers(oracle, rows)
-    slots = adapter.new_slots()
-    slots.resize(len(rows), 256)
-
-    def check(first: int, count: int, width: int) -> None:
-        begins = slots.lengths[first : first + count]
-        tokens = [row[begin : begin + width] for row, begin in zip(rows[first:], begins, strict=False)]
-        with slots.launch(first, count, width) as layers:
-            logits = adapter.forward(mx.array(tokens), layers)
-            mx.eval(logits, slots.arrays())
-        for row, (found, begin) in enumerate(zip(logits, begins, strict=True)):
-            assert apart(found, right[first + row][begin : begin + width]) < TOLERANCE
-
-    for number, row in enumerate(rows):
-        while left := len(row) - 5 - slots.lengths[number]:
-            check(number, 1, min(left, WIDEST))
-    for _ in range(5):
-        check(0, len(rows), 1)
+    prompts = [torch.randint(1, SHARED["vocab_size"], (length,)).tolist() for length in (75, 43, 9)]
+    right = answers(oracle, prompts)
+    kept = adapter.new_rows()
+    live = [kept.new() for _ in prompts]
+    for row, prompt, expected in zip(live, prompts, right, strict=True):
+        for begin in range(0, len(prompt) - 5, WIDEST):
+            end = min(begin + WIDEST, len(prompt) - 5)
+            assert apart(computed(adapter, kept, row, prompt[begin:end]), expected[begin:end]) < TOLERANCE
+    for step in range(-5, 0):
+        found = decoded(adapter, kept, live, [prompt[step] for prompt in prompts])
+        assert apart(found, mx.stack([expected[step] for expected in right])) < TOLERANCE

@@ -21,6 +21,7 @@ from ingot.models.gguf import block_layers
 from ingot.models.gguf.quant_types import BLOCK_BITS
 from ingot.models.layers.modules import PackedEmbedding, PackedLinear, parameters
 from tests.engines import GPU
+from tests.launches import prompt_logits
 from tests.models.gguf.making import TinyModel, as_q4_k_m, random_rows, tiny_model
 from tests.models.gguf.test_importer import TOKENS, converted, expected_logits
 
@@ -35,12 +36,7 @@ def file_bytes(model: TinyModel) -> int:
 
 
 def logits(adapter: Adapter) -> np.ndarray:
-    slots = adapter.new_slots()
-    slots.resize(1, 64)
-    with slots.launch(0, 1, len(TOKENS)) as layers:
-        found = adapter.forward(mx.array([TOKENS]), layers).astype(mx.float32)
-        mx.eval(found)
-    return np.array(found)[0]
+    return np.array(prompt_logits(adapter, TOKENS).astype(mx.float32))
 
 
 def layer(kind: Kind, rows: int = 40, columns: int = 512, *, cls: type = nn.Linear) -> tuple[Any, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -12,14 +12,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.launch import Part
+from ingot.cache.records import put, take
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
-from ingot.kernels import native
 from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt, load
+from ingot.models.adapter import Adapter, adapt, load, run
 from ingot.models.probe import apart
 from ingot.upstream import caches
 from tests import engines, tiny
@@ -39,27 +39,11 @@ NEEDS_METAL = {
 
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
-    "gemma2": "its five-dimensional scores take no mask with rows",
     "gpt_bigcode": "positions counted by numpy from a single number",
     "llama-dynamic": "RoPE whose base follows a single length",
     "llama4": "chunked masks made from a single number",
     "minimax_m3_vl": "blocks of keys chosen by the place in the longest row, in long prompts only",
 }
-UNPADDED = {
-    "baichuan_m1": "the convolution's tail is taken from the padding",
-    "bailing_moe_linear": "the linear attention's state takes in the padding",
-    "jamba": "Mamba's state takes in the padding",
-    "longcat_flash_ngram": "the n-grams' tail is taken from the padding",
-    "mamba": "Mamba's state takes in the padding",
-    "nemotron_h": "Mamba 2's state is read behind the padding",
-    "olmo_hybrid": "the convolution's tail is taken from the padding",
-    "recurrent_gemma": "the recurrent state takes in the padding",
-    "rwkv7": "the state takes in the padding",
-}
-
-if native.available():
-    del UNPADDED["nemotron_h"]  # the native kernels know where a row ends
-
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
     "dbrx": "the layer asks its mask for a shape",
@@ -88,45 +72,44 @@ def without_compiling() -> Iterator[None]:
 
 @dataclass
 class Family:
-    """A family's adapter, three rows of tokens, and the logits after each of their tokens that are right."""
+    """A family's adapter, three texts, and the logits after each of their tokens that are right."""
 
     adapter: Adapter
-    rows: list[list[int]]
+    texts: list[list[int]]
     right: list[mx.array]
 
-    def slots(self) -> Slots:
-        slots = self.adapter.new_slots()
-        slots.resize(len(self.rows), 512)
-        return slots
 
-    def compute(self, slots: Slots, first: int, counts: list[int]) -> None:
-        """Launch the next tokens of the rows from `first` on, as many as `counts` say, and compare what comes out."""
-        begins = slots.lengths[first : first + len(counts)]
-        spans = [(row + first, begin, begin + n) for row, (begin, n) in enumerate(zip(begins, counts, strict=True))]
-        width = max(counts)
-        tokens = [self.rows[row][begin:end] + [0] * (width - end + begin) for row, begin, end in spans]
-        with slots.launch(first, len(counts), width, counts) as layers:
-            logits = self.adapter.forward(mx.array(tokens), layers, [count - 1 for count in counts])
-            mx.eval(logits, slots.arrays())
-        self._compare(spans, logits[:, 0], counts)
+class Batch:
+    """The beginnings of a family's texts, each in a row of its own: `live[number]`."""
 
-    def compute_mixed(self, slots: Slots, parts: list[list[int]]) -> None:
-        """The same for all rows in one forward pass; a part is a launch of rows of the same number of tokens."""
-        counts = [count for part in parts for count in part]
-        begins = slots.lengths[: len(counts)]
-        spans = [(row, begin, begin + n) for row, (begin, n) in enumerate(zip(begins, counts, strict=True))]
-        tokens = mx.array([token for row, begin, end in spans for token in self.rows[row][begin:end]])
-        firsts = accumulate([0, *(len(part) for part in parts)])
-        ends = accumulate(counts)
-        with slots.mixed([(first, len(part), part[0]) for first, part in zip(firsts, parts, strict=False)]) as layers:
-            logits = self.adapter.forward_mixed(tokens, layers, [end - 1 for end in ends])
-            mx.eval(logits, slots.arrays())
-        self._compare(spans, logits, counts)
+    def __init__(self, made: Family) -> None:
+        self.made, self.rows = made, made.adapter.new_rows()
+        self.live = [self.rows.new() for _ in made.texts]
 
-    def _compare(self, spans: list[tuple[int, int, int]], logits: mx.array, counts: list[int]) -> None:
-        for (row, begin, end), found in zip(spans, logits, strict=True):
-            gap = apart(found, self.right[row][end - 1])
-            assert gap < TOLERANCE, f"row {row}, tokens {begin} to {end} of {counts}: logits are {gap:.1e} apart"
+    def compute(self, *parts: tuple[Sequence[int], int], plainly: bool = False) -> None:
+        """Run the next tokens, so many, of texts by their numbers, and compare what comes out; `plainly` in the model's
+        own way, whatever the adapter makes of it."""
+        asked = [Part(tuple(self.live[number] for number in numbers), count) for numbers, count in parts]
+        spans = [
+            (number, self.live[number].length, self.live[number].length + count)
+            for numbers, count in parts
+            for number in numbers
+        ]
+        tokens = mx.array([token for number, begin, end in spans for token in self.made.texts[number][begin:end]])
+        at = [last - 1 for last in accumulate(end - begin for _, begin, end in spans)]
+        adapter = self.made.adapter
+        mixed = adapter.mixed and not plainly
+        logits = run(adapter.model, adapter.selection, self.rows, tokens, asked, at, mixed=mixed)
+        mx.eval(logits, self.rows.pending())
+        for (number, begin, end), found in zip(spans, logits, strict=True):
+            gap = apart(found, self.made.right[number][end - 1])
+            assert gap < TOLERANCE, f"text {number}, tokens {begin} to {end} of {parts}: logits are {gap:.1e} apart"
+
+    def branch(self, number: int) -> None:
+        """Have a new row take over what that text's row holds, and go on in its stead beside it."""
+        before, after = self.live[number], self.rows.new()
+        put(self.rows, after, [take(self.rows, before, 0)], before.length)
+        self.live[number] = after
 
 
 def family(name: str) -> Family:
@@ -135,10 +118,10 @@ def family(name: str) -> Family:
     rng = random.Random(3)
     # Only windows forget, and not before a few hundred tokens.
     longest = 290 if any(_is_window(cache) for cache in asked) else 90
-    rows = [[rng.randrange(1, family_configs.VOCAB) for _ in range(length)] for length in (longest, 60, 30)]
-    right = [model(mx.array([row]), cache=caches.make_prompt_cache(model))[0] for row in rows]
+    texts = [[rng.randrange(1, family_configs.VOCAB) for _ in range(length)] for length in (longest, 60, 30)]
+    right = [model(mx.array([text]), cache=caches.make_prompt_cache(model))[0] for text in texts]
     mx.eval(right)
-    return Family(adapt(model, family_configs.config(name), current(), widest=WIDEST, exact=True), rows, right)
+    return Family(adapt(model, family_configs.config(name), current(), widest=WIDEST, exact=True), texts, right)
 
 
 def _is_window(cache: Any) -> bool:
@@ -147,76 +130,66 @@ def _is_window(cache: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_family_computes_the_same_in_chunks_in_a_batch_padded_and_mixed(name: str) -> None:
+def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(name: str) -> None:
     made = family(name)
     assert made.adapter.ragged == (name not in ONE_BY_ONE)
-    assert made.adapter.padded == (name not in ONE_BY_ONE | UNPADDED)
     assert made.adapter.mixed == (name not in UNMIXED)
     check_chunks(made)
     check_rows_in_turn(made)
-    check_rows_of_equal_length(made)
+    check_rows_taken_over(made)
     if made.adapter.ragged:
-        check_rows_together(made)
-    if made.adapter.padded:
-        check_padded_rows(made)
+        check_rows_together(made, (17, 17, 17))
+        check_rows_together(made, (41, 18, 2))
     if made.adapter.mixed:
         check_mixed_rows(made)
 
 
 def check_chunks(made: Family) -> None:
-    slots = made.slots()
-    # A window's buffer is full after 256 tokens.
-    rest = (128, 83, 1, 1, 17) if len(made.rows[0]) > 200 else (1, 4)
+    batch = Batch(made)
+    # A window has forgotten pages after 256 tokens.
+    rest = (128, 83, 1, 1, 17) if len(made.texts[0]) > 200 else (1, 4)
     for count in (37, 1, 7, *rest):
-        made.compute(slots, 0, [count])
+        batch.compute(([0], count), plainly=True)
 
 
 def check_rows_in_turn(made: Family) -> None:
-    slots = made.slots()
+    batch = Batch(made)
     for counts in ([19, 7, 2], [1, 1, 1], [3, 1, 5]):
-        for row, count in enumerate(counts):
-            made.compute(slots, row, [count])
+        for number, count in enumerate(counts):
+            batch.compute(([number], count))
 
 
-def check_rows_of_equal_length(made: Family) -> None:
-    slots = made.slots()
-    for count in (17, 1, 1):
-        made.compute(slots, 0, [count] * 3)
+def check_rows_taken_over(made: Family) -> None:
+    batch = Batch(made)
+    rest = (128, 70, 1) if len(made.texts[0]) > 200 else (1, 4)
+    for count in (37, 1, 30, *rest):
+        batch.compute(([0], count))
+        left = batch.live[0]
+        batch.branch(0)
+        batch.compute(([0], 2))
+        batch.live[0] = left
 
 
-def check_rows_together(made: Family) -> None:
-    slots = made.slots()
-    for row, count in enumerate((41, 18, 2)):
-        made.compute(slots, row, [count])
+def check_rows_together(made: Family, begun: Sequence[int]) -> None:
+    batch = Batch(made)
+    for number, count in enumerate(begun):
+        batch.compute(([number], count))
     for _ in range(3):
-        made.compute(slots, 0, [1, 1, 1])
-
-
-def check_padded_rows(made: Family) -> None:
-    slots = made.slots()
-    longest = len(made.rows[0])
-    for counts in ([11, 4, 7], [1, 1, 1], [5, 30, 2], [min(WIDEST, longest - 30), 3, 1], [1, 1, 1]):
-        made.compute(slots, 0, counts)
-    if longest > 200:
-        made.compute(slots, 0, [WIDEST, 1, 2])
-        made.compute(slots, 0, [1, 1, 1])
+        batch.compute(([0, 1, 2], 1))
 
 
 def check_mixed_rows(made: Family) -> None:
-    slots = made.slots()
-    longest = len(made.rows[0])
-    together = [[1, 1]] if made.adapter.ragged else [[1], [1]]
-    for parts in (
-        [[11], [4]],
-        [[1], [30], [2]],
-        [[min(WIDEST, longest - 40)], [1], [7]],
-        [*together, [3]],
-        [*together],
-    ):
-        made.compute_mixed(slots, parts)
+    batch = Batch(made)
+    longest = len(made.texts[0])
+    together: list[tuple[Sequence[int], int]] = [([0, 1], 1)] if made.adapter.ragged else [([0], 1), ([1], 1)]
+    batch.compute(([0], 11), ([1], 4))
+    batch.compute(([0], 1), ([1], 30), ([2], 2))
+    batch.compute(([0], min(WIDEST, longest - 40)), ([1], 1), ([2], 7))
+    batch.compute(*together, ([2], 3))
+    batch.compute(*together)
     if longest > 200:
-        made.compute_mixed(slots, [[WIDEST], [1], [2]])
-        made.compute_mixed(slots, [*together, [1]])
+        batch.compute(([0], WIDEST), ([1], 1), ([2], 2))
+        batch.compute(*together, ([2], 1))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.launch import Part, Row
+from ingot.cache.rows import Rows
 from ingot.kernels import native
 from ingot.models import adapter
 from ingot.models.layers import attention
@@ -56,26 +58,28 @@ def without_compiling() -> Iterator[None]:
     mx.enable_compile()
 
 
-def launch(model: object, slots: Slots, parts: list[tuple[int, list[list[int]]]]) -> mx.array:
-    """Logits [tokens, vocab] of a mixed launch; a part is its first slot and the tokens of its rows."""
-    tokens = mx.array([[token for _, rows in parts for row in rows for token in row]])
-    with slots.mixed([(first, len(rows), len(rows[0])) for first, rows in parts]) as layers:
-        logits = model(tokens, cache=layers)  # type: ignore[operator]
-        mx.eval(logits, slots.arrays())
+Fed = list[tuple[Row, list[int]]]
+
+
+def launch(model: Any, rows: Rows, parts: Sequence[Fed]) -> mx.array:
+    """Logits [tokens, vocab] of a mixed launch; a part is its rows, each with as many tokens."""
+    tokens = mx.array([[token for part in parts for _, fed in part for token in fed]])
+    with rows.launch([asked(part) for part in parts]) as layers:
+        logits = model(tokens, cache=layers)
+        mx.eval(logits, rows.pending())
     return logits[0]
 
 
-def apart(model: object, slots: Slots, first: int, rows: list[list[int]]) -> mx.array:
-    with slots.launch(first, len(rows), len(rows[0])) as layers:
-        logits = model(mx.array(rows), cache=layers)  # type: ignore[operator]
-        mx.eval(logits, slots.arrays())
+def apart(model: Any, rows: Rows, part: Fed) -> mx.array:
+    """The same of one launch, computed in the model's own way."""
+    with rows.launch([asked(part)], mixed=False) as layers:
+        logits = model(mx.array([fed for _, fed in part]), cache=layers)
+        mx.eval(logits, rows.pending())
     return logits.reshape(-1, logits.shape[-1])
 
 
-def new_slots(model: object) -> Slots:
-    slots = adapter.new_slots(model, 64, 0, None)
-    slots.resize(3, 256)
-    return slots
+def asked(part: Fed) -> Part:
+    return Part(tuple(row for row, _ in part), len(part[0][1]))
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -91,17 +95,20 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
     model = family_configs.build(family)
     swap_ropes(model)
     assert swap_mixers(model, unfused=True) > 0
-    together, separately = new_slots(model), new_slots(model)
-    steps: list[list[tuple[int, list[list[int]]]]] = [
-        [(0, [[1, 2, 3]]), (1, [[4, 5, 6, 7, 8]])],
-        [(0, [[9], [10]]), (2, [list(range(11, 42))])],
-        [(0, [[42], [43], [44]])],
+    together, separately = (adapter.new_rows(model, 0, None) for _ in range(2))
+    pairs = [(together.new(), separately.new()) for _ in range(3)]
+    steps: list[list[dict[int, list[int]]]] = [
+        [{0: [1, 2, 3]}, {1: [4, 5, 6, 7, 8]}],
+        [{0: [9], 1: [10]}, {2: list(range(11, 42))}],
+        [{0: [42], 1: [43], 2: [44]}],
     ]
     for parts in steps:
-        mixed = launch(model, together, parts)
-        expected = mx.concatenate([apart(model, separately, first, rows) for first, rows in parts])
+        mixed = launch(model, together, [[(pairs[row][0], fed) for row, fed in part.items()] for part in parts])
+        expected = mx.concatenate(
+            [apart(model, separately, [(pairs[row][1], fed) for row, fed in part.items()]) for part in parts]
+        )
         assert mx.abs(mixed - expected).max().item() < TOLERANCE * mx.abs(expected).max().item()
-    assert together.lengths == separately.lengths == [5, 7, 32]
+    assert [(one.length, other.length) for one, other in pairs] == [(5, 5), (7, 7), (32, 32)]
 
 
 @pytest.mark.parametrize("family", KNOWN)
@@ -127,12 +134,23 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     model = tiny.build(kind)
     swap_ropes(model)
     swap_mixers(model, unfused=True)
-    slots = adapter.new_slots(model, 64, 0, None)
-    slots.resize(3, 32768)
-    launch(model, slots, [(0, [[1, 2]]), (1, [[3]])])
-    largest = max(array.nbytes for array in slots.arrays())
+    rows = adapter.new_rows(model, 0, None)
+    one, two, other = provided(rows, 32768)
+    launch(model, rows, [[(one, [1, 2])], [(two, [3])]])
+    stored = [storage for group in rows.groups for storage in group.storages]
+    largest = max(array.nbytes for storage in stored for array in (*storage.keys, *storage.values))
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(3):
-        launch(model, slots, [(0, [[1], [2]]), (2, [[3, 4, 5]])])
+        launch(model, rows, [[(one, [1]), (two, [2])], [(other, [3, 4, 5])]])
     assert mx.get_peak_memory() - before < largest
+
+
+def provided(rows: Rows, tokens: int) -> tuple[Row, Row, Row]:
+    """Three rows, where there was once one of so many tokens: there are pages for that."""
+    longest, *live = (rows.new() for _ in range(4))
+    for table in longest.tables:
+        table.grow(0, tokens)
+    rows.leave(longest)
+    one, two, three = live
+    return one, two, three

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from ingot.cache.slots import Slots
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
@@ -17,6 +16,7 @@ from ingot.models.adapter import Adapter, adapt, load
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.recurrent import NativeMixer, swap_recurrences
 from tests import tiny
+from tests.launches import computed, computed_last, decoded
 from tests.models.layers import family_configs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
@@ -29,20 +29,17 @@ STEPS = 12
 
 def greedy(adapter: Adapter) -> list[list[int]]:
     """Answers to all prompts: each computed alone, in two parts, then decoded together."""
-    slots = adapter.new_slots()
-    slots.resize(len(PROMPTS), 256)
+    rows = adapter.new_rows()
+    live = [rows.new() for _ in PROMPTS]
     chosen: list[list[int]] = []
-    for slot, prompt in enumerate(PROMPTS):
+    for row, prompt in zip(live, PROMPTS, strict=True):
         for part in (prompt[: len(prompt) // 2], prompt[len(prompt) // 2 :]):
             if part:
-                with slots.launch(slot, 1, len(part)) as layers:
-                    logits = adapter.forward(mx.array([part]), layers, [len(part) - 1])
-        chosen.append([int(mx.argmax(logits[0, 0]).item())])
+                logits = computed_last(adapter, rows, row, part)
+        chosen.append([int(mx.argmax(logits[0]).item())])
     for _ in range(STEPS):
-        with slots.launch(0, len(PROMPTS), 1) as layers:
-            logits = adapter.forward(mx.array([[own[-1]] for own in chosen]), layers, [0] * len(PROMPTS))
-        mx.async_eval(logits, slots.arrays())
-        for own, token in zip(chosen, mx.argmax(logits[:, 0], axis=-1).tolist(), strict=True):
+        logits = decoded(adapter, rows, live, [own[-1] for own in chosen])
+        for own, token in zip(chosen, mx.argmax(logits, axis=-1).tolist(), strict=True):
             own.append(token)
     return chosen
 
@@ -89,24 +86,18 @@ def test_other_caches_are_left_to_the_models_own_code() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_was_kept_of_a_slot_does_not_change_with_it(count: int) -> None:
-    """A record must not share memory with the states, which are written in place."""
+def test_what_was_kept_of_a_row_does_not_change_with_it(count: int) -> None:
+    """A record must not share memory with the recurrent states, which are written in place."""
     adapter = tiny.adapter("hybrid")
-    slots: Slots = adapter.new_slots()
-    slots.resize(count, 256)
-    _compute(adapter, slots, 0, [1, 2, 3])
-    record = records.take(slots, 0, 0)
-    mx.eval(record.arrays())
-    after = _compute(adapter, slots, 0, [4, 5])
-    again = adapter.new_slots()
-    again.resize(count, 256)
-    records.put(again, 0, [record], 3)
-    again.lengths[0] = 3
-    assert mx.array_equal(_compute(adapter, again, 0, [4, 5]), after).item()
-
-
-def _compute(adapter: Adapter, slots: Slots, slot: int, tokens: list[int]) -> mx.array:
-    with slots.launch(slot, 1, len(tokens)) as layers:
-        logits = adapter.forward(mx.array([tokens]), layers)
-    mx.eval(logits, slots.arrays())
-    return logits
+    rows = adapter.new_rows()
+    row, *_ = [rows.new() for _ in range(count)]
+    computed(adapter, rows, row, [1, 2, 3])
+    record = records.take(rows, row, 0)
+    mx.eval(record.checkpoint_arrays())
+    after = computed(adapter, rows, row, [4, 5])
+    other = rows.new()
+    records.put(rows, other, [record], 3)
+    assert mx.array_equal(computed(adapter, rows, other, [4, 5]), after).item()
+    again = rows.new()
+    records.put(rows, again, [record], 3)
+    assert mx.array_equal(computed(adapter, rows, again, [4, 5]), after).item()

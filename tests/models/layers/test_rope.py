@@ -6,12 +6,12 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.launch import Launch, Mixed
+from ingot.cache.launch import Launch, Mixed, Row
 from ingot.models.layers.modules import positioned
 from ingot.models.layers.rope import SharedRopes
 from tests.models.layers.test_modules import ROPES
 
-MIXED = Mixed((Launch(0, (7, 30), 1, (1, 1), 0), Launch(2, (4,), 3, (3,), 4)))
+MIXED = Mixed((Launch((Row(0, ()), Row(1, ())), 1, (7, 30), (7, 30)), Launch((Row(2, ()),), 3, (4,), (4,))))
 
 
 @pytest.mark.parametrize("name", ROPES)
