@@ -25,6 +25,8 @@ MOST_GROUP = 16
 MOST_QUERIES = 8
 """Of a row, in one launch."""
 MOST_SLABS = SLABS[-1]
+PAGE_LIMIT = 1 << 20
+"""Pages in a slab."""
 PAGES = (64, 128, 256, 512)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _THREADS = 128
@@ -32,7 +34,7 @@ _THREADS = 128
 
 
 def page_number(slab: int, index: int) -> int:
-    return slab << 20 | index
+    return slab * PAGE_LIMIT + index
 
 
 class Slabs(NamedTuple):
