@@ -1,7 +1,7 @@
 """Runs the kernels' texts on a CPU, for machines without a GPU: as C++, each thread a fiber.
 
-Slow, and true: threads of a group run in an order drawn from a seed between barriers, exchange numbers lane by lane, and
-find NaN in shared memory that nobody wrote.
+Slow, and true: threads of a group run in an order drawn from a seed between barriers, exchange numbers lane by lane,
+and find NaN in shared memory that nobody wrote.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ingot.kernels.paged.launchers import Template
 
 COMPILER = "g++"
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
+FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
 TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int"}
 _ONE_AT_A_TIME = threading.Lock()
 """A compiled kernel keeps its threads in static memory."""
 
 
 class Emulator:
-    """A launcher that runs at once. With `seed` 0 threads run in order; `rewrite` changes a body before it is compiled."""
+    """A launcher that runs at once. With `seed` 0 threads run in order."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -52,20 +52,20 @@ class Emulator:
     def __call__(
         self,
         kernel: str,
-        inputs: Sequence[mx.array],
+        inputs: list[mx.array],
         *,
         slabs: int,
         template: Template,
         groups: tuple[int, int, int],
         threads: int,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         dtype: mx.Dtype,
     ) -> mx.array:
         """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has."""
         mx.eval(inputs)
         text = self.rewritten(kernel_text(kernel, "emulator", slabs))
         types = tuple(TYPES[array.dtype] for array in inputs)
-        values = tuple((name, TYPES.get(value, value)) for name, value in template.items())
+        values = tuple((name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in template)
         run = _compiled(text, types, TYPES[dtype], values)
         made = mx.zeros(shape, dtype)
         mx.eval(made)
@@ -96,7 +96,9 @@ def _addresses(arrays: Sequence[np.ndarray]) -> Any:
 
 
 @cache
-def _compiled(text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, Any], ...]) -> Any:
+def _compiled(
+    text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]
+) -> Any:
     """The function that runs this kernel: compiled now, or found where an earlier process left it."""
     program = _program(text, types, output, template)
     key = hashlib.sha256("\0".join((program, *FLAGS, platform.machine(), cpu_name())).encode()).hexdigest()[:24]
@@ -128,14 +130,14 @@ def _compile(program: str, library: Path) -> None:
         made.rename(library)
 
 
-def _program(text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, Any], ...]) -> str:
+def _program(text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]) -> str:
     """A file with the signature that MLX would generate, as static pointers, and one function to call."""
     names, kinds = (*text.inputs, text.output), (*(f"const {kind}" for kind in types), output)
     lines = [text.header]
     for name, kind in zip(names, kinds, strict=True):
         lines.append(f"static {kind}* {name}; static const int* {name}_shape; static const int64_t* {name}_strides;")
     for name, value in template:
-        lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {int(value)};")
+        lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
     lines += ["static void kernel_body() {", text.body, "}", 'extern "C" const char* run(void** arrays,']
     lines += ["const int** shapes, const int64_t** strides, const unsigned* groups, int threads, uint64_t seed) {"]
     for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):

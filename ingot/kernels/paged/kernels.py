@@ -1,15 +1,15 @@
 """Attention over pages of keys and values, for a few queries a row: one kernel source for CUDA and Metal.
 
-A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by `page_number(slab, index)`.
-Slabs are written in place: their arrays stay the same, and whoever reads what was written takes the token that `write` or
-`copy` gave. Nothing else orders them.
+A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index in
+there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written takes the
+token that `write` or `copy` gave. Nothing else orders them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.paged.launchers import Launcher, Template, launcher
 from ingot.kernels.paged.texts import SLABS
-from ingot.kernels.paged.tuning import Tuning, tuned
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
 MOST_GROUP = 16
@@ -37,19 +37,23 @@ def page_number(slab: int, index: int) -> int:
     return slab * PAGE_LIMIT + index
 
 
-class Slabs(NamedTuple):
-    """A layer's memory. `keys[i]` and `values[i]` have as many pages; sizes may differ."""
+class Slabs:
+    """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
 
-    keys: Sequence[mx.array]
-    values: Sequence[mx.array]
+    Made anew when a slab is added, not at every call.
+    """
 
-    def padded(self) -> list[mx.array]:
-        """So many that there is a kernel for it."""
-        size = next((count for count in SLABS if count >= len(self.keys)), None)
-        if size is None:
-            raise ValueError(f"{len(self.keys)} slabs: a kernel takes at most {MOST_SLABS}")
-        more = size - len(self.keys)
-        return [*self.keys, *[self.keys[0]] * more, *self.values, *[self.values[0]] * more]
+    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+        """Raises ValueError where there are more than a kernel takes, or of different kinds."""
+        if not 0 < len(keys) == len(values) <= MOST_SLABS:
+            raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {MOST_SLABS}, alike")
+        self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
+        if any(slab.dtype != self.dtype for slab in (*keys, *values)):
+            raise ValueError("slabs of different dtypes")
+        self.count = next(count for count in SLABS if count >= len(keys))
+        more = self.count - len(keys)
+        self.inputs = [*keys, *[keys[0]] * more, *values, *[values[0]] * more]
+        """So many of each that there is a kernel for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,9 @@ class Rows:
     """int32 [rows, 5]: length, first page, first query, queries, first entry of the table."""
     spans: tuple[tuple[int, int], ...]
     """(length, queries) of each."""
+    most: int
+    """Queries of a row, at most."""
+    _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -80,14 +87,17 @@ class Rows:
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
         rows = np.stack([lengths, firsts, queries, counts, entries], axis=1).astype(np.int32)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
-        return cls(mx.array(flat), mx.array(rows), tuple(zip(lengths, counts, strict=True)))
+        return cls(mx.array(flat), mx.array(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
 
     def stretches(self, stretch: int, window: int) -> int:
-        """The most that a row's queries have to look at."""
-        return max(
-            -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
-            for length, count in self.spans
-        )
+        """The most that a row's queries have to look at; found once for all layers."""
+        known = self._stretches.get((stretch, window))
+        if known is None:
+            known = self._stretches[stretch, window] = max(
+                -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
+                for length, count in self.spans
+            )
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,14 @@ class Shape:
         return None
 
 
+class _Cut(NamedTuple):
+    """How a launch with so many queries a row is cut into groups of threads."""
+
+    chunks: int  # of the queries that share a head of keys and values
+    attend: Template
+    merge: Template
+
+
 class PagedAttention:
     """One layer's attention, or that of all layers alike. Keeps nothing but what it was made with."""
 
@@ -138,24 +156,26 @@ class PagedAttention:
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
-        self._window = window or 0
+        self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
         factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
         lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
         self._numbers = mx.concatenate([factors, lows])
-        self._options: Template = {"WINDOW": self._window, "CAPPED": bool(cap), "SINKS": sinks is not None}
+        mx.eval(self._numbers)
+        sizes = (("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._sizes: Template = (("T", dtype), *sizes, ("PAGE", shape.page))
+        self._cuts: dict[int, _Cut] = {}
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
         """Put keys and values [tokens, kv_heads, size] into pages, in place. `slots` int32 [tokens, 2] are (page, place
-        in the page); a token whose page is -1 is not written. Gives a token for `after` of whoever reads or writes next.
-        """
-        self._check(keys, values, *slabs.keys, *slabs.values)
+        in the page); what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
+        self._check(keys.dtype, values.dtype, slabs.dtype)
         return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
 
     def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
-        """Copy beginnings of pages: `copies` int32 [n, 3] are (page, page to write, places). None may be written and read
-        in one call. A page of -1 is not copied."""
-        self._check(*slabs.keys, *slabs.values)
+        """Copy beginnings of pages: `copies` int32 [n, 3] are (page, page to write, places). No page may be written and
+        read in one call; page -1 is not copied. Gives a token, like `write`."""
+        self._check(slabs.dtype)
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 
     def attend(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
@@ -163,22 +183,17 @@ class PagedAttention:
 
         A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
         """
-        self._check(queries, *slabs.keys, *slabs.values)
-        shape, window, tokens = self._shape, self._window, queries.shape[0]
-        count = max(count for _, count in rows.spans)
-        if count > MOST_QUERIES:
-            raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
-        stretch, warps = self._tuning.stretch, self._tuning.warps
-        part, unroll = self._tuning.part(count * shape.group, self._dtype)
-        stretches = rows.stretches(stretch, window)
-        common = {"COUNT": count, "STRETCH": stretch, **self._sizes(), **self._options}
+        self._check(queries.dtype, slabs.dtype)
+        shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
+        cut = self._cuts.get(rows.most) or self._cut(rows.most)
+        stretches = rows.stretches(self._tuning.stretch, self._window)
         partial = self._run(
             "attend",
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *(inputs := slabs.padded())],
-            slabs=len(inputs) // 2,
-            template={**common, "PART": part, "UNROLL": unroll, "WARPS": warps},
-            groups=(stretches * -(-count * shape.group // part), shape.kv_heads, len(rows.spans)),
-            threads=warps * 32,
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
+            slabs=slabs.count,
+            template=cut.attend,
+            groups=(stretches * cut.chunks, shape.kv_heads, row_count),
+            threads=self._tuning.warps * 32,
             shape=(tokens, shape.heads, stretches, shape.value_size + 4),
             dtype=mx.float32,
         )
@@ -186,35 +201,41 @@ class PagedAttention:
             "merge",
             [partial, self._numbers, rows.rows],
             slabs=0,
-            template={**common, "THREADS": _THREADS},
-            groups=(1, shape.heads, len(rows.spans) * count),
+            template=cut.merge,
+            groups=(1, shape.heads, row_count * rows.most),
             threads=_THREADS,
             shape=(tokens, shape.heads, shape.value_size),
             dtype=self._dtype,
         )
 
+    def _cut(self, count: int) -> _Cut:
+        if count > MOST_QUERIES:
+            raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
+        queries, tuning = count * self._shape.group, self._tuning
+        part, unroll = tuning.part(queries, self._dtype)
+        window = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window))
+        common = (*self._sizes, ("GROUP", self._shape.group), *window)
+        attend = (*common, ("CAPPED", self._capped), ("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
+        merge = (*common, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
+        return made
+
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
-        inputs = slabs.padded()
         return self._run(
             kernel,
-            [*given, *inputs],
-            slabs=len(inputs) // 2,
-            template={**self._sizes(), "THREADS": _THREADS},
+            [*given, *slabs.inputs],
+            slabs=slabs.count,
+            template=(*self._sizes, ("THREADS", _THREADS)),
             groups=(1, self._shape.kv_heads, count),
             threads=_THREADS,
             shape=(1,),
             dtype=mx.int32,
         )
 
-    def _sizes(self) -> Template:
-        shape = self._shape
-        sizes = {"KEY_SIZE": shape.key_size, "VALUE_SIZE": shape.value_size, "KV_HEADS": shape.kv_heads}
-        return {"T": self._dtype, **sizes, "GROUP": shape.group, "PAGE": shape.page}
-
-    def _check(self, *arrays: mx.array) -> None:
-        for array in arrays:
-            if array.dtype != self._dtype:
-                raise ValueError(f"{array.dtype} where {self._dtype} was said")
+    def _check(self, *dtypes: mx.Dtype) -> None:
+        for dtype in dtypes:
+            if dtype != self._dtype:
+                raise ValueError(f"{dtype} where {self._dtype} was said")
 
 
 def available(device: Device) -> bool:
@@ -236,5 +257,4 @@ def paged_attention(
     run = launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
-    tuning = tuned(device.kind, shape.key_size, shape.value_size)
-    return PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+    return PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)

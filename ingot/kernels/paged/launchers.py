@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from ingot.kernels.device import Device, acting_as
 from ingot.kernels.paged.emulator import Emulator
 from ingot.kernels.paged.texts import Prelude, kernel_text
 
-Template = Mapping[str, "int | bool | mx.Dtype"]
+Template = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
 
 
 class Launcher(Protocol):
@@ -24,13 +24,13 @@ class Launcher(Protocol):
     def __call__(
         self,
         kernel: str,
-        inputs: Sequence[mx.array],
+        inputs: list[mx.array],
         *,
         slabs: int,
         template: Template,
         groups: tuple[int, int, int],
         threads: int,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         dtype: mx.Dtype,
     ) -> mx.array: ...
 
@@ -46,22 +46,22 @@ class MlxLauncher:
     def __call__(
         self,
         kernel: str,
-        inputs: Sequence[mx.array],
+        inputs: list[mx.array],
         *,
         slabs: int,
         template: Template,
         groups: tuple[int, int, int],
         threads: int,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         dtype: mx.Dtype,
     ) -> mx.array:
         run = self._made.get((kernel, slabs)) or self._compiled(kernel, slabs)
         made: list[mx.array] = run(
-            inputs=list(inputs),
-            template=list(template.items()),
+            inputs=inputs,
+            template=template,
             grid=(groups[0] * threads, groups[1], groups[2]),
             threadgroup=(threads, 1, 1),
-            output_shapes=[tuple(shape)],
+            output_shapes=[shape],
             output_dtypes=[dtype],
         )
         return made[0]

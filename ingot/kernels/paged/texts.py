@@ -1,4 +1,4 @@
-"""The kernels' texts. A kernel is a body in the common subset of CUDA, Metal and C++, behind a prelude for each of them."""
+"""The kernels' texts. A kernel is a body in the common subset of CUDA, Metal and C++, behind a prelude for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ INPUTS = {
     "merge": ("partial", "numbers", "rows"),
 }
 OUTPUTS = {"write": "done", "copy": "done", "attend": "partial", "merge": "attended"}
-READS_PAGES = ("write", "copy", "attend")
 
 
 class KernelText(NamedTuple):

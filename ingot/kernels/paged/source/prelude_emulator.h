@@ -3,15 +3,11 @@
 #ifndef _XOPEN_SOURCE
 #define _XOPEN_SOURCE 700
 #endif
-#include <algorithm>
-#include <cmath>
-#include <csetjmp>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <vector>
-
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
 
 #define DEVICE
@@ -60,13 +56,18 @@ static Thread threads[MOST_THREADS];
 static Warp warps[MOST_THREADS / WARP];
 static Thread* current;
 static int size, ended, at_barrier;
-static std::vector<Thread*> ready;  // the last one runs next
+static Thread* ready[MOST_THREADS];  // the last one runs next
+static int ready_count;
 static jmp_buf host;
 static const char* failure;
 static uint64_t state;
 alignas(16) static char memory[MOST_SHARED];
 static size_t used;
-static std::vector<std::pair<int, float*>> arrays;
+static struct {
+  int line;
+  float* begin;
+} arrays[16];
+static int array_count;
 
 inline unsigned drawn(unsigned below) {
   state ^= state << 13;
@@ -82,12 +83,12 @@ inline void fail(const char* what) {
 
 // The array that a line of the kernel declares: the same for all threads of the group. It begins as NaN.
 inline float* shared(int line, int count) {
-  for (auto& [at, array] : arrays)
-    if (at == line) return array;
+  for (int i = 0; i < array_count; ++i)
+    if (arrays[i].line == line) return arrays[i].begin;
   if (used + count * sizeof(float) > sizeof(memory)) fail("more shared memory than Metal has");
   float* array = reinterpret_cast<float*>(memory + used);
   used += (count * sizeof(float) + 15) / 16 * 16;
-  arrays.emplace_back(line, array);
+  arrays[array_count++] = {line, array};
   return array;
 }
 
@@ -104,7 +105,7 @@ static void enter() {
 
 static void begin(Thread* thread) {
   ucontext_t context;
-  if (thread->stack == nullptr) thread->stack = static_cast<char*>(std::malloc(STACK));
+  if (thread->stack == nullptr) thread->stack = static_cast<char*>(malloc(STACK));
   getcontext(&context);
   context.uc_stack.ss_sp = thread->stack;
   context.uc_stack.ss_size = STACK;
@@ -115,20 +116,22 @@ static void begin(Thread* thread) {
 }
 
 static void make_ready(int from, int count) {
-  const size_t first = ready.size();
-  for (int i = count; i-- > 0;) ready.push_back(&threads[from + i]);
-  if (state == 0) return;
-  for (int i = count; i > 1; --i) std::swap(ready[first + i - 1], ready[first + drawn(i)]);
+  Thread** added = ready + ready_count;
+  ready_count += count;
+  for (int i = 0; i < count; ++i) {
+    const int other = state == 0 ? i : int(drawn(i + 1));
+    added[i] = added[other];
+    added[other] = &threads[from + count - 1 - i];
+  }
 }
 
 static void run_next() {
-  if (ready.empty()) {
+  if (ready_count == 0) {
     if (ended == size) _longjmp(host, 1);
     fail(at_barrier > 0 ? "a barrier that some threads of the group never reach"
                         : "a shuffle that some lanes of the warp never reach");
   }
-  current = ready.back();
-  ready.pop_back();
+  current = ready[--ready_count];
   if (!current->begun) begin(current);
   _longjmp(current->place, 1);
 }
@@ -139,13 +142,11 @@ static void go_on() {
 }
 
 static const char* run_group(uint64_t seed) {
-  ended = at_barrier = 0;
+  ended = at_barrier = ready_count = array_count = 0;
   used = 0;
-  arrays.clear();
-  ready.clear();
   failure = nullptr;
   state = seed;
-  std::memset(memory, 0xff, sizeof(memory));
+  memset(memory, 0xff, sizeof(memory));
   for (int i = 0; i < size; ++i) {
     threads[i].number = i;
     threads[i].at_barrier = threads[i].ended = false;
@@ -180,7 +181,7 @@ struct Brain {
   Brain() = default;
   explicit Brain(float x) {
     uint32_t wide;
-    std::memcpy(&wide, &x, 4);
+    memcpy(&wide, &x, 4);
     bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
   }
 };
@@ -214,17 +215,17 @@ inline float shuffle_xor(float x, int mask) {
 
 inline float from_bits(uint32_t bits) {
   float x;
-  std::memcpy(&x, &bits, 4);
+  memcpy(&x, &bits, 4);
   return x;
 }
 inline float from_half(uint32_t bits) {
   const uint16_t narrow = uint16_t(bits);
   Half x;
-  std::memcpy(&x, &narrow, 2);
+  memcpy(&x, &narrow, 2);
   return float(x);
 }
-inline float power_of_two(float x) { return std::exp2(x); }
-inline float tangent(float x) { return std::tanh(x); }
-inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
-inline float larger(float a, float b) { return std::fmax(a, b); }
-inline float nothing() { return -std::numeric_limits<float>::infinity(); }
+inline float power_of_two(float x) { return exp2f(x); }
+inline float tangent(float x) { return tanhf(x); }
+inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+inline float larger(float a, float b) { return fmaxf(a, b); }
+inline float nothing() { return -INFINITY; }
