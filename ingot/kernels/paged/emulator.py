@@ -1,0 +1,146 @@
+"""Runs the kernels' texts on a CPU, for machines without a GPU: as C++, each thread a fiber.
+
+Slow, and true: threads of a group run in an order drawn from a seed between barriers, exchange numbers lane by lane,
+and find NaN in shared memory that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.kernels.device import cpu_name
+from ingot.kernels.paged.texts import KernelText, kernel_text
+
+if TYPE_CHECKING:
+    from ingot.kernels.paged.launchers import Template
+
+COMPILER = "g++"
+FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
+TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int"}
+_ONE_AT_A_TIME = threading.Lock()
+"""A compiled kernel keeps its threads in static memory."""
+
+
+class Emulator:
+    """A launcher that runs at once. With `seed` 0 threads run in order."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @staticmethod
+    def available() -> bool:
+        return shutil.which(COMPILER) is not None
+
+    def rewritten(self, text: KernelText) -> KernelText:
+        """The text to run; tests break it here."""
+        return text
+
+    def __call__(
+        self,
+        kernel: str,
+        inputs: list[mx.array],
+        *,
+        slabs: int,
+        template: Template,
+        groups: tuple[int, int, int],
+        threads: int,
+        shape: tuple[int, ...],
+        dtype: mx.Dtype,
+    ) -> mx.array:
+        """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has."""
+        mx.eval(inputs)
+        text = self.rewritten(kernel_text(kernel, "emulator", slabs))
+        types = tuple(TYPES[array.dtype] for array in inputs)
+        values = tuple((name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in template)
+        run = _compiled(text, types, TYPES[dtype], values)
+        made = mx.zeros(shape, dtype)
+        mx.eval(made)
+        views = [_memory(array) for array in (*inputs, made)]
+        shapes = [np.array(view.shape, np.int32) for view in views]
+        strides = [np.array([step // view.itemsize for step in view.strides], np.int64) for view in views]
+        with _ONE_AT_A_TIME:
+            wrong = run(
+                _addresses(views),
+                _addresses(shapes),
+                _addresses(strides),
+                (ctypes.c_uint * 3)(*groups),
+                threads,
+                ctypes.c_uint64(self.seed),
+            )
+        if wrong is not None:
+            raise RuntimeError(f"{kernel}: {wrong.decode()}")
+        return made
+
+
+def _memory(array: mx.array) -> np.ndarray:
+    """The memory of an evaluated array, as integers where numpy has no such numbers."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _addresses(arrays: Sequence[np.ndarray]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+@cache
+def _compiled(
+    text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]
+) -> Any:
+    """The function that runs this kernel: compiled now, or found where an earlier process left it."""
+    program = _program(text, types, output, template)
+    key = hashlib.sha256("\0".join((program, *FLAGS, platform.machine(), cpu_name())).encode()).hexdigest()[:24]
+    library = _folder() / f"{key}.so"
+    if not library.exists():
+        _compile(program, library)
+    run = ctypes.CDLL(str(library)).run
+    run.restype = ctypes.c_char_p
+    return run
+
+
+def _folder() -> Path:
+    """Belongs to this user alone: what lies in it is executed."""
+    folder = Path(tempfile.gettempdir()) / f"ingot-kernels-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise RuntimeError(f"{folder} is not this user's alone: remove it")
+    return folder
+
+
+def _compile(program: str, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source.write_text(program)
+        command = [COMPILER, *FLAGS, "-w", "-shared", "-fPIC", "-o", str(made), str(source)]
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+        if outcome.returncode != 0:
+            raise RuntimeError(f"a kernel does not compile: {outcome.stderr.strip()}")
+        made.rename(library)
+
+
+def _program(text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]) -> str:
+    """A file with the signature that MLX would generate, as static pointers, and one function to call."""
+    names, kinds = (*text.inputs, text.output), (*(f"const {kind}" for kind in types), output)
+    lines = [text.header]
+    for name, kind in zip(names, kinds, strict=True):
+        lines.append(f"static {kind}* {name}; static const int* {name}_shape; static const int64_t* {name}_strides;")
+    for name, value in template:
+        lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
+    lines += ["static void kernel_body() {", text.body, "}", 'extern "C" const char* run(void** arrays,']
+    lines += ["const int** shapes, const int64_t** strides, const unsigned* groups, int threads, uint64_t seed) {"]
+    for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        lines.append(f"{name} = ({kind}*)arrays[{number}];")
+        lines.append(f"{name}_shape = shapes[{number}]; {name}_strides = strides[{number}];")
+    return "\n".join([*lines, "return emulator::run_groups(groups, threads, seed);", "}\n"])

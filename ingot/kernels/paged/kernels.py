@@ -1,0 +1,260 @@
+"""Attention over pages of keys and values, for a few queries a row: one kernel source for CUDA and Metal.
+
+A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index in
+there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written takes the
+token that `write` or `copy` gave. Nothing else orders them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.kernels.device import Device
+from ingot.kernels.paged.launchers import Launcher, Template, launcher
+from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
+
+MOST_SIZE = 256
+MOST_GROUP = 16
+MOST_QUERIES = 8
+"""Of a row, in one launch."""
+MOST_SLABS = SLABS[-1]
+PAGE_LIMIT = 1 << 20
+"""Pages in a slab."""
+PAGES = (64, 128, 256, 512)
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+_THREADS = 128
+"""In a group that writes, copies or merges."""
+
+
+def page_number(slab: int, index: int) -> int:
+    return slab * PAGE_LIMIT + index
+
+
+class Slabs:
+    """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
+
+    Made anew when a slab is added, not at every call.
+    """
+
+    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+        """Raises ValueError where there are more than a kernel takes, or of different kinds."""
+        if not 0 < len(keys) == len(values) <= MOST_SLABS:
+            raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {MOST_SLABS}, alike")
+        self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
+        if any(slab.dtype != self.dtype for slab in (*keys, *values)):
+            raise ValueError("slabs of different dtypes")
+        self.count = next(count for count in SLABS if count >= len(keys))
+        more = self.count - len(keys)
+        self.inputs = [*keys, *[keys[0]] * more, *values, *[values[0]] * more]
+        """So many of each that there is a kernel for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a launch: made once a step for all layers whose tables are the same."""
+
+    table: mx.array
+    rows: mx.array
+    """int32 [rows, 5]: length, first page, first query, queries, first entry of the table."""
+    spans: tuple[tuple[int, int], ...]
+    """(length, queries) of each."""
+    most: int
+    """Queries of a row, at most."""
+    _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        *,
+        firsts: Sequence[int] | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Rows:
+        """Row r has places [0, lengths[r]), its queries' own included; the token at place p lies in the page
+        `tables[r][p // page - firsts[r]]`. Its `counts[r]` queries (1, if not given) are its last places, and stand one
+        row's behind another's in what `attend` is given."""
+        counts = counts or [1] * len(lengths)
+        firsts = firsts or [0] * len(lengths)
+        widths = [len(table) for table in tables]
+        queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
+        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1).astype(np.int32)
+        flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
+        return cls(mx.array(flat), mx.array(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
+
+    def stretches(self, stretch: int, window: int) -> int:
+        """The most that a row's queries have to look at; found once for all layers."""
+        known = self._stretches.get((stretch, window))
+        if known is None:
+            known = self._stretches[stretch, window] = max(
+                -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
+                for length, count in self.spans
+            )
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a layer's attention looks like."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    page: int = 64
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    def unsupported(self) -> str | None:
+        """Why there is no kernel for it; None where there is one."""
+        sizes = (self.key_size, self.value_size)
+        if any(size % 16 or not 0 < size <= MOST_SIZE for size in sizes):
+            return f"heads of {self.key_size} and {self.value_size}: sizes are multiples of 16 up to {MOST_SIZE}"
+        if self.heads % self.kv_heads or self.group > MOST_GROUP:
+            return f"{self.heads} heads over {self.kv_heads}: at most {MOST_GROUP} share one"
+        if self.page not in PAGES:
+            return f"pages of {self.page}: they may be {', '.join(map(str, PAGES))}"
+        return None
+
+
+class _Cut(NamedTuple):
+    """How a launch with so many queries a row is cut into groups of threads."""
+
+    chunks: int  # of the queries that share a head of keys and values
+    attend: Template
+    merge: Template
+
+
+class PagedAttention:
+    """One layer's attention, or that of all layers alike. Keeps nothing but what it was made with."""
+
+    def __init__(
+        self,
+        run: Launcher,
+        tuning: Tuning,
+        shape: Shape,
+        dtype: mx.Dtype,
+        *,
+        scale: float,
+        cap: float | None = None,
+        sinks: mx.array | None = None,
+        window: int | None = None,
+    ) -> None:
+        """With `cap` a score s counts as cap * tanh(s / cap). `sinks` [heads] are scores that weigh nothing. With
+        `window` a query sees so many places, its own included. Raises ValueError for what there is no kernel for."""
+        if (reason := shape.unsupported()) is not None:
+            raise ValueError(reason)
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
+        self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
+        self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
+        log2e = math.log2(math.e)
+        factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
+        lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
+        self._numbers = mx.concatenate([factors, lows])
+        mx.eval(self._numbers)
+        sizes = (("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._sizes: Template = (("T", dtype), *sizes, ("PAGE", shape.page))
+        self._cuts: dict[int, _Cut] = {}
+
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+        """Put keys and values [tokens, kv_heads, size] into pages, in place. `slots` int32 [tokens, 2] are (page, place
+        in the page); what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
+        self._check(keys.dtype, values.dtype, slabs.dtype)
+        return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
+
+    def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
+        """Copy beginnings of pages: `copies` int32 [n, 3] are (page, page to write, places). No page may be written and
+        read in one call; page -1 is not copied. Gives a token, like `write`."""
+        self._check(slabs.dtype)
+        return self._in_place("copy", [copies, after], slabs, copies.shape[0])
+
+    def attend(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
+        """What queries [tokens, heads, key_size] see in their rows' pages: [tokens, heads, value_size].
+
+        A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
+        """
+        self._check(queries.dtype, slabs.dtype)
+        shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
+        cut = self._cuts.get(rows.most) or self._cut(rows.most)
+        stretches = rows.stretches(self._tuning.stretch, self._window)
+        partial = self._run(
+            "attend",
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
+            slabs=slabs.count,
+            template=cut.attend,
+            groups=(stretches * cut.chunks, shape.kv_heads, row_count),
+            threads=self._tuning.warps * 32,
+            shape=(tokens, shape.heads, stretches, shape.value_size + 4),
+            dtype=mx.float32,
+        )
+        return self._run(
+            "merge",
+            [partial, self._numbers, rows.rows],
+            slabs=0,
+            template=cut.merge,
+            groups=(1, shape.heads, row_count * rows.most),
+            threads=_THREADS,
+            shape=(tokens, shape.heads, shape.value_size),
+            dtype=self._dtype,
+        )
+
+    def _cut(self, count: int) -> _Cut:
+        if count > MOST_QUERIES:
+            raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
+        queries, tuning = count * self._shape.group, self._tuning
+        part, unroll = tuning.part(queries, self._dtype)
+        window = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window))
+        common = (*self._sizes, ("GROUP", self._shape.group), *window)
+        attend = (*common, ("CAPPED", self._capped), ("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
+        merge = (*common, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
+        return made
+
+    def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
+        return self._run(
+            kernel,
+            [*given, *slabs.inputs],
+            slabs=slabs.count,
+            template=(*self._sizes, ("THREADS", _THREADS)),
+            groups=(1, self._shape.kv_heads, count),
+            threads=_THREADS,
+            shape=(1,),
+            dtype=mx.int32,
+        )
+
+    def _check(self, *dtypes: mx.Dtype) -> None:
+        for dtype in dtypes:
+            if dtype != self._dtype:
+                raise ValueError(f"{dtype} where {self._dtype} was said")
+
+
+def available(device: Device) -> bool:
+    """Whether kernels run there at all; whether they are right, `selfcheck` says."""
+    return launcher(device) is not None
+
+
+def paged_attention(
+    device: Device,
+    shape: Shape,
+    dtype: mx.Dtype,
+    *,
+    scale: float,
+    cap: float | None = None,
+    sinks: mx.array | None = None,
+    window: int | None = None,
+) -> PagedAttention:
+    """Attention by this device's kernels. Only where `available`; raises ValueError as `PagedAttention` does."""
+    run = launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    return PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)

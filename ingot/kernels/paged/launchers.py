@@ -1,0 +1,90 @@
+"""How a kernel gets to a device: through MLX on CUDA and Metal, else through the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from ingot.kernels.device import Device, acting_as
+from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.paged.texts import Prelude, kernel_text
+
+Template = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
+
+
+class Launcher(Protocol):
+    """Runs a kernel of `texts` on arrays, in groups of so many threads, and gives its one output.
+
+    Slabs among the inputs are written in place by kernels that write.
+    """
+
+    def __call__(
+        self,
+        kernel: str,
+        inputs: list[mx.array],
+        *,
+        slabs: int,
+        template: Template,
+        groups: tuple[int, int, int],
+        threads: int,
+        shape: tuple[int, ...],
+        dtype: mx.Dtype,
+    ) -> mx.array: ...
+
+
+class MlxLauncher:
+    """Compiles at the first call of each kind; lazy, like any operation of MLX."""
+
+    def __init__(self, prelude: Prelude) -> None:
+        self._prelude: Prelude = prelude
+        self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
+        self._made: dict[tuple[str, int], Any] = {}
+
+    def __call__(
+        self,
+        kernel: str,
+        inputs: list[mx.array],
+        *,
+        slabs: int,
+        template: Template,
+        groups: tuple[int, int, int],
+        threads: int,
+        shape: tuple[int, ...],
+        dtype: mx.Dtype,
+    ) -> mx.array:
+        run = self._made.get((kernel, slabs)) or self._compiled(kernel, slabs)
+        made: list[mx.array] = run(
+            inputs=inputs,
+            template=template,
+            grid=(groups[0] * threads, groups[1], groups[2]),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[shape],
+            output_dtypes=[dtype],
+        )
+        return made[0]
+
+    def _compiled(self, kernel: str, slabs: int) -> Any:
+        text = kernel_text(kernel, self._prelude, slabs)
+        run = self._make(
+            name=text.name,
+            input_names=list(text.inputs),
+            output_names=[text.output],
+            source=text.body,
+            header=text.header,
+            ensure_row_contiguous=False,  # a copy of a slab would be written instead of it
+        )
+        self._made[kernel, slabs] = run
+        return run
+
+
+@cache
+def launcher(device: Device) -> Launcher | None:
+    """What runs kernels on this device; None where nothing does."""
+    if device.kind == "cpu":
+        return None
+    if acting_as() is not None or mx.default_device().type == mx.cpu:
+        return Emulator() if Emulator.available() else None
+    return MlxLauncher("metal" if device.kind == "metal" else "cuda")
