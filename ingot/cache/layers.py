@@ -17,7 +17,10 @@ from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
 from ingot.cache.masks import visible
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.positions import Offset
-from ingot.cache.storage import PageGroup, PageIndex, ReservedStorage, Run, SlabStorage, Storage
+from ingot.cache.storage import KernelStorage, PageGroup, PageIndex, ReservedStorage, Run, SlabStorage, Storage
+from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.kernels import Shape
 from ingot.upstream import ArraysCache, caches
 
 LayerKind = Literal["append", "window", "recurrent"]
@@ -107,6 +110,8 @@ class AppendState(LayerState):
         self.storage: Storage | None = None
         self.kept: mx.Dtype | None = None
         """What keys and values are rounded to; None: they stay as they are computed."""
+        self.kernels: CheckedKernels | None = None
+        """Of the GPU that it lives on."""
 
     @property
     def stored(self) -> Storage:
@@ -134,17 +139,32 @@ class AppendState(LayerState):
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Store keys and values [tokens, heads, size] of all tokens of what is open."""
         if self.storage is None:
-            sizes = keys.shape[2], values.shape[2]
-            self.storage = SlabStorage(self.group, keys.shape[1], sizes, self.kept or keys.dtype)
-        self.storage.write(keys, values, self._runs())
+            self.storage = self._made(keys.shape[1], (keys.shape[2], values.shape[2]), self.kept or keys.dtype)
+        memo, number = self.opened.memo, self.group.number
+        if ("runs", number) not in memo:
+            memo["runs", number] = runs_of(self.opened, number)
+        runs: list[Run] = memo["runs", number]
+        if not isinstance(self.storage, KernelStorage):
+            self.storage.write(keys, values, runs)
+            return
+        if ("places", number) not in memo:
+            memo["places", number] = self.storage.places(runs)
+        self.storage.write_at(keys, values, memo["places", number])
 
-    def _runs(self) -> list[Run]:
-        opened = self.opened
-        key = ("runs", self.group.number)
-        if key not in opened.memo:
-            opened.memo[key] = runs_of(opened, self.group.number)
-        runs: list[Run] = opened.memo[key]
-        return runs
+    def _made(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> SlabStorage:
+        kernel = None if self.kernels is None else self.kernels.attention(Shape(heads, heads, *sizes, PAGE), dtype)
+        if kernel is None:
+            return SlabStorage(self.group, heads, sizes, dtype)
+        return KernelStorage(self.group, heads, sizes, dtype, kernel)
+
+    def kernel_rows(self, storage: KernelStorage, launch: Launch) -> KernelRows:
+        """The rows of a launch as the kernels take them."""
+        key = ("rows", self.group.number)
+        if key not in launch.memo:
+            lengths = [start + launch.width for start in launch.starts]
+            launch.memo[key] = storage.rows(self.tables(launch), lengths, launch.width)
+        rows: KernelRows = launch.memo[key]
+        return rows
 
     def tables(self, launch: Launch) -> list[Table]:
         return [row.tables[self.group.number] for row in launch.rows]

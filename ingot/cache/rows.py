@@ -21,11 +21,13 @@ from ingot.cache.storage import PageGroup
 
 
 class Rows:
-    def __init__(self, layers: list[LayerState], most: int | None = None) -> None:
-        """`most` bytes may be taken ahead of what rows and records need."""
+    def __init__(
+        self, layers: list[LayerState], most: int | None = None, token_bytes: Sequence[int] | None = None
+    ) -> None:
+        """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known."""
         self.layers, self._most = layers, most
         self.states = [part for layer in layers for part in _parts(layer)]
-        self.groups = _grouped(self.states)
+        self.groups = _grouped(self.states, token_bytes or ())
         self._slots = 1
         self._free = [0]  # slots
         self._recurrent = [state for state in self.states if isinstance(state, RecurrentState)]
@@ -118,7 +120,7 @@ class Rows:
                 for copy in row.tables[group.number].grow(start, start + launch.width)
             ]
             if not group.provided:
-                group.provide(None if self._most is None else self._most - self._stored)
+                group.provide(self._most, 0 if self._most is None else self._most - self._stored)
             if copies:
                 for storage in group.storages:
                     storage.copy(copies)
@@ -146,10 +148,15 @@ def _parts(layer: LayerState) -> list[LayerState]:
     return layer.caches if isinstance(layer, GroupState) else [layer]
 
 
-def _grouped(states: Sequence[LayerState]) -> tuple[PageGroup, ...]:
+def _grouped(states: Sequence[LayerState], token_bytes: Sequence[int]) -> tuple[PageGroup, ...]:
     """A group for the append layers and one for each window, known to their states."""
-    groups: dict[int | None, PageGroup] = {}
-    for state in states:
-        if isinstance(state, AppendState):
-            state.group = groups.setdefault(state.window, PageGroup(len(groups), state.window))
+    paged = [state for state in states if isinstance(state, AppendState)]
+    windows = dict.fromkeys(state.window for state in paged)
+    sizes = token_bytes or [0] * len(windows)
+    groups = {
+        window: PageGroup(number, window, size)
+        for number, (window, size) in enumerate(zip(windows, sizes, strict=True))
+    }
+    for state in paged:
+        state.group = groups[state.window]
     return tuple(groups.values())

@@ -2,8 +2,8 @@
 
 Where mlx's own operations write, pages lie in slabs: each a quarter of what there is already, so that what exists is at
 most a quarter more than what was ever held, nothing is copied when it grows, and a write that mlx cannot do in place
-copies one slab. Where the native kernels write, they lie in memory that only exists where it was written. Only the
-engine thread may call anything here.
+copies one slab. A GPU's kernels write to slabs too, always in place. Where the native kernels write, they lie in memory
+that only exists where it was written. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
-from ingot.cache.pages import PAGE, PageCopy, Pages
+from ingot.cache.pages import PAGE, PageCopy, Pages, Table
 from ingot.kernels import native
 from ingot.kernels.device import total_memory
+from ingot.kernels.paged.kernels import PagedAttention, Slabs, page_number
+from ingot.kernels.paged.kernels import Rows as KernelRows
 
 SMALLEST_SLAB = 4
 """Pages."""
-MOST_SLABS = 24
-"""The kernels take each slab as an argument."""
+FIRST_SHARE = 1 / 54
+"""Of the pages that there may be, those of the first slab: when each is a quarter of those before it, twelve of them,
+which is what kernels take, are all."""
 
 Run = tuple[int, int, int, int]
 """Tokens that are written one behind another: the first one's number in the launch, how many, the page, where in it."""
@@ -74,31 +78,36 @@ class Storage(Protocol):
 class PageGroup:
     """Layers that forget alike, append layers or those of one window: one table of pages serves all of them."""
 
-    def __init__(self, number: int, window: int | None) -> None:
-        self.number, self.window = number, window
+    def __init__(self, number: int, window: int | None, token_bytes: int = 0) -> None:
+        """`token_bytes` are what a token takes, if that is known before anything was written."""
+        self.number, self.window, self._token_bytes = number, window, token_bytes
         self.pages = Pages()
         self.storages: list[Storage] = []
         self.slabs: list[int] = []  # pages of each
         self._ends: list[int] = []
+        self.encoded: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(0, np.int32)
+        """By page, what the kernels know it by."""
         self._trimmed = (0, 0)
 
     @property
     def page_bytes(self) -> int:
-        return PAGE * sum(storage.token_bytes for storage in self.storages)
+        return PAGE * (self._token_bytes or sum(storage.token_bytes for storage in self.storages))
 
     @property
     def provided(self) -> bool:
         """Whether there is a slab for every page."""
         return bool(self._ends) and self._ends[-1] >= self.pages.made
 
-    def provide(self, most: int | None = None) -> None:
-        """Add one for the pages that have none; `most` bytes may be taken for more of them."""
+    def provide(self, most: int | None = None, left: int = 0) -> None:
+        """Add one for the pages that have none. Of the `most` bytes that states may take, `left` are not taken yet."""
         total = sum(self.slabs)
-        ahead = total // 4 if most is None else min(total // 4, max(0, most) // max(1, self.page_bytes))
-        if len(self.slabs) == MOST_SLABS - 1:
-            ahead = max(ahead, total)
-        self.slabs.append(max(self.pages.made - total, ahead, SMALLEST_SLAB))
+        ahead = max(SMALLEST_SLAB, total // 4)
+        if most is not None:
+            pages = max(1, self.page_bytes)
+            ahead = min(max(ahead, int(FIRST_SHARE * most) // pages), max(0, left) // pages)
+        self.slabs.append(max(self.pages.made - total, ahead))
         self._ends = list(accumulate(self.slabs))
+        self.encoded = np.array([page_number(*self.slab_of(page)) for page in range(self._ends[-1])], np.int32)
 
     def slab_of(self, page: int) -> tuple[int, int]:
         """Its slab, and its number there."""
@@ -205,6 +214,71 @@ class SlabStorage:
     def pending(self) -> list[mx.array]:
         written, self._written = self._written, set()
         return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
+
+
+class KernelStorage(SlabStorage):
+    """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
+    orders what is read behind what was written."""
+
+    def __init__(
+        self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
+    ) -> None:
+        super().__init__(group, heads, sizes, dtype)
+        self._kernel = kernel
+        self._token = mx.zeros(1, mx.int32)
+        self._slabs: Slabs | None = None
+
+    def provide(self) -> None:
+        if len(self.keys) != len(self._group.slabs) or self._slabs is None:
+            super().provide()
+            mx.eval(self.keys, self.values)
+            self._slabs = Slabs(self.keys, self.values)
+
+    @property
+    def slabs(self) -> Slabs:
+        self.provide()
+        assert self._slabs is not None
+        return self._slabs
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.write_at(keys, values, self.places(runs))
+
+    def places(self, runs: Sequence[Run]) -> mx.array:
+        """Where the kernel writes each token: made once for all layers of a group."""
+        pages = np.repeat([int(self._group.encoded[page]) for _, _, page, _ in runs], [run[1] for run in runs])
+        places = np.concatenate([np.arange(at, at + count) for _, count, _, at in runs])
+        return mx.array(np.stack([pages, places], axis=1).astype(np.int32))
+
+    def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
+        keys, values = (mx.contiguous(part.astype(self._dtype)) for part in (keys, values))
+        self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        encoded = self._group.encoded
+        made = [(encoded[source], encoded[target], tokens) for source, target, tokens in copies]
+        self._token = self._kernel.copy(mx.array(np.array(made, np.int32)), self.slabs, self._token)
+
+    def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
+        """What queries [tokens, heads, size] see, [tokens, heads, size]."""
+        return kernel.attend(queries, rows, self.slabs, self._token)
+
+    def rows(self, tables: Sequence[Table], lengths: Sequence[int], count: int) -> KernelRows:
+        """Rows of so many tokens, whose last `count` attend: made once for all layers of a group."""
+        encoded = [self._group.encoded[np.frombuffer(table.numbers, np.int32)] for table in tables]
+        firsts = [table.first for table in tables]
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=[count] * len(tables))
+
+    def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
+        used = {slab for slab, _ in index.taken}
+        ordered = [mx.depends(slab, self._token) if at in used else slab for at, slab in enumerate(slabs)]
+        return super()._read(ordered, index)
+
+    def trim(self) -> None:
+        super().trim()
+        self._slabs = None
+
+    def pending(self) -> list[mx.array]:
+        return [self._token]
 
 
 class ReservedStorage:

@@ -24,6 +24,7 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
+from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
@@ -74,6 +75,7 @@ class Adapter:
     vocab: int
     notes: tuple[str, ...]
     rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
+    kernels: CheckedKernels | None = None  # of a GPU
 
     @property
     def family(self) -> str:
@@ -101,7 +103,8 @@ class Adapter:
 
     def new_rows(self, most: int | None = None) -> Rows:
         """Live states for this model, which take no more than `most` bytes ahead of what they need."""
-        return new_rows(self.model, self.margin, self.kept, most)
+        token_bytes = [size for _, size in self.footprint.groups]
+        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes)
 
     def run(self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None) -> mx.array:
         """One forward pass over the parts' tokens [tokens], part by part, row by row: logits [n, vocab] after each of
@@ -146,11 +149,12 @@ def adapt(
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     swap_ropes(model)
+    kernels = None if device.kind == "cpu" else CheckedKernels(device)
     fused = device.kind == "cpu" and fuse_layers(model)
     if device.kind == "cpu":
         swap_recurrences(model)
     if not fused:
-        swap_mixers(model, unfused=device.unfused_attention)
+        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
     if device.kind == "cpu" and not fused:
         swap_gates(model)
     if device.kind == "cpu" and native.available():
@@ -159,7 +163,7 @@ def adapt(
     kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
-    found, margin = _probe(model, selection, kept, coarse, unlike=family.unmixed is None)
+    found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
     return Adapter(
         model,
         config,
@@ -172,28 +176,36 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found)),
+        (*notes, *_remarks(selection, found, kernels)),
         rounded,
+        kernels,
     )
 
 
 def _attends_natively(model: Any) -> bool:
     """Whether the native kernels read all keys and values that the model keeps."""
     covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
-    return 0 < covered == sum(isinstance(state, AppendState) for state in new_rows(model, 0, None).states)
+    return 0 < covered == sum(isinstance(state, AppendState) for state in new_rows(model, 0, None, None).states)
 
 
-def new_rows(model: Any, margin: int, kept: mx.Dtype | None, most: int | None = None) -> Rows:
+def new_rows(
+    model: Any,
+    margin: int,
+    kept: mx.Dtype | None,
+    kernels: CheckedKernels | None,
+    most: int | None = None,
+    token_bytes: Sequence[int] | None = None,
+) -> Rows:
     """Live states of the kinds that the model asks for. Keys and values are rounded to `kept`, if that is given."""
     asked = caches.make_prompt_cache(model)
     try:
-        rows = Rows([state_for(cache, margin) for cache in asked], most)
+        rows = Rows([state_for(cache, margin) for cache in asked], most, token_bytes)
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
     for state in rows.states:
         if isinstance(state, AppendState):
-            state.kept = kept
+            state.kept, state.kernels = kept, kernels
     return rows
 
 
@@ -201,6 +213,7 @@ def _probe(
     model: Any,
     selection: Selection | None,
     kept: mx.Dtype | None,
+    kernels: CheckedKernels | None,
     dtype: mx.Dtype,
     *,
     unlike: bool,
@@ -208,7 +221,9 @@ def _probe(
     """What was found out, and the margin that the model's windows need."""
 
     def findings(margin: int) -> Findings:
-        return Probe(partial(run, model, selection), lambda: new_rows(model, margin, kept), dtype, unlike=unlike).run()
+        return Probe(
+            partial(run, model, selection), lambda: new_rows(model, margin, kept, kernels), dtype, unlike=unlike
+        ).run()
 
     found = findings(0)
     windows = [state for state in found.rows.states if isinstance(state, WindowState)]
@@ -217,9 +232,9 @@ def _probe(
     return (findings(margin) if margin else found), margin
 
 
-def _remarks(selection: Selection | None, found: Findings) -> list[str]:
+def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKernels | None) -> list[str]:
     """What is slower than it could be."""
-    said = []
+    said = [f"attention over gathered pages, slower: a kernel {why}" for why in sorted(_wrong(kernels))]
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     if not found.mixed and not found.ragged:
@@ -227,6 +242,10 @@ def _remarks(selection: Selection | None, found: Findings) -> list[str]:
     elif not found.mixed:
         said.append("prompts and answers are computed one after another: this family's code cannot mix them")
     return said
+
+
+def _wrong(kernels: CheckedKernels | None) -> set[str]:
+    return set() if kernels is None else set(kernels.wrong.values())
 
 
 def stated_context(config: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 Prelude = Literal["cuda", "metal", "emulator"]
 SOURCE = Path(__file__).parent / "source"
-SLABS = (1, 2, 4, 8, 12)
+SLABS = (4, 12)
 """So many slabs of keys, and as many of values, a kernel is compiled for. Metal takes 31 buffers in all."""
 
 INPUTS = {

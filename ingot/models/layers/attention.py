@@ -14,12 +14,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Mask, Mixed, Parted
+from ingot.cache.launch import Launch, Mask, Mixed, Parted
 from ingot.cache.layers import AppendState
+from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
+from ingot.models.layers.paged_attention import KernelAttention
 from ingot.models.layers.rope import SharedRope, SharedRopes
 
 TILE = 32
@@ -39,6 +41,7 @@ class MixedAttention(nn.Module):
     _cap: float | None
     _tile: int | None
     _ragged: RaggedAttention | None
+    _paged: KernelAttention | None
 
     @property
     def native(self) -> bool:
@@ -58,12 +61,23 @@ class MixedAttention(nn.Module):
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
         outputs = []
         for number, part in enumerate(mixed.parts):
-            mask = None if masks is None else masks.parts[number]
-            with state.computing(part):
-                outputs.append(self._attended(mixed.taken_heads(number, queries), *state.keys_and_values(), mask))
+            outputs.append(self._part(number, part, queries, masks, state, mixed))
         joined = mixed.joined_heads(outputs)
         project: nn.Module = self[self._wiring.out]
         return project(joined if gate is None else joined * mx.sigmoid(gate))
+
+    def _part(
+        self, number: int, part: Launch, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> mx.array:
+        """What the queries [tokens, heads, 1, size] of a launch attend to, [rows, heads, width, size]."""
+        begin, end = mixed.bounds[number]
+        if self._paged is not None:
+            found = self._paged(queries[begin:end], masks, state, part)
+            if found is not None:
+                return found
+        mask = None if masks is None else masks.parts[number]
+        with state.computing(part):
+            return self._attended(mixed.taken_heads(number, queries), *state.keys_and_values(), mask)
 
     def _at_once(
         self, ragged: RaggedAttention, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
@@ -156,11 +170,16 @@ def _extended(kind: type) -> type:
     return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
 
 
-def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None) -> MixedAttention | None:
+def mixed_attention(
+    module: nn.Module,
+    ropes: SharedRopes | None,
+    ragged: Rotations | None,
+    kernels: CheckedKernels | None,
+) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
     `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
-    computed natively.
+    computed natively; `kernels` are those of a GPU.
     """
     wiring = wiring_of(module)
     if wiring is None:
@@ -174,7 +193,19 @@ def mixed_attention(module: nn.Module, ropes: SharedRopes | None, ragged: Rotati
     replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
     replacement._tile = None if ropes is None else TILE
     replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
+    replacement._paged = None if kernels is None else _paged(replacement, kernels)
     return replacement
+
+
+def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:
+    return KernelAttention(
+        kernels,
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        scale=module._scale,
+        cap=module._cap,
+        sinks=None if module._wiring.sinks is None else module[module._wiring.sinks],
+    )
 
 
 def _ragged(module: MixedAttention, rotations: Rotations) -> RaggedAttention:

@@ -21,6 +21,7 @@ from ingot.cache.launch import Mixed, Parted
 from ingot.cache.layers import LayerState
 from ingot.cache.positions import Positions
 from ingot.kernels import native
+from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.attention import MixedAttention, mixed_attention
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import Rotations
@@ -104,16 +105,18 @@ def _around(path: str) -> Iterable[str]:
     return (".".join(names[:length]) for length in range(1, len(names)))
 
 
-def swap_mixers(model: nn.Module, *, unfused: bool) -> int:
+def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | None = None) -> int:
     """Swap every mixer of the model for one that understands mixed launches; returns how many were swapped."""
     found, ropes = mixers(model), SharedRopes() if unfused else None
     ragged = Rotations() if unfused and native.available() else None
-    model.update_modules(tree_unflatten([(path, _swapped(module, ropes, ragged)) for path, module in found]))
+    model.update_modules(tree_unflatten([(path, _swapped(module, ropes, ragged, kernels)) for path, module in found]))
     return len(found)
 
 
-def _swapped(module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None) -> nn.Module:
-    known = mixed_attention(module, ropes, ragged)
+def _swapped(
+    module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None, kernels: CheckedKernels | None
+) -> nn.Module:
+    known = mixed_attention(module, ropes, ragged, kernels)
     return adopt(module, _split(type(module))) if known is None else known
 
 

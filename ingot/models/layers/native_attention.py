@@ -116,9 +116,9 @@ class RaggedAttention:
         size = keys.shape[-1] // self._kv_heads
         storage = state.reserve(self._kv_heads, size, mx.float32)
         assert storage is not None
-        window = masks.window or 0 if isinstance(masks, Masks) else 0
+        window = masks.window if isinstance(masks, Masks) else state.window
         attended, storage.keys[0], storage.values[0] = self._operate(size)(
-            queries, keys, values, storage.keys[0], storage.values[0], spans_of(state), window
+            queries, keys, values, storage.keys[0], storage.values[0], spans_of(state), window or 0
         )
         return attended
 
