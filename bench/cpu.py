@@ -16,7 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from ingot.models.gguf.importer import convert_gguf
 PROMPTS = (512, 2048)
 DEPTHS = (0, 128, 512, 2048)
 OUTPUT = 32
+CHUNK = 512
+"""Tokens of a launch by which a row gets to its depth."""
 WARM_LAUNCHES = 4
 """Before the clock runs; llama-bench warms up too."""
 
@@ -62,6 +65,8 @@ class Model:
         from ingot.models.adapter import load
 
         self.adapter = load(folder, current())
+        self._rows = self.adapter.new_rows()
+        self._begun: dict[int, Any] = {}  # records of so many tokens
 
     def products_per_token(self) -> int:
         """Multiplications with weights that each token of a prompt takes."""
@@ -80,25 +85,38 @@ class Model:
         return tokens / self._timed(1, depth, launches=tokens)
 
     def _timed(self, width: int, depth: int, launches: int) -> float:
-        import mlx.core as mx
-
-        slots = self.adapter.new_slots()
-        slots.resize(1, depth + width * launches + 64)
         for _ in range(WARM_LAUNCHES):
-            slots.lengths[0] = depth
-            mx.eval(self._launch(slots, min(width, 64)), slots.arrays())
-        slots.lengths[0] = depth
-        began = time.perf_counter()
-        for _ in range(launches):
-            mx.eval(self._launch(slots, width), slots.arrays())
-        return time.perf_counter() - began
+            with self._row(depth) as row:
+                self._launch(row, min(width, 64))
+        with self._row(depth) as row:
+            began = time.perf_counter()
+            for _ in range(launches):
+                self._launch(row, width)
+            return time.perf_counter() - began
 
-    def _launch(self, slots: Any, width: int) -> Any:
+    @contextmanager
+    def _row(self, depth: int) -> Iterator[Any]:
+        """A row of so many tokens, which are computed the first time and then taken over."""
+        from ingot.cache.records import put, take
+
+        row = self._rows.new()
+        if depth in self._begun:
+            put(self._rows, row, [self._begun[depth]], depth)
+        elif depth:
+            for begin in range(0, depth, CHUNK):
+                self._launch(row, min(CHUNK, depth - begin))
+            self._begun[depth] = take(self._rows, row, 0)
+        yield row
+        self._rows.leave(row)
+
+    def _launch(self, row: Any, width: int) -> None:
         import mlx.core as mx
 
-        tokens = mx.random.randint(0, self.adapter.vocab, (1, width))
-        with slots.launch(0, 1, width) as layers:
-            return self.adapter.forward(tokens, layers, [width - 1])
+        from ingot.cache.launch import Part
+
+        tokens = mx.random.randint(0, self.adapter.vocab, (width,))
+        logits = self.adapter.run(self._rows, tokens, [Part((row,), width)], [width - 1])
+        mx.eval(logits, self._rows.pending())
 
 
 def compare(build: Build, weights: Path, model: Model, threads: int, rounds: int, quick: bool) -> list[Figure]:

@@ -1,10 +1,11 @@
 """What it costs to take a prefix over instead of computing it, and what keeping it costs those who wait meanwhile.
 
-python -m bench.restore                        the packaged model, 8,000 tokens
+python -m bench.restore                        the packaged model, 8,200 tokens
 python -m bench.restore --tokens 1000 --rounds 5 --json figures.json
 
-Three things, in one process: a prefix computed, kept and restored by themselves; a whole request, cold and warm; and
-the longest wait between two tokens of a stream while another prompt is computed, with and without keeping it.
+Three things, in one process: a prefix computed, kept and taken over by themselves, against copying its keys and values;
+a whole request, cold and warm; and the longest wait between two tokens of a stream while another prompt is computed,
+with and without keeping it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.serve import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
@@ -30,19 +31,33 @@ from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
 from ingot.text.tokens.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from ingot.cache.launch import Row
+    from ingot.cache.records import Record
+    from ingot.cache.rows import Rows
+
 BESIDE = 2 * STRIDE
 """Tokens of the prompt that is computed beside a stream."""
-WANTED = 50.0
-"""How many times cheaper restoring must be than computing."""
+TURNS = 5
+"""Of restoring and copying, in each round."""
+WANTED = 100.0
+"""How many times cheaper restoring must be than copying."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds for all tokens together; keeping was done in pieces as long as the engine's."""
+    """Seconds for all tokens together; keeping was done in pieces as long as the engine's.
+
+    What is restored is the pages of the one who computed it, who has gone on since: where they end in the middle of
+    one, that one is copied. `copy` is what writing all keys and values to arrays of one's own takes instead.
+    """
 
     compute: float
     keep: float
     restore: float
+    copy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +81,87 @@ def measure_parts(loaded: Loaded, tokens: Sequence[int]) -> Parts:
     """On the engine thread, before the engine runs."""
     import mlx.core as mx
 
-    from ingot.cache.footprint import rounded
-    from ingot.cache.records import Record, put, take
+    from ingot.cache.launch import Part
+    from ingot.cache.records import take
 
     adapter = loaded.adapter
-    slots = adapter.new_slots()
-    slots.resize(1, rounded(len(tokens)))
-    compute = keep = 0.0
+    rows = adapter.new_rows()
+    row = rows.new()
+
+    def compute(part: Sequence[int]) -> float:
+        began = time.perf_counter()
+        logits = adapter.run(rows, mx.array(list(part)), [Part((row,), len(part))], [len(part) - 1])
+        mx.eval(logits, rows.pending())
+        return time.perf_counter() - began
+
+    def keep(begin: int) -> tuple[float, Record]:
+        began = time.perf_counter()
+        record = take(rows, row, begin)
+        mx.eval(record.checkpoint_arrays())
+        return time.perf_counter() - began, record
+
+    computed = kept = 0.0
     records: list[Record] = []
     for begin in range(0, len(tokens), STRIDE):
-        chunk = list(tokens[begin : begin + STRIDE])
-        began = time.perf_counter()
-        with slots.launch(0, 1, len(chunk)) as layers:
-            logits = adapter.forward(mx.array([chunk]), layers, [len(chunk) - 1])
-        mx.eval(logits, slots.arrays())
-        compute += time.perf_counter() - began
-        began = time.perf_counter()
-        records.append(take(slots, 0, begin))
-        mx.eval(records[-1].arrays())
-        keep += time.perf_counter() - began
-    fresh = adapter.new_slots()
-    fresh.resize(1, rounded(len(tokens)))
-    mx.eval(fresh.arrays())
+        computed += compute(tokens[begin : begin + STRIDE])
+        spent, record = keep(begin)
+        kept += spent
+        records.append(record)
+    dense = dense_arrays(rows, row)
+    compute(tokens[:1])
+    turns = [(restored(rows, records, len(tokens)), copied(dense)) for _ in range(TURNS)]
+    restore, copy = (statistics.median(times) for times in zip(*turns, strict=True))
+    return Parts(computed, kept, restore, copy)
+
+
+def restored(rows: Rows, records: Sequence[Record], length: int) -> float:
+    """Until a row has taken them over and is about to compute its next token."""
+    import mlx.core as mx
+
+    from ingot.cache.launch import Part
+    from ingot.cache.records import put
+
+    mx.eval(rows.pending())
     began = time.perf_counter()
-    put(fresh, 0, records, len(tokens))
-    mx.eval(fresh.arrays())
-    return Parts(compute, keep, time.perf_counter() - began)
+    row = rows.new()
+    put(rows, row, records, length)
+    with rows.launch([Part((row,), 1)]):
+        mx.eval(rows.pending())
+    spent = time.perf_counter() - began
+    rows.leave(row)
+    return spent
+
+
+def dense_arrays(rows: Rows, row: Row) -> list[list[mx.array]]:
+    """All keys and values of a row [heads, tokens, size], each in pieces as long as the engine keeps."""
+    import mlx.core as mx
+
+    pieces = []
+    for group, table in zip(rows.groups, row.tables, strict=True):
+        for storage in group.storages:
+            for pages in storage.gathered(group.index(table.numbers)):
+                whole = pages.swapaxes(0, 1).reshape(pages.shape[1], -1, pages.shape[3])
+                pieces.append([mx.contiguous(piece) for piece in mx.split(whole, _cuts(whole.shape[1]), axis=1)])
+    mx.eval(pieces)
+    return pieces
+
+
+def _cuts(tokens: int) -> list[int]:
+    return list(range(STRIDE, tokens, STRIDE))
+
+
+def copied(dense: Sequence[Sequence[mx.array]]) -> float:
+    """Until all pieces are written to arrays that exist already."""
+    import mlx.core as mx
+
+    targets = [mx.concatenate(list(pieces), axis=1) for pieces in dense]
+    mx.eval(targets)
+    began = time.perf_counter()
+    for target, pieces in zip(targets, dense, strict=True):
+        for number, piece in enumerate(pieces):
+            target[:, number * STRIDE : number * STRIDE + piece.shape[1]] = piece
+    mx.eval(targets)
+    return time.perf_counter() - began
 
 
 def request(name: str, tokens: Sequence[int], *, output: int = 1, cache: bool) -> Request:
@@ -172,18 +242,19 @@ def middle(rounds: Sequence[Any], name: str) -> float:
 
 
 def show(chosen: argparse.Namespace, parts: Sequence[Parts], wholes: Sequence[Whole], stalls: Sequence[Stall]) -> None:
-    compute, keep, restore = (middle(parts, name) for name in ("compute", "keep", "restore"))
+    compute, keep, restore, copy = (middle(parts, name) for name in ("compute", "keep", "restore", "copy"))
     cold, kept, warm = (middle(wholes, name) for name in ("cold", "kept", "warm"))
     without, keeping = (middle(stalls, name) for name in ("without", "keeping"))
     print(f"{chosen.model}: {chosen.tokens} tokens, medians of {chosen.rounds} rounds, in ms")
-    print(f"computed in {_ms(compute)}, restored in {_ms(restore)}: {compute / restore:.0f}x, wanted {WANTED:.0f}x")
+    print(f"computed in {_ms(compute)}, restored in {_ms(restore)}: {compute / restore:.0f}x")
+    print(f"copied in {_ms(copy)}, restored in {_ms(restore)}: {copy / restore:.0f}x, wanted {WANTED:.0f}x")
     print(f"kept in {_ms(keep)}, {STRIDE} tokens at a time: {keep / compute:.1%} of computing them")
     print(f"first token after {_ms(cold)}, or {_ms(kept)} where it is kept; then after {_ms(warm)}: {cold / warm:.0f}x")
     print(f"longest wait of a stream beside it {_ms(without)}, or {_ms(keeping)} where it is kept")
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+    return f"{seconds * 1e3:.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -191,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bench.restore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="what `ingot serve` takes")
-    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--tokens", type=int, default=8200)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write every round's figures here")
