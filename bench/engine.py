@@ -35,7 +35,7 @@ class Figures:
     ttft_s: float
 
 
-def start(shape: str, dtype: str, *, memory_gb: float) -> Engine:
+def start(shape: str, dtype: str, *, memory_gb: float, context: int = 8192, cache_gb: float = 0.0) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), SHAPES[shape]["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
@@ -47,11 +47,22 @@ def start(shape: str, dtype: str, *, memory_gb: float) -> Engine:
 
         adapter = adapt(build(SHAPES[shape], dtype=DTYPES[dtype]), SHAPES[shape], current())
         total = adapter.weight_bytes + int(memory_gb * 1e9)
-        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=8192, widest=2048, rows=64)
+        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
         card = ModelCard(
-            shape, "random", "llama", 8192, adapter.vocab, "", dtype, adapter.weight_bytes, total, 64, 0, adapter.notes
+            shape,
+            "random",
+            "llama",
+            context,
+            adapter.vocab,
+            "",
+            dtype,
+            adapter.weight_bytes,
+            total,
+            64,
+            0,
+            adapter.notes,
         )
-        return Loaded(adapter, tokenizer, card, budget)
+        return Loaded(adapter, tokenizer, card, budget, int(cache_gb * 1e9))
 
     return Engine(load, Limits(max_sequences=64))
 

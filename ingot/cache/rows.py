@@ -47,6 +47,11 @@ class Rows:
         return self._stored + self.slot_bytes * self._slots
 
     @property
+    def held_bytes(self) -> int:
+        """What rows and records hold of it."""
+        return sum(group.pages.used * group.page_bytes for group in self.groups) + self.slot_bytes * self.count
+
+    @property
     def _stored(self) -> int:
         return sum(storage.nbytes for group in self.groups for storage in group.storages)
 

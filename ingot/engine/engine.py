@@ -160,6 +160,10 @@ class Engine:
         running = sum(phase != "queued" for phase in phases)
         return Health(alive, alive and not self._closing, detail, ago, running, len(phases) - running)
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes that exist for states, and those of them that running sequences and kept prefixes hold."""
+        return self._on_thread(lambda: (self._runner.rows.nbytes, self._runner.rows.held_bytes))
+
     def close(self) -> None:
         """Cancel what runs and end the thread. A process that leaves without it does it on its way out."""
         atexit.unregister(self.close)
