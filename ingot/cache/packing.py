@@ -13,7 +13,7 @@ from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE, Table, joined
-from ingot.cache.records import Checkpoint, Record, kept_part
+from ingot.cache.records import Checkpoint, Record, kept_part, reach
 from ingot.cache.rows import Rows
 from ingot.cache.storage import Run
 
@@ -93,12 +93,14 @@ def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
         ]
         begin, end = _extent(loose, states[0][0])
         known = [record.parts[group.number].table for record in before]
-        table = joined(group.pages, known, begin - begin % PAGE, begin)
+        front = begin - begin % PAGE
+        reached = reach(before, group.number, front) >= begin
+        table = joined(group.pages, known, front, begin) if reached else None
         blank = table is None
         if table is None:
             # Nobody has what comes before it on its page, and nobody will see it.
             table = Table(group.pages, begin // PAGE)
-        copies = table.grow(begin - begin % PAGE if blank else begin, end)
+        copies = table.grow(front if blank else begin, end)
         group.provide()
         for number, state in states:
             delta = loose.deltas[number]

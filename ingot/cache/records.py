@@ -140,7 +140,7 @@ def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:
     for group in rows.groups:
         oldest = 0 if group.window is None else max(0, length - group.window + 1)
         table = joined(group.pages, [record.parts[group.number].table for record in records], oldest, length)
-        if table is None or _reach(records, group.number, oldest) < length:
+        if table is None or reach(records, group.number, oldest) < length:
             raise RuntimeError(f"records of group {group.number} do not reach from token {oldest} to {length}")
         tables.append(table)
     for number, state in enumerate(rows.states):
@@ -152,7 +152,7 @@ def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:
     row.length = row.position = length
 
 
-def _reach(records: Sequence[Record], group: int, oldest: int) -> int:
+def reach(records: Sequence[Record], group: int, oldest: int) -> int:
     """Up to where they hold every token from `oldest` on."""
     reached = oldest
     for record in records:
