@@ -174,17 +174,14 @@ class AppendState(LayerState):
         with zeros behind shorter ones."""
         launch = self.open_launch
         seen = _gathering(launch, self.group)
-        keys, values = (self._shaped(pages, seen) for pages in self.stored.gathered(seen.index))
+        read = [self.stored.gathered(index) for index in seen.indexes]
+        keys, values = (mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*read, strict=True))
+        keys, values = keys[:, :, : seen.end], values[:, :, : seen.end]
         if seen.shown is not None:
             # What lies behind a row's end is another's, or nothing at all, and may be no number: it must not be met,
             # not even with a weight of zero.
             keys, values = (mx.where(seen.shown, part, mx.zeros((), part.dtype)) for part in (keys, values))
         return keys, values
-
-    def _shaped(self, pages: mx.array, seen: Gathering) -> mx.array:
-        _, heads, _, size = pages.shape
-        by_row = pages.reshape(seen.rows, seen.pages, heads, PAGE, size).transpose(0, 2, 1, 3, 4)
-        return by_row.reshape(seen.rows, heads, seen.pages * PAGE, size)[:, :, : seen.end]
 
     def firsts(self, launch: Launch) -> list[int]:
         """The place of the first token that each row holds."""
@@ -257,9 +254,9 @@ class Gathering:
     def __init__(self, launch: Launch, group: PageGroup) -> None:
         tables = [row.tables[group.number] for row in launch.rows]
         ends = [start + launch.width - table.first * PAGE for start, table in zip(launch.starts, tables, strict=True)]
-        self.rows, self.pages, self.end = len(tables), max(len(table.numbers) for table in tables), max(ends)
-        numbers = [[*table.numbers, *[table.numbers[-1]] * (self.pages - len(table.numbers))] for table in tables]
-        self.index: PageIndex = group.index([page for row in numbers for page in row])
+        self.end, pages = max(ends), max(len(table.numbers) for table in tables)
+        padded = ([*table.numbers, *[table.numbers[-1]] * (pages - len(table.numbers))] for table in tables)
+        self.indexes: list[PageIndex] = [group.index(numbers) for numbers in padded]
         self.shown = None if len(set(ends)) == 1 else _before(ends, self.end)
 
 

@@ -74,12 +74,9 @@ def _delta(state: AppendState, record: Record) -> KVDelta:
     if part.begin >= part.end:
         return KVDelta(part.begin, part.end, ())
     first = part.table.first * PAGE
-    arrays = []
-    for pages in state.stored.gathered(state.group.index(part.table.numbers)):
-        count, heads, _, size = pages.shape
-        flat = pages.swapaxes(0, 1).reshape(1, heads, count * PAGE, size)
-        arrays.append(flat[:, :, part.begin - first : part.end - first])
-    return KVDelta(part.begin, part.end, tuple(arrays))
+    whole = state.stored.gathered(state.group.index(part.table.numbers))
+    arrays = tuple(array[:, :, part.begin - first : part.end - first] for array in whole)
+    return KVDelta(part.begin, part.end, arrays)
 
 
 def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:

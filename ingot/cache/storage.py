@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -33,13 +32,21 @@ Run = tuple[int, int, int, int]
 """Tokens that are written one behind another: the first one's number in the launch, how many, the page, where in it."""
 
 
-@dataclass(frozen=True)
 class PageIndex:
-    """Pages in some order, as slabs are read: which of each, and where each wanted page is among what those give."""
+    """Pages in order, as slabs are read: runs of pages of the same slab."""
 
-    pages: tuple[int, ...]
-    taken: tuple[tuple[int, mx.array], ...]
-    order: mx.array | None  # None: they lie in order
+    def __init__(self, pages: Sequence[int], runs: Sequence[tuple[int, list[int]]]) -> None:
+        self.pages, self.slabs = tuple(pages), tuple(slab for slab, _ in runs)
+        self._numbers = [mx.array(numbers, dtype=mx.int32) for _, numbers in runs]
+        self._by_heads: dict[int, list[mx.array]] = {}
+
+    def numbers(self, heads: int) -> list[mx.array]:
+        """Of each run [heads * pages]: where its pages are found in a slab [pages * heads, ...], head by head. Made
+        once for all layers."""
+        if heads not in self._by_heads:
+            every = mx.arange(heads, dtype=mx.int32)[:, None]
+            self._by_heads[heads] = [(numbers * heads + every).reshape(-1) for numbers in self._numbers]
+        return self._by_heads[heads]
 
 
 class Storage(Protocol):
@@ -63,7 +70,7 @@ class Storage(Protocol):
     def copy(self, copies: Sequence[PageCopy]) -> None: ...
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
-        """Keys and values [pages, heads, PAGE, size]."""
+        """Keys and values [1, heads, pages * PAGE, size]."""
         ...
 
     def trim(self) -> None:
@@ -115,16 +122,13 @@ class PageGroup:
         return slab, page - (self._ends[slab - 1] if slab else 0)
 
     def index(self, pages: Sequence[int]) -> PageIndex:
-        places = [self.slab_of(page) for page in pages]
-        slabs = sorted({slab for slab, _ in places})
-        if len(slabs) == 1:
-            return PageIndex(tuple(pages), ((slabs[0], _integers([number for _, number in places])),), None)
-        by_slab = {slab: [at for at, (own, _) in enumerate(places) if own == slab] for slab in slabs}
-        gathered = [at for slab in slabs for at in by_slab[slab]]
-        taken = tuple((slab, _integers([places[at][1] for at in by_slab[slab]])) for slab in slabs)
-        if gathered == sorted(gathered):
-            return PageIndex(tuple(pages), taken, None)
-        return PageIndex(tuple(pages), taken, _integers(sorted(range(len(gathered)), key=gathered.__getitem__)))
+        runs: list[tuple[int, list[int]]] = []
+        for page in pages:
+            slab, number = self.slab_of(page)
+            if not runs or runs[-1][0] != slab:
+                runs.append((slab, []))
+            runs[-1][1].append(number)
+        return PageIndex(pages, runs)
 
     def trim(self) -> bool:
         """Give back the memory of pages that nobody holds: of reserved ones any, of slabs the last. Whether there was
@@ -201,11 +205,20 @@ class SlabStorage:
         return self._read(self.keys, index), self._read(self.values, index)
 
     def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
-        if not slabs[0].size:
-            return mx.zeros((sum(numbers.size for _, numbers in index.taken), *slabs[0].shape[1:]), self._dtype)
-        taken = [mx.take(slabs[slab], numbers, axis=0) for slab, numbers in index.taken]
-        joined = taken[0] if len(taken) == 1 else mx.concatenate(taken)
-        return joined if index.order is None else mx.take(joined, index.order, axis=0)
+        size = slabs[0].shape[3]
+        if not size:
+            return mx.zeros((1, self.heads, len(index.pages) * PAGE, 0), self._dtype)
+        taken = [
+            mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0).reshape(
+                1, self.heads, -1, size
+            )
+            for slab, numbers in zip(index.slabs, index.numbers(self.heads), strict=True)
+        ]
+        return taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=2)
+
+    def _ordered(self, numbers: mx.array) -> mx.array:
+        """The same numbers, not before what was written is there: mlx's own writing sees to that."""
+        return numbers
 
     def trim(self) -> None:
         del self.keys[len(self._group.slabs) :], self.values[len(self._group.slabs) :]
@@ -268,11 +281,9 @@ class KernelStorage(SlabStorage):
         firsts = [table.first for table in tables]
         return KernelRows.of(encoded, lengths, firsts=firsts, counts=[count] * len(tables))
 
-    def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
+    def _ordered(self, numbers: mx.array) -> mx.array:
         # By what is read of the token: a device that sees no other link between the two runs them side by side.
-        behind = 0 * self._token
-        taken = tuple((slab, numbers + behind) for slab, numbers in index.taken)
-        return super()._read(slabs, replace(index, taken=taken))
+        return numbers + 0 * self._token
 
     def trim(self) -> None:
         super().trim()
@@ -311,8 +322,11 @@ class ReservedStorage:
         self.keys[0], self.values[0] = native.copy_tokens([self.keys[0], self.values[0]], copies)
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
-        keys, values = (mx.stack([slab[page] for page in index.pages]) for slab in (self.keys[0], self.values[0]))
+        keys, values = (self._read(slab, index) for slab in (self.keys[0], self.values[0]))
         return keys, values
+
+    def _read(self, slab: mx.array, index: PageIndex) -> mx.array:
+        return mx.concatenate([slab[page : page + 1] for page in index.pages], axis=2)
 
     def trim(self) -> None:
         free = sorted(self._group.pages.free)

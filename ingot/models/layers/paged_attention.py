@@ -1,4 +1,4 @@
-"""Attention of a few tokens a row by the kernels of a GPU, over the pages as they lie."""
+"""Attention of rows that decode by the kernels of a GPU, over the pages as they lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.storage import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Shape
+from ingot.kernels.paged.kernels import PagedAttention, Shape
 
 
 class KernelAttention:
@@ -33,7 +33,8 @@ class KernelAttention:
         """What queries [tokens, heads, 1, size] of a launch attend to, [rows, heads, width, size]; None where this is
         not for the kernels."""
         storage = state.storage
-        if launch.width > MOST_QUERIES or not isinstance(storage, KernelStorage):
+        # A prompt's last few tokens are few too; but a kernel is compiled for each number of them.
+        if launch.width > 1 or not isinstance(storage, KernelStorage):
             return None
         if not isinstance(masks, Masks | None):
             return None
@@ -41,8 +42,7 @@ class KernelAttention:
         kernel = self._of(storage, window, queries.dtype)
         if kernel is None:
             return None
-        attended = storage.attend(kernel, queries[:, :, 0], state.kernel_rows(storage, launch))
-        return attended.reshape(launch.count, launch.width, self._heads, -1).swapaxes(1, 2)
+        return storage.attend(kernel, queries[:, :, 0], state.kernel_rows(storage, launch))[:, :, None]
 
     def _of(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
         if (window, dtype) not in self._made:
