@@ -55,7 +55,7 @@ class World:
             self.mail.pop(0)()
         began = self.now
         self.desk.expire(self.now)
-        self.desk.advance(step_s, streaming=streaming)
+        self.desk.advance(step_s, lambda: streaming)
         self.desk.check()
         return self.now - began
 

@@ -228,7 +228,7 @@ def test_states_are_given_back_when_nothing_runs(engine: Engine) -> None:
     engines.answer(engine, Request("z", ((1,) * 500,), max_tokens=5, sampling=GREEDY))
     engine.check()
     engine.check()  # the first one may come before the engine found itself idle
-    assert engine._runner.slots.nbytes == 0
+    assert engines.runner_of(engine).slots.nbytes == 0
 
 
 def test_many_threads_may_open_and_cancel_at_once(engine: Engine) -> None:
@@ -279,6 +279,6 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
 def test_a_slow_step_is_logged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ingot.engine.engine.SLOW_STEP_S", 0.0)
+    monkeypatch.setattr("ingot.engine.generation.SLOW_STEP_S", 0.0)
     engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
     assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text
