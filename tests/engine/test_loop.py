@@ -16,22 +16,20 @@ WAIT_S = 10
 
 
 class Counting:
-    """A workload that ends each request when it has worked for it once."""
+    """A workload that ends its requests after `pieces` turns. What is in `broken` fails."""
 
     def __init__(self, name: str, diary: list[str]) -> None:
         self.name, self.diary = name, diary
         self.waiting: dict[str, threading.Event] = {}
         self.ended: dict[str, IngotError | None] = {}
-        self.spent: list[float] = []
-        self.shared: list[bool] = []
+        self.pieces = 1
         self.broken: set[str] = set()
+        self.turns: list[tuple[float, bool]] = []
         self.while_closing: Callable[[], None] = lambda: None
 
     def ask(self, request: str) -> threading.Event:
+        self.diary.append(f"{self.name}: asked")
         return self.waiting.setdefault(request, threading.Event())
-
-    def answered(self, request: str) -> bool:
-        return self.ask(request).wait(WAIT_S) and self.ended[request] is None
 
     @property
     def busy(self) -> bool:
@@ -41,10 +39,11 @@ class Counting:
         self._note("expire")
 
     def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
-        self.spent.append(spent_s)
-        self.shared.append(shared())
+        self.turns.append((spent_s, shared()))
         self._note("advance")
-        self._end_all(None)
+        self.pieces -= self.busy
+        if self.pieces <= 0:
+            self._end_all(None)
 
     def rest(self) -> None:
         self._note("rest")
@@ -57,7 +56,6 @@ class Counting:
         self._end_all(error)
 
     def begin_anew(self, error: IngotError) -> None:
-        self.broken.discard("advance")
         self._note("begin anew")
         self._end_all(error)
 
@@ -86,19 +84,19 @@ class World:
         self.first, self.second = Counting("first", self.diary), Counting("second", self.diary)
         self.loop = Loop("a loop", lambda: (self.first, self.second))
 
-    def ask(self, workload: Counting, request: str) -> threading.Event:
-        waits = workload.ask(request)
-        self.loop.post(workload, lambda: None)
-        return waits
+    def ask_both(self, broken: str | None = None) -> None:
+        """A request for each, which the same turn finds, and the second may be broken; returns when both ended."""
 
-    def ask_both(self) -> tuple[threading.Event, threading.Event]:
-        """Two requests, one each, which the same turn finds."""
-        asked: list[threading.Event] = []
-        self.loop.run(lambda: asked.extend((self.first.ask("one"), self.second.ask("two"))))
-        return asked[0], asked[1]
+        def ask() -> list[threading.Event]:
+            if broken is not None:
+                self.second.broken.add(broken)
+            return [self.first.ask("one"), self.second.ask("two")]
 
-    def calls(self, call: str) -> list[str]:
-        return [line for line in self.diary if line.endswith(f": {call}")]
+        for waits in self.loop.run(ask):
+            assert waits.wait(WAIT_S)
+
+    def calls(self, *calls: str) -> list[str]:
+        return [line for line in self.diary if line.split(": ")[1] in calls]
 
 
 @contextmanager
@@ -113,40 +111,36 @@ def running() -> Iterator[World]:
 
 def test_workloads_take_turns_in_their_order_and_know_of_each_other() -> None:
     with running() as world:
-        one, two = world.ask_both()
-        assert one.wait(WAIT_S) and two.wait(WAIT_S)
-        world.loop.check()
+        world.ask_both()
     advances = world.calls("advance")
     assert advances == ["first: advance", "second: advance"] * (len(advances) // 2)
-    assert True in world.first.shared, "the second had something to do as well"
-    assert not any(world.second.shared), "by then the first was done"
-    assert all(spent >= 0.0 for spent in world.second.spent)
-    assert all(later >= earlier for earlier, later in zip(world.first.spent, world.second.spent, strict=True))
+    assert True in [shared for _, shared in world.first.turns], "the second had something to do as well"
+    assert True not in [shared for _, shared in world.second.turns], "by then the first was done"
+    for (before, _), (spent, _) in zip(world.first.turns, world.second.turns, strict=True):
+        assert 0 <= before <= spent
 
 
 def test_they_rest_only_while_nobody_has_anything_to_do() -> None:
     with running() as world:
-        for number in range(3):
-            assert world.ask(world.second, str(number)).wait(WAIT_S)
-        world.loop.check()
-    rests = world.calls("rest")
-    assert rests == ["first: rest", "second: rest"] * (len(rests) // 2) and rests
-    busy = world.diary.index("second: advance")
-    assert world.diary.index("first: rest") < busy
+        world.second.pieces = 3
+        world.ask_both()
+        world.loop.run(lambda: None)  # before which they have rested
+    calls = world.calls("asked", "advance", "rest")
+    since = calls[calls.index("second: asked") + 1 :]
+    assert since[:6] == ["first: advance", "second: advance"] * 3
+    assert since[6:8] == ["first: rest", "second: rest"]
 
 
 @pytest.mark.parametrize("call", ["advance", "expire"])
 def test_a_fault_ends_the_requests_of_its_workload_and_no_others(call: str) -> None:
     with running() as world:
-        world.loop.run(lambda: world.second.broken.add(call))
-        one, two = world.ask_both()
-        assert one.wait(WAIT_S) and two.wait(WAIT_S)
-        world.loop.run(world.second.broken.clear)
-        assert world.first.ended["one"] is None
+        world.ask_both(broken=call)
         failed = world.second.ended["two"]
+        assert world.first.ended["one"] is None
         assert failed is not None and failed.message == FAILED
-        assert not world.ask(world.second, "next").wait(0) or world.second.ended["next"] is None
-        assert world.second.answered("next") or world.second.ended["next"] is None
+        world.loop.run(world.second.broken.clear)
+        world.ask_both()
+        assert world.second.ended["two"] is None, "it goes on"
     assert "first: begin anew" not in world.diary
 
 
@@ -163,10 +157,9 @@ def test_a_letter_that_fails_is_the_fault_of_its_workload() -> None:
 def test_a_workload_that_fails_at_rest_begins_anew() -> None:
     with running() as world:
         world.loop.run(lambda: world.first.broken.add("rest"))
-        world.loop.run(lambda: None)
-        world.loop.run(world.first.broken.clear)
+        world.loop.run(lambda: None)  # before which it has rested
         assert world.loop.pulse().alive
-    assert "first: begin anew" in world.diary and "second: begin anew" not in world.diary
+    assert {*world.calls("begin anew")} == {"first: begin anew"}
 
 
 def test_what_is_done_on_the_thread_raises_for_who_asked() -> None:
@@ -191,61 +184,54 @@ def test_a_loop_that_cannot_be_prepared_raises_what_went_wrong() -> None:
 def test_closing_gives_up_what_runs_and_says_farewell_before_it_leaves_the_device() -> None:
     with running() as world:
         pass
-    ends = [line for line in world.diary if line.split(": ")[1] in ("abandon", "farewell", "close")]
     calls = ("abandon", "farewell", "close")
-    assert ends == [f"{name}: {call}" for call in calls for name in ("first", "second")]
+    assert world.calls(*calls) == [f"{name}: {call}" for call in calls for name in ("first", "second")]
     with pytest.raises(Unavailable):
         world.loop.run(lambda: None)
 
 
 def test_who_comes_while_the_thread_ends_is_told() -> None:
     world = World()
-    late: list[threading.Thread] = []
+    came = threading.Event()
+    found: list[threading.Event] = []
 
-    def come_late() -> None:
-        late.append(threading.Thread(target=lambda: world.ask(world.first, "late")))
-        came = threading.Event()
-        ask = world.first.ask
+    def come() -> None:
+        found.append(world.first.ask("late"))
+        came.set()
+        world.loop.post(world.first, lambda: None)
 
-        def noting(request: str) -> threading.Event:
-            waits = ask(request)
-            came.set()
-            return waits
+    late = threading.Thread(target=come)
 
-        world.first.ask = noting  # type: ignore[method-assign]
-        late[0].start()
+    def meanwhile() -> None:
+        late.start()
         assert came.wait(WAIT_S)
 
-    world.first.while_closing = come_late
+    world.first.while_closing = meanwhile
     world.loop.start()
     world.loop.close()
-    late[0].join(WAIT_S)
-    told = world.first.ended.get("late")
-    assert isinstance(told, Unavailable)
+    late.join(WAIT_S)
+    assert found[0].is_set() and isinstance(world.first.ended["late"], Unavailable)
 
 
 class EndOfTheWorld(BaseException):
     """What no guard catches."""
 
 
-@pytest.mark.parametrize("broken", ["begin anew", "everything"])
-def test_a_thread_that_cannot_go_on_says_farewell_and_its_pulse_says_so(broken: str) -> None:
-    def end() -> None:
-        raise RuntimeError if broken == "begin anew" else EndOfTheWorld
-
+@pytest.mark.parametrize("fault", [RuntimeError, EndOfTheWorld])
+def test_a_thread_that_cannot_go_on_says_farewell_and_its_pulse_says_so(fault: type[BaseException]) -> None:
     with running() as world:
         world.first.broken |= {"begin anew", "farewell"}
-        waits: list[threading.Event] = []
 
-        def ask_and_end() -> None:
-            waits.append(world.second.ask("two"))
-            end()
+        def end() -> None:
+            world.second.ask("two")
+            raise fault
 
-        world.loop.post(world.first, ask_and_end)
+        world.loop.post(world.first, end)
         world.loop._thread.join(WAIT_S)
-        assert waits[0].wait(WAIT_S) and isinstance(world.second.ended["two"], Unavailable)
-        assert world.loop.pulse().detail == "the engine has stopped" and not world.loop.pulse().alive
-        assert "first: abandon" not in world.diary and world.calls("close") == ["first: close", "second: close"]
+        assert isinstance(world.second.ended["two"], Unavailable)
+        pulse = world.loop.pulse()
+        assert (pulse.alive, pulse.ready, pulse.detail) == (False, False, "the engine has stopped")
+        assert world.calls("abandon", "close") == ["first: close", "second: close"]
         with pytest.raises(Unavailable):
             world.loop.refuse_if_stopped()
 
