@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ingot.engine.budget import TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
+from ingot.engine.runner import Runner
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
@@ -98,6 +99,16 @@ def start(
 
     tokenizer = tiny_tokenizer()
     return Engine(load, limits or Limits())
+
+
+def runner_of(engine: Engine) -> Runner:
+    """What the engine thread computes with, to look at while nothing runs."""
+    return engine._generation._runner
+
+
+def post(engine: Engine, letter: Callable[[], None]) -> None:
+    """Have the engine thread read a letter on behalf of generation."""
+    engine._loop.post(engine._generation, letter)
 
 
 def answer(engine: Engine, request: Request) -> list[Event]:

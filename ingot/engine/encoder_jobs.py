@@ -1,4 +1,4 @@
-"""Encoders in the engine's loop: who waits, and how much is computed between two steps.
+"""Encoders as a workload of the engine's loop: who waits, and how much is computed between two steps.
 
 Pure Python over the `Encodes` protocol: no mlx, tested without it. The contract:
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from ingot.engine.costs import CostLine
 from ingot.engine.encoder_batches import EncoderBatch, OfferedEncoder, OnEncoded, Row, RunningEncoding, pick, urgency
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
+from ingot.engine.loop import FAILED, Post
 from ingot.engine.request import RequestStatus
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, InputTooLong, Overloaded
 from ingot.text.tokens.encoder_inputs import REMEDY
@@ -33,16 +34,17 @@ UNHURRIED_MS = 1000.0
 """Longest work while nobody streams: how long a cancel or a newcomer may have to wait."""
 LEAST_SHARE = 0.5
 """Encoders get at least this part of the time that a step took."""
-FAILED = "The engine failed while computing this request; the server's log says why"
 
 
 class EncoderJobs:
     """All encodings under way."""
 
+    name = "the encoders"
+
     def __init__(
         self,
         encoders: Mapping[Role, OfferedEncoder],
-        post: Callable[[Callable[[], None]], None],
+        post: Post,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
@@ -147,14 +149,14 @@ class EncoderJobs:
     def busy(self) -> bool:
         return bool(self._jobs)
 
-    def advance(self, step_s: float, *, streaming: bool) -> None:
-        """Work between two steps of the generating model, of which the one before took `step_s`.
+    def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
+        """Work between two steps of the generating model, of which the one before took `spent_s`.
 
         Where nobody streams, for as long as a newcomer may have to wait. Else for what the step left of the target,
         but at least a part of what it took, so that encoders go on beside the longest steps too.
         """
-        step_ms = 1000 * step_s
-        self.work(max(self._target_ms - step_ms, LEAST_SHARE * step_ms) if streaming else UNHURRIED_MS)
+        spent_ms = 1000 * spent_s
+        self.work(max(self._target_ms - spent_ms, LEAST_SHARE * spent_ms) if shared() else UNHURRIED_MS)
 
     def work(self, milliseconds: float) -> None:
         """For about that long: begin a batch or go on with the one that is begun, and stop at its end."""
@@ -176,7 +178,8 @@ class EncoderJobs:
                 self._end(share.encoding.request.id, IngotError(FAILED))
 
     def rest(self) -> None:
-        """Nothing runs: give back what running took."""
+        """Nothing runs: see that nothing was lost, and give back what running took."""
+        self.check()
         for role in self._used:
             self._encoders[role].model.rest()
         self._used.clear()
@@ -189,6 +192,18 @@ class EncoderJobs:
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._jobs):
             self._end(request_id, error)
+
+    def begin_anew(self, error: IngotError) -> None:
+        """After a fault that no batch answers for."""
+        self._batch = None
+        self.abandon(error)
+
+    def farewell(self, error: IngotError) -> None:
+        with contextlib.suppress(Exception):
+            self.abandon(error)
+
+    def close(self) -> None:
+        """Nothing is held but by encodings, which have ended."""
 
     def check(self) -> None:
         """Raises AssertionError if anything was lost or is held by nobody."""

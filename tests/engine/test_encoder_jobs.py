@@ -55,7 +55,7 @@ class World:
             self.mail.pop(0)()
         began = self.now
         self.desk.expire(self.now)
-        self.desk.advance(step_s, streaming=streaming)
+        self.desk.advance(step_s, lambda: streaming)
         self.desk.check()
         return self.now - began
 
@@ -226,6 +226,20 @@ def test_a_model_that_fails_fails_its_batch_and_not_the_engine() -> None:
     world.ask("b", 10)
     world.finish()
     assert world.rows("b")
+
+
+def test_beginning_anew_ends_everybody_and_drops_the_work() -> None:
+    world = World(parts=10, ms_a_token=10.0)
+    for id in ("running", "waiting"):
+        world.ask(id, LENGTH, LENGTH)
+    world.turn(0.03, streaming=True)
+    failed = IngotError("the encoders failed")
+    world.desk.begin_anew(failed)
+    assert world.answers == {"running": failed, "waiting": failed}
+    world.desk.rest()  # which checks the books
+    world.ask("next", 5)
+    world.finish()
+    assert world.rows("next")
 
 
 def test_numbers_that_are_none_are_an_error() -> None:

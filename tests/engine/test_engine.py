@@ -228,7 +228,7 @@ def test_states_are_given_back_when_nothing_runs(engine: Engine) -> None:
     engines.answer(engine, Request("z", ((1,) * 500,), max_tokens=5, sampling=GREEDY))
     engine.check()
     engine.check()  # the first one may come before the engine found itself idle
-    rows = engine._runner.rows
+    rows = engines.runner_of(engine).rows
     held = sum(group.pages.kept * group.page_bytes for group in rows.groups)
     assert rows.nbytes <= 1.25 * held + rows.slot_bytes + 4 * sum(group.page_bytes for group in rows.groups)
     engine.kept.clear("")
@@ -285,6 +285,6 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
 def test_a_slow_step_is_logged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ingot.engine.engine.SLOW_STEP_S", 0.0)
+    monkeypatch.setattr("ingot.engine.generation.SLOW_STEP_S", 0.0)
     engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
     assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text

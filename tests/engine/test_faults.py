@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -84,7 +84,7 @@ def test_a_letter_that_fails_fails_who_runs_and_the_engine_goes_on(engine: Engin
     def broken() -> None:
         raise RuntimeError("this letter is broken")
 
-    engine._mail.put(broken)
+    engines.post(engine, broken)
     assert isinstance(read(running)[-1], Failed)
     assert engine.health().alive
     assert isinstance(engines.answer(engine, asked("next"))[-1], Ended)
@@ -92,7 +92,7 @@ def test_a_letter_that_fails_fails_who_runs_and_the_engine_goes_on(engine: Engin
 
 
 def test_encoders_that_fail_leave_the_answers_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: EncoderJobs, step_s: float, *, streaming: bool) -> None:
+    def broken(self: EncoderJobs, spent_s: float, shared: Callable[[], bool]) -> None:
         raise RuntimeError("the encoders are broken")
 
     monkeypatch.setattr(EncoderJobs, "advance", broken)
@@ -110,10 +110,10 @@ def test_a_thread_that_ends_ends_every_stream_and_health_says_so(engine: Engine)
     def end() -> None:
         raise EndOfTheWorld
 
-    engine._mail.put(end)
+    engines.post(engine, end)
     for stream in running:
         assert isinstance(read(stream)[-1], Failed)
-    engine._thread.join(10)
+    engine._loop._thread.join(10)
     health = engine.health()
     assert not health.alive and health.detail == "the engine has stopped" and health.running == 0
     with pytest.raises(Unavailable):

@@ -16,7 +16,8 @@ from ingot.protocol.anthropic.content import CONVERSATION, SYSTEM, CacheControl,
 from ingot.protocol.anthropic.history import as_chat, forget_thinking, loaded_tools, note
 from ingot.protocol.anthropic.tools import TOOL_CHOICE, TOOLS, Chosen, CustomTool, offered
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
-from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, Prepared, ThinkingOptions, prepare_ask
+from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
+from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import (

@@ -20,12 +20,11 @@ from ingot.protocol.chat.ask import (
     JsonObject,
     JsonSchema,
     OutputFormat,
-    Prepared,
     ThinkingOptions,
     Tool,
-    prepare_ask,
 )
 from ingot.protocol.chat.media import TEXT_ONLY, Images, MessageList, Unseen
+from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import text_prompt
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
 from ingot.protocol.ollama.options import Options, note_unheeded

@@ -11,8 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoder_request import EncoderCard
 from ingot.protocol.chat.answers import Note
-from ingot.protocol.chat.ask import thinks
 from ingot.protocol.chat.sampling_defaults import sampling_body
+from ingot.protocol.chat.thinking import thinks
 from ingot.protocol.ollama.body import OllamaName
 from ingot.protocol.schema.fields import Bool
 from ingot.protocol.schema.objects import ObjectOf, accepts

@@ -18,9 +18,9 @@ from ingot.protocol.chat.ask import (
     ThinkingOptions,
     Tool,
     ToolChoice,
-    prepare_ask,
 )
 from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.prepared import prepare_ask
 from ingot.protocol.chat.prompts import Ending
 from ingot.protocol.chat.response_format import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, TextFormat
 from ingot.protocol.chat.thinking_fields import REASONING, THINKING, ReasoningWish, ThinkingWish, thinking_options

@@ -8,7 +8,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.protocol.chat.answers import Note
-from ingot.protocol.chat.ask import Ask, asked_prompt
+from ingot.protocol.chat.ask import Ask
+from ingot.protocol.chat.prepared import asked_prompt
 from ingot.protocol.chat.prompts import text_tokens
 from ingot.protocol.openai.chat import TOOLS, FunctionTool
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts

@@ -13,7 +13,8 @@ from msgspec import UNSET
 from ingot.engine.request import Request, Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
-from ingot.protocol.chat.ask import Ask, FieldNames, Prepared, Tool, ToolChoice, prepare_ask
+from ingot.protocol.chat.ask import Ask, FieldNames, Tool, ToolChoice
+from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.receipts import Source
 from ingot.protocol.responses.answers import ReasoningEcho, ResponseBody, ResponseTokens, TextEcho
 from ingot.protocol.responses.body import RESPONSES_BODY, SEALED, ResponsesBody

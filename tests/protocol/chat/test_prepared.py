@@ -10,7 +10,8 @@ import pytest
 
 from ingot.config import load
 from ingot.errors import BadRequest, ConfigError, Unsupported
-from ingot.protocol.chat.ask import Ask, ForcedTool, Prepared, ThinkingOptions, Tool, prepare_ask
+from ingot.protocol.chat.ask import Ask, ForcedTool, ThinkingOptions, Tool
+from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.served import Served
 from ingot.text.grammar.grammars import Grammars, GuidedTool
 from ingot.text.parse.parser import ThinkingStart

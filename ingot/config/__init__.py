@@ -1,0 +1,26 @@
+"""One frozen settings object. Flags, `INGOT_*` variables and a TOML file all map to it, and nowhere else.
+
+A field's metadata holds its help text and its limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
+key in the file `field_name`. Precedence: flag, then variable, then file, then the default of the field.
+"""
+
+from ingot.config.checks import is_loopback
+from ingot.config.field import Setting
+from ingot.config.keys import own_key_problem, read_keys
+from ingot.config.memory import GIB, memory_bytes
+from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
+from ingot.config.sources import Config, load
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "GIB",
+    "SETTINGS",
+    "Config",
+    "Setting",
+    "Settings",
+    "is_loopback",
+    "load",
+    "memory_bytes",
+    "own_key_problem",
+    "read_keys",
+]

@@ -1,0 +1,242 @@
+"""The settings: every field with its default, its help text and its limits.
+
+A `Settings` that exists is valid: every limit is checked when one is made, whoever makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.config.checks import (
+    alias_problem,
+    host_problem,
+    is_loopback,
+    mcp_problem,
+    names_problem,
+    origin_problem,
+    override_problem,
+    variables_problem,
+)
+from ingot.config.field import Setting, setting, settings_of
+from ingot.config.keys import key_file_problem, key_problem, own_key_problem
+from ingot.config.memory import GIB, KIB, MIB, memory_problem
+from ingot.errors import ConfigError
+from ingot.text.formats.registry import format_problem, thinking_problem
+from ingot.text.prompt.prompt_files import prompt_file_problem
+from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: str = setting(
+        DEFAULT_MODEL,
+        "local folder, .gguf file, hub id, or the name of a packaged model",
+        section="the model",
+        positional="MODEL",
+    )
+    models_dir: Path = setting(Path("~/.cache/ingot/models"), "where fetched and converted models are kept")  # noqa: RUF009
+    offline: bool = setting(False, "never use the network: only models that are already here")
+    context: int | None = setting(
+        None, "longest sequence, in tokens (default: what the model was trained for)", low=1, high=1 << 24
+    )
+    dtype: str | None = setting(
+        None,
+        "float32, bfloat16 or float16, of weights and states (default: what suits the device)",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "names to serve the model under instead of its own; answers carry the first", check=names_problem
+    )
+    alias: tuple[str, ...] = setting(
+        (), "further names, also patterns, for served models: claude-*=default", check=alias_problem
+    )
+    chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
+    template_history: str = setting(
+        "stable",
+        "stable: past turns stay in the prompt as they were computed; official: as the chat template rewrites them",
+        choices=("stable", "official"),
+    )
+    trust_special_tokens: bool = setting(
+        False,
+        "let the text of control tokens, such as <|im_end|>, in messages, tools and their results be those tokens",
+    )
+
+    tool_format: str | None = setting(
+        None, "how the model writes tool calls (default: what its chat template shows)", check=format_problem
+    )
+    thinking_format: str | None = setting(
+        None, "how the model marks its thinking (default: what its chat template shows)", check=thinking_problem
+    )
+    generation_config: str = setting(
+        "auto",
+        "whose generation_config.json says how tokens are chosen where a request does not: auto for the model's own, "
+        "none, or a folder",
+        check=generation_config_problem,
+    )
+    override_generation_config: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        'what to use instead of it, as JSON: {"temperature": 0.6}; known are temperature, top_p, top_k, min_p and '
+        "repetition_penalty",
+        check=override_problem,
+    )
+    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        None, "variables of the chat template, as JSON, where a request does not set them", check=variables_problem
+    )
+    thinking: str = setting(
+        "auto",
+        "on, off, or auto for what the chat template does, where a request says nothing",
+        choices=("on", "off", "auto"),
+    )
+    thinking_budget: int | None = setting(
+        None, "most tokens of thinking, where a request says nothing (default: no limit)", low=0, high=1 << 24
+    )
+
+    embedding_model: str | None = setting(
+        None, "a model that makes vectors of texts, given like MODEL (none by default)", section="further models"
+    )
+    rerank_model: str | None = setting(
+        None, "a model that scores documents against a query, given like MODEL (none by default)"
+    )
+
+    host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door")
+    port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
+    api_key: str | None = setting(
+        None, "key that clients must send (Bearer or x-api-key)", secret=True, check=key_problem
+    )
+    api_key_file: Path | None = setting(  # noqa: RUF009
+        None, "a file of further keys, one a line; each key is a tenant of its own", check=key_file_problem
+    )
+    admin_api_key: str | None = setting(
+        None,
+        "the administrator's key: a tenant like any other, who may also import kept prompts and see totals",
+        secret=True,
+        check=own_key_problem,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "extra Host names to answer to, besides the listening address", check=host_problem
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), "origins that browsers may call from (none by default)", check=origin_problem
+    )
+    strict: bool = setting(False, "refuse requests that hold an unknown field")
+    max_connections: int = setting(
+        1024,
+        "most connections open at once; where none is idle and can make room, one more is refused with 503",
+        low=1,
+        high=1 << 20,
+    )
+    max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
+    max_held_bytes: int | None = setting(
+        None, "most bytes of request bodies held at once (default: 16 of the largest)", low=1, high=1 << 40
+    )
+    max_import_bytes: int = setting(4 * GIB, "largest file that `ingot cache import` may send", low=0, high=1 << 44)
+    max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)
+    max_json_depth: int = setting(64, "deepest nesting of a JSON body", low=1, high=512)
+    keepalive_s: float = setting(
+        10.0, "seconds of silence after which a stream gets a keep-alive comment", low=0.01, high=3600.0
+    )
+    idle_event_s: float = setting(
+        25.0,
+        "seconds without an event after which a stream gets an empty one, for clients that heed no comments",
+        low=0.01,
+        high=3600.0,
+    )
+    request_timeout_s: float = setting(
+        3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
+    )
+
+    memory: str | None = setting(
+        None,
+        "memory budget for weights and sequences, such as 12GB or 60% (default: what the device can spare)",
+        section="the engine",
+        check=memory_problem,
+    )
+    prefix_cache: bool = setting(True, "keep what was computed of prompts and answers, for requests that begin alike")
+    cache_memory: str | None = setting(
+        None,
+        "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
+        check=memory_problem,
+    )
+    archive_key_file: Path = setting(  # noqa: RUF009
+        Path("~/.local/share/ingot/archive.key"),
+        "the secret that `ingot cache export` seals files with and import asks for; made at its first use",
+    )
+    warm_prompts: Path | None = setting(  # noqa: RUF009
+        None,
+        "a file of prompts to compute when the server starts and nothing else runs, and to keep: JSON, JSON Lines or "
+        "one system prompt as text",
+        check=prompt_file_problem,
+    )
+    max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
+    max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
+    target_itl_ms: float = setting(
+        100.0,
+        "longest wanted time between two tokens of a stream while others prefill",
+        low=1.0,
+        high=60_000.0,
+    )
+    prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
+    deterministic: bool = setting(
+        False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"
+    )
+
+    mcp_config: Path | None = setting(  # noqa: RUF009
+        None,
+        "a file of MCP servers, whose tools requests to /v1/responses may ask this server to call",
+        section="tools and stored responses",
+        check=mcp_problem,
+    )
+    responses_store: str = setting(
+        "~/.local/share/ingot/responses.db",
+        "the file in which /v1/responses are stored, or off to store none",
+        section="stored responses",
+    )
+    responses_rows: int = setting(
+        10_000, "most stored responses; of the key with most, the oldest go first", low=1, high=10_000_000
+    )
+    responses_bytes: int = setting(GIB, "most bytes of stored responses", low=MIB, high=1 << 50)
+    responses_days: float = setting(30.0, "days after which a stored response is forgotten", low=0.001, high=36_500.0)
+
+    log_level: str = setting(
+        "info",
+        "debug, info, warning or error",
+        section="the rest",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+    def __post_init__(self) -> None:
+        for known in SETTINGS.values():
+            value = known.checked(getattr(self, known.name), known.name)
+            object.__setattr__(self, known.name, value)
+        if self.warm_prompts is not None and not self.prefix_cache:
+            raise ConfigError("warm_prompts keeps what it computes, which prefix_cache = false forbids: choose one")
+        if self.held_bytes < self.max_body_bytes:
+            raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")
+        if not self.keyed and not is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, so an API key is needed: "
+                "set INGOT_API_KEY or --api-key, or listen on 127.0.0.1"
+            )
+
+    @property
+    def responses_path(self) -> Path | None:
+        """Where responses are stored; None where none are."""
+        return None if self.responses_store == "off" else Path(self.responses_store).expanduser()
+
+    @property
+    def held_bytes(self) -> int:
+        """The most bytes of request bodies held at once."""
+        return 16 * self.max_body_bytes if self.max_held_bytes is None else self.max_held_bytes
+
+    @property
+    def keyed(self) -> bool:
+        """Whether clients must send a key."""
+        return any(given is not None for given in (self.api_key, self.api_key_file, self.admin_api_key))
+
+
+SETTINGS: Mapping[str, Setting] = {known.name: known for known in settings_of(Settings)}

@@ -1,0 +1,306 @@
+"""Generation as a workload: requests become jobs, and jobs are answered step by step.
+
+Any thread may call `enter`, `cancel` and `status`; the rest is the engine thread's. A step is plan, launch, collect:
+the tokens of the step before are read while the new one runs. A fault belongs to its request; one of which nobody can
+say whose it is goes up to the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from ingot.engine import guided
+from ingot.engine.costs import StepCosts
+from ingot.engine.door import Door, Limits
+from ingot.engine.jobs import Job
+from ingot.engine.journal import Journal, outcome_of
+from ingot.engine.loaded import Loaded
+from ingot.engine.loop import FAILED, Post
+from ingot.engine.request import Event, Failed, Request, RequestStatus
+from ingot.engine.reuse import Reuse
+from ingot.engine.runner import Result, Runner, Step
+from ingot.engine.scheduler import Scheduler, StepPlan
+from ingot.engine.sequence import Sequence
+from ingot.engine.stream import EventSink
+from ingot.errors import Cancelled, DeadlineExceeded, IngotError
+
+log = logging.getLogger("ingot.engine")
+
+SLOW_STEP_S = 2.0
+"""A step that takes longer than this is worth a line in the log."""
+SCORED_WIDTH = 128
+"""Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
+
+
+class Generation:
+    name = "generation"
+
+    def __init__(self, loaded: Loaded, limits: Limits, post: Post) -> None:
+        """`post` puts something into the engine thread's mailbox. Called on that thread."""
+        self._loaded, self._limits, self._post = loaded, limits, post
+        self._pending: Step | None = None
+        self._learned: list[list[Result]] | None = None  # of the pending step, where its rows know them already
+        self._outbox: dict[Job, list[Event]] = {}
+        self._journal = Journal(loaded.card.name)
+        self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats)
+        self._make_rooms()
+
+    # For any thread
+
+    def enter(self, request: Request, reader: EventSink) -> None:
+        """Raises at once what can be known at once: BadRequest, ContextOverflow or Overloaded."""
+        job = self._door.enter(request, reader)
+        self._post(lambda: self._begin(job))
+
+    def cancel(self, request_id: str, cause: Cancelled) -> bool:
+        """End a request, wherever it is. False if there is none of that id."""
+        if request_id not in self._door.jobs:
+            return False
+        self._post(lambda: self._end_early(request_id, cause))
+        return True
+
+    def status(self, now: float) -> list[RequestStatus]:
+        return [job.status(now) for job in list(self._door.jobs.values())]
+
+    # The engine thread: what its loop calls
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes that exist for states, and those of them that somebody holds."""
+        return self._runner.rows.nbytes, self._runner.rows.held_bytes
+
+    @property
+    def reuse(self) -> Reuse:
+        """The prefixes that are kept."""
+        return self._runner.reuse
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._door.jobs)
+
+    def expire(self, now: float) -> None:
+        jobs = list(self._door.jobs.values())
+        late = [job.request.id for job in jobs if job.request.deadline and job.request.deadline < now]
+        for request_id in late:
+            self._end_early(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
+
+    def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
+        """One step, however much of the turn is spent: the scheduler minds the time."""
+        self._flush()
+        now = time.monotonic()
+        self._journal.look(now, lambda: self.status(now))
+        self._step(shared)
+
+    def rest(self) -> None:
+        self._forget_step()
+        try:
+            self.check()
+        except AssertionError:
+            log.exception("the idle engine found its books wrong; it starts new ones")
+            self._make_rooms()
+        self._runner.rest()
+
+    def check(self) -> None:
+        self._scheduler.check()
+        self._runner.check()
+        self._door.check()
+        jobs = list(self._door.jobs.values())
+        held = {sequence for job in jobs for sequence in job.sequences if not sequence.ended}
+        assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
+        assert set(self._runner.seated) <= held, "a row is held by nobody"
+
+    def abandon(self, error: IngotError) -> None:
+        for request_id in list(self._door.jobs):
+            self._end_early(request_id, error)
+        self._flush()
+
+    def begin_anew(self, error: IngotError) -> None:
+        self._forget_step()
+        self._runner.abandon()
+        self.abandon(error)
+        self._make_rooms()
+
+    def farewell(self, error: IngotError) -> None:
+        for request_id in list(self._door.jobs):
+            job = self._door.close(request_id)
+            if job is not None:
+                with suppress(Exception):
+                    job.reader.post([*self._outbox.pop(job, ()), Failed(error)])
+        with suppress(Exception):
+            self._flush()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    # Books
+
+    def _make_rooms(self) -> None:
+        costs = StepCosts(mixes=self._loaded.adapter.mixed)
+        budget = self._loaded.budget
+        self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
+
+        def widest(sequence: Sequence) -> int:
+            width = budget.widest_launch(sequence.computed)
+            return min(width, SCORED_WIDTH) if sequence.scoring else width
+
+        self._scheduler = Scheduler(
+            self._runner.room.fits,
+            widest,
+            self._runner.reuse,
+            costs,
+            self._limits.max_sequences,
+            self._limits.target_itl_ms,
+        )
+
+    def _free_seats(self) -> int:
+        return self._limits.max_sequences - len(self._scheduler.running)
+
+    def _forget_step(self) -> None:
+        self._pending = self._learned = None
+
+    # Jobs begin and end
+
+    @contextmanager
+    def _on_behalf_of(self, request_id: str) -> Iterator[None]:
+        """What fails in here is this request's fault, and it alone ends with it."""
+        try:
+            yield
+        except Exception:
+            log.exception("request %s failed; the others go on", request_id)
+            self._end_early(request_id, IngotError(FAILED))
+
+    def _begin(self, job: Job) -> None:
+        if self._door.jobs.get(job.request.id) is not job:  # cancelled before it began
+            return
+        with self._on_behalf_of(job.request.id):
+            for sequence in job.sequences:
+                guided.begin(sequence)
+                if sequence.failure is not None:
+                    self._end_early(job.request.id, sequence.failure)
+                    return
+                if sequence.limit == 0 and sequence.sampling.prompt_logprobs is None:
+                    self._tell(job, job.writers[sequence].finish("length"))
+                    self._leave(sequence)
+                else:
+                    self._scheduler.add(sequence)
+            self._close_if_done(job)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Everything that a sequence holds goes back."""
+        sequence.ended = True
+        self._door.left(sequence)
+        self._scheduler.remove(sequence)
+        self._runner.release(sequence)
+
+    def _close_if_done(self, job: Job) -> None:
+        if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
+            now = time.monotonic()
+            self._door.took(now - job.request.arrived)
+            self._journal.ended(job.status(now), job.outcome())
+            self._tell(job, [job.ended(now)])
+
+    def _end_early(self, request_id: str, error: IngotError) -> None:
+        job = self._door.close(request_id)
+        if job is None:
+            return
+        stood = job.status(time.monotonic())
+        self._tell(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
+        self._journal.ended(stood, outcome_of(error))
+        for sequence in job.sequences:
+            if not sequence.ended:
+                self._leave(sequence)
+
+    # Steps
+
+    def _step(self, shared: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        plan = self._scheduler.plan(began)
+        newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
+        self._door.began(newcomers)
+        for sequence in newcomers:
+            request = sequence.request
+            self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
+        step = self._runner.launch(plan, self._catch_up)
+        self._read(step if step.launched else None)
+        if self._loaded.adapter.device.kind == "cpu" or shared():
+            # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
+            # for another workload that comes between two steps.
+            self._read(None)
+        _log_if_slow(plan, time.monotonic() - began)
+
+    def _catch_up(self) -> None:
+        """Let the rows of the step before know their tokens now."""
+        if self._pending is not None and self._learned is None:
+            self._learned = list(self._collected(self._pending))
+
+    def _read(self, following: Step | None) -> None:
+        """Read the tokens of the step before; `following` is the one that now runs."""
+        previous, self._pending = self._pending, following
+        learned, self._learned = self._learned, None
+        if previous is None:
+            return
+        for results in learned if learned is not None else self._collected(previous):
+            self._deliver(results)
+            self._flush()
+
+    def _collected(self, step: Step) -> Iterator[list[Result]]:
+        """A step's results, each known to its sequence."""
+        for results in self._runner.collect(step):
+            now = time.monotonic()
+            for result in results:
+                sequence = result.sequence
+                if result.token is None or sequence.ended or sequence.limit == 0:
+                    continue
+                sequence.tokens.append(result.token)
+                sequence.first_token_at = sequence.first_token_at or now
+                guided.accept(sequence, result.token)
+            yield results
+
+    # Answers go out
+
+    def _deliver(self, results: Iterable[Result]) -> None:
+        for result in results:
+            if not result.sequence.ended:
+                with self._on_behalf_of(result.sequence.request.id):
+                    self._write(result)
+
+    def _write(self, result: Result) -> None:
+        sequence = result.sequence
+        job = self._door.jobs[sequence.request.id]
+        if sequence.failure is not None:
+            self._end_early(sequence.request.id, sequence.failure)
+            return
+        writer = job.writers[sequence]
+        self._tell(job, writer.write(result))
+        if writer.ended is None and guided.is_done(sequence):
+            self._tell(job, writer.finish("stop"))
+        if writer.ended is not None:
+            self._leave(sequence)
+            self._close_if_done(job)
+
+    def _tell(self, job: Job, events: list[Event]) -> None:
+        """Hand events out with the rest of the step's: a reader is woken once a step."""
+        if events:
+            self._outbox.setdefault(job, []).extend(events)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for job, events in outbox.items():
+            try:
+                job.reader.post(events)
+            except Exception:
+                log.exception("nobody takes the events of request %s; it ends", job.request.id)
+                self._end_early(job.request.id, Cancelled("The request was cancelled"))
+                self._outbox.pop(job, None)
+
+
+def _log_if_slow(plan: StepPlan, seconds: float) -> None:
+    if seconds > SLOW_STEP_S:
+        prompt = sum(chunk.count for chunk in plan.chunks)
+        log.warning(
+            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted",
+            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
+        )

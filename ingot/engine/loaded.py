@@ -1,0 +1,25 @@
+"""What the engine thread starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ingot.engine.budget import Budget
+from ingot.engine.encoder_batches import OfferedEncoder
+from ingot.engine.encoder_request import Role
+from ingot.engine.request import ModelCard
+from ingot.models.adapter import Adapter
+from ingot.text.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    adapter: Adapter
+    tokenizer: Tokenizer
+    card: ModelCard
+    budget: Budget
+    cache_bytes: int = 0  # most that computed prefixes may take
+    encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # further models, for vectors and scores
+    folder: Path | None = None  # the model's files

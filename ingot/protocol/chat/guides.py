@@ -1,0 +1,73 @@
+"""What an answer is held to: the form that was asked for, the calls that it may or must make, a budget for thinking."""
+
+from __future__ import annotations
+
+from ingot.protocol.chat.ask import (
+    Ask,
+    Choice,
+    FieldNames,
+    ForcedTool,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    OutputFormat,
+    Regex,
+    ThinkingOptions,
+    Tool,
+)
+from ingot.protocol.chat.thinking import thinking_budget, thinks
+from ingot.protocol.served import Served
+from ingot.text.formats.table import Format
+from ingot.text.grammar.grammars import ForcedCall, GuidedTool
+from ingot.text.grammar.guide import GuidePlan
+from ingot.text.parse.parser import ThinkingStart
+
+
+def answer_guide(
+    served: Served,
+    format: Format,
+    tools: tuple[Tool, ...],
+    ask: Ask,
+    thinking: ThinkingOptions,
+    start: ThinkingStart,
+    may_think: bool,
+    names: FieldNames,
+) -> GuidePlan | None:
+    output = _output_guide(served, ask.output, names)
+    calls = _calls_guide(served, format, tools, ask, names)
+    budget = thinking_budget(served, thinking) if thinks(served, format) else None
+    if calls is None and output is None and budget is None:
+        return None
+    if output is None or ask.choice != "auto":  # a forced call leaves no room for anything else
+        output, calls = calls or output, None
+    return served.grammars.answer(output, format, start, calls=calls, budget=budget, may_think=may_think)
+
+
+def _output_guide(served: Served, output: OutputFormat | None, names: FieldNames) -> GuidePlan | None:
+    grammars, param = served.grammars, names.output
+    match output:
+        case None:
+            return None
+        case JsonObject():
+            return grammars.json_object()
+        case JsonSchema():
+            return grammars.json_schema(output.schema, param=param)
+        case Regex():
+            return grammars.regex(output.pattern, param=param)
+        case Choice():
+            return grammars.choice(output.options, param=param)
+        case Lark():
+            return grammars.lark(output.grammar, param=param)
+
+
+def _calls_guide(
+    served: Served, format: Format, tools: tuple[Tool, ...], ask: Ask, names: FieldNames
+) -> GuidePlan | None:
+    if not tools:
+        return None
+    guided = [GuidedTool(tool.name, tool.parameters, tool.strict) for tool in tools]
+    choice = ForcedCall(ask.choice.name) if isinstance(ask.choice, ForcedTool) else ask.choice
+    assert choice != "none"
+    if ask.output is not None and choice == "auto":
+        choice = "required"  # where the answer is held to something, so is the call that may come instead
+    return served.grammars.tools(format, guided, choice, parallel=ask.parallel, param=names.tools)
