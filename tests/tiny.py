@@ -23,6 +23,7 @@ _SHARED = {
     "tie_word_embeddings": False,
 }
 
+# Heads of the "kernel" kinds are as large as a GPU's kernels take.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SHARED},
     "single": {"model_type": "llama", **_SHARED, "num_key_value_heads": 1},
@@ -48,6 +49,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 4,
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "kernel": {"model_type": "qwen3", **_SHARED, "num_hidden_layers": 2, "head_dim": 16},
+    "kernel-window": {
+        "model_type": "gemma3_text",
+        **_SHARED,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
     },
     "mixed": {
         "model_type": "gear",

@@ -175,7 +175,7 @@ class AppendState(LayerState):
         launch = self.open_launch
         seen = _gathering(launch, self.group)
         read = [self.stored.gathered(index) for index in seen.indexes]
-        keys, values = (mx.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*read, strict=True))
+        keys, values = (_stacked(list(parts)) for parts in zip(*read, strict=True))
         keys, values = keys[:, :, : seen.end], values[:, :, : seen.end]
         if seen.shown is not None:
             # What lies behind a row's end is another's, or nothing at all, and may be no number: it must not be met,
@@ -258,6 +258,10 @@ class Gathering:
         padded = ([*table.numbers, *[table.numbers[-1]] * (pages - len(table.numbers))] for table in tables)
         self.indexes: list[PageIndex] = [group.index(numbers) for numbers in padded]
         self.shown = None if len(set(ends)) == 1 else _before(ends, self.end)
+
+
+def _stacked(rows: list[mx.array]) -> mx.array:
+    return rows[0] if len(rows) == 1 else mx.concatenate(rows)
 
 
 def _before(ends: list[int], end: int) -> mx.array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -72,7 +72,7 @@ class Rows:
     @classmethod
     def of(
         cls,
-        tables: Sequence[Sequence[int]],
+        tables: Sequence[Sequence[int] | np.ndarray[Any, np.dtype[np.int32]]],
         lengths: Sequence[int],
         *,
         firsts: Sequence[int] | None = None,
