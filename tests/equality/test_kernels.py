@@ -75,7 +75,7 @@ def test_what_was_kept_answers_as_what_is_computed(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
-    requests = [replace(asked(f"p{number}", prompt(480 + number, number)), max_tokens=50) for number in range(2)]
+    requests = [replace(asked(f"p{number}", prompt(250 + number, number)), max_tokens=285) for number in range(2)]
     roomy = engines.start(kind, context=540, device=engines.GPU)
     alone = [texts(roomy, [request])[0] for request in requests]
     # Room for two sequences of up to 512 tokens, so that growing beyond pushes the newest out.
