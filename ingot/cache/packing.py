@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
+from ingot.cache.groups import Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE, Table, joined
 from ingot.cache.records import Checkpoint, Record, kept_part, reach
 from ingot.cache.rows import Rows
-from ingot.cache.storage import Run
 
 _NAMES = {
     mx.float32: "F32",
@@ -99,11 +99,11 @@ def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
             table = Table(group.pages, begin // PAGE)
         copies = table.grow(front if blank else begin, end)
         group.provide()
+        if copies:
+            group.copy(copies)
         for number, state in states:
             delta = loose.deltas[number]
             assert delta is not None
-            if copies:
-                state.stored.copy(copies)
             if delta.arrays:
                 keys, values = (_by_token(array, begin % PAGE if blank else 0) for array in delta.arrays)
                 state.stored.write(keys, values, _runs(table, end - keys.shape[0], end))

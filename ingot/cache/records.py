@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Row
 from ingot.cache.layers import RecurrentState
 from ingot.cache.pages import PAGE, Table, joined, pages_of
 from ingot.cache.rows import Rows
-from ingot.cache.storage import PageGroup
 
 
 @dataclass(frozen=True, slots=True)

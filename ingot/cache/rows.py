@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
+from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
-from ingot.cache.storage import PageGroup
 
 
 class Rows:
@@ -127,8 +127,7 @@ class Rows:
             if not group.provided:
                 group.provide(self._most, 0 if self._most is None else self._most - self._stored)
             if copies:
-                for storage in group.storages:
-                    storage.copy(copies)
+                group.copy(copies)
 
     def _advance(self, part: Part, launch: Launch) -> None:
         for row in launch.rows:

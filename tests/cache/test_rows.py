@@ -15,7 +15,7 @@ from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.records import put, take
 from ingot.cache.rows import Rows
-from ingot.cache.storage import SlabStorage
+from ingot.cache.slabs import SlabStorage
 from tests import tiny
 
 KINDS = ["llama", "window", "hybrid", "moe"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ingot.cache.layers import AppendState
-from ingot.cache.storage import KernelStorage
+from ingot.cache.slabs import KernelStorage
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels.paged.kernels import available

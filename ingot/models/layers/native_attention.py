@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from ingot.cache.launch import Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
-from ingot.cache.storage import ReservedStorage
+from ingot.cache.reserved import ReservedStorage
 from ingot.kernels import native
 from ingot.models.families.registry import norm_of
 from ingot.models.layers.modules import PositionedRope

@@ -7,7 +7,7 @@ import mlx.core as mx
 from ingot.cache.launch import Launch, Masks, Parted
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
-from ingot.cache.storage import KernelStorage
+from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.kernels import PagedAttention, Shape
 

@@ -1,0 +1,170 @@
+"""Keys and values in slabs: arrays [pages, heads, PAGE, size], of which there are more and more.
+
+Each is a quarter of what there is already, so that what exists is at most a quarter more than what was ever held,
+nothing is copied when it grows, and a write that mlx cannot do in place copies one slab. A GPU's kernels write to slabs
+always in place. Only the engine thread may call anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.cache.groups import PageGroup, PageIndex, Run
+from ingot.cache.pages import PAGE, PageCopy, Table
+from ingot.kernels.paged.kernels import PagedAttention, Slabs
+from ingot.kernels.paged.kernels import Rows as KernelRows
+
+
+class SlabStorage:
+    """Written and read by mlx's own operations."""
+
+    def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        self.keys: list[mx.array] = []
+        self.values: list[mx.array] = []
+        self._written: set[int] = set()
+        group.storages.append(self)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * sum(self.sizes) * self._dtype.size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in (*self.keys, *self.values))
+
+    def provide(self) -> None:
+        for pages in self._group.slabs[len(self.keys) :]:
+            for slabs, size in zip((self.keys, self.values), self.sizes, strict=True):
+                slabs.append(mx.zeros((pages, self.heads, PAGE, size), self._dtype))
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.provide()
+        for slabs, new in ((self.keys, keys), (self.values, values)):
+            if new.size:
+                self._put(slabs, new.astype(self._dtype), runs)
+
+    def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
+        single: dict[int, list[tuple[int, int, int]]] = {}
+        for token, count, page, at in runs:
+            slab, number = self._group.slab_of(page)
+            self._written.add(slab)
+            if count == 1:
+                single.setdefault(slab, []).append((token, number, at))
+            else:
+                slabs[slab][number, :, at : at + count] = new[token : token + count].swapaxes(0, 1)
+        for slab, written in single.items():
+            tokens, numbers, places = (_integers(list(each)) for each in zip(*written, strict=True))
+            slabs[slab][numbers, :, places] = new if len(written) == new.shape[0] else new[tokens]
+
+    @classmethod
+    def copy_all(cls, storages: Sequence[SlabStorage], copies: Sequence[PageCopy]) -> None:
+        for storage in storages:
+            storage.copy(copies)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self.provide()
+        for slabs in (self.keys, self.values):
+            for source, target, tokens in copies:
+                (from_slab, from_number), (to_slab, to_number) = map(self._group.slab_of, (source, target))
+                self._written.add(to_slab)
+                if slabs[to_slab].size:
+                    slabs[to_slab][to_number, :, :tokens] = slabs[from_slab][from_number, :, :tokens]
+
+    def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
+        return self._read(self.keys, index), self._read(self.values, index)
+
+    def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
+        size = slabs[0].shape[3]
+        if not size:
+            return mx.zeros((1, self.heads, len(index.pages) * PAGE, 0), self._dtype)
+        taken = [
+            mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0).reshape(
+                1, self.heads, -1, size
+            )
+            for slab, numbers in zip(index.slabs, index.numbers(self.heads), strict=True)
+        ]
+        return taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=2)
+
+    def _ordered(self, numbers: mx.array) -> mx.array:
+        """The same numbers, not before what was written is there: mlx's own writing sees to that."""
+        return numbers
+
+    def trim(self) -> None:
+        del self.keys[len(self._group.slabs) :], self.values[len(self._group.slabs) :]
+        self._written = set()
+
+    def pending(self) -> list[mx.array]:
+        written, self._written = self._written, set()
+        return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
+
+
+class KernelStorage(SlabStorage):
+    """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
+    orders what is read behind what was written."""
+
+    def __init__(
+        self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
+    ) -> None:
+        super().__init__(group, heads, sizes, dtype)
+        self._kernel = kernel
+        self._token = mx.zeros(1, mx.int32)
+        self._slabs: Slabs | None = None
+
+    def provide(self) -> None:
+        if len(self.keys) != len(self._group.slabs) or self._slabs is None:
+            super().provide()
+            mx.eval(self.keys, self.values)
+            self._slabs = Slabs(self.keys, self.values)
+
+    @property
+    def slabs(self) -> Slabs:
+        self.provide()
+        assert self._slabs is not None
+        return self._slabs
+
+    def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
+        self.write_at(keys, values, self.places(runs))
+
+    def places(self, runs: Sequence[Run]) -> mx.array:
+        """Where the kernel writes each token: made once for all layers of a group."""
+        pages = np.repeat([int(self._group.encoded[page]) for _, _, page, _ in runs], [run[1] for run in runs])
+        places = np.concatenate([np.arange(at, at + count) for _, count, _, at in runs])
+        return mx.array(np.stack([pages, places], axis=1).astype(np.int32))
+
+    def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
+        keys, values = (mx.contiguous(part.astype(self._dtype)) for part in (keys, values))
+        self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        encoded = self._group.encoded
+        made = [(encoded[source], encoded[target], tokens) for source, target, tokens in copies]
+        self._token = self._kernel.copy(mx.array(np.array(made, np.int32)), self.slabs, self._token)
+
+    def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
+        """What queries [tokens, heads, size] see, [tokens, heads, size]."""
+        return kernel.attend(queries, rows, self.slabs, self._token)
+
+    def rows(self, tables: Sequence[Table], lengths: Sequence[int], count: int) -> KernelRows:
+        """Rows of so many tokens, whose last `count` attend: made once for all layers of a group."""
+        encoded = [self._group.encoded[np.frombuffer(table.numbers, np.int32)] for table in tables]
+        firsts = [table.first for table in tables]
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=[count] * len(tables))
+
+    def _ordered(self, numbers: mx.array) -> mx.array:
+        # By what is read of the token: a device that sees no other link between the two runs them side by side.
+        return numbers + 0 * self._token
+
+    def trim(self) -> None:
+        super().trim()
+        self._slabs = None
+
+    def pending(self) -> list[mx.array]:
+        return [self._token]
+
+
+def _integers(numbers: list[int]) -> mx.array:
+    return mx.array(numbers, dtype=mx.int32)
