@@ -123,7 +123,17 @@ class MixedAttention(nn.Module):
     def _turned(self, queries: mx.array, keys: mx.array, mixed: Mixed) -> tuple[mx.array, mx.array]:
         if self._shared_rope is not None and queries.dtype == keys.dtype == mx.float32:
             return self._shared_rope(queries, keys, mixed)
-        return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
+        if self._tile is not None:
+            return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
+        return self._turned_by_part(queries, mixed), self._turned_by_part(keys, mixed)
+
+    def _turned_by_part(self, x: mx.array, mixed: Mixed) -> mx.array:
+        """Each launch's as the model's own code would turn them: GPUs take a prompt's tokens as one row, not as many."""
+        turned = []
+        for number, part in enumerate(mixed.parts):
+            own: mx.array = self.rope(mixed.taken_heads(number, x), offset=part.offset)
+            turned.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
+        return turned[0] if len(turned) == 1 else mx.concatenate(turned)
 
     def _normed(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._wiring.norms is None or self._wiring.norms[0] not in self:
