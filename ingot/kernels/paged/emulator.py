@@ -124,7 +124,8 @@ def _compile(program: str, library: Path) -> None:
         source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(program)
         command = [COMPILER, *FLAGS, "-w", "-shared", "-fPIC", "-o", str(made), str(source)]
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+        plainly = {**os.environ, "LC_ALL": "C"}
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=plainly)
         if outcome.returncode != 0:
             raise RuntimeError(f"a kernel does not compile: {outcome.stderr.strip()}")
         made.rename(library)

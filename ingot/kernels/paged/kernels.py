@@ -1,8 +1,8 @@
 """Attention over pages of keys and values, for a few queries a row: one kernel source for CUDA and Metal.
 
-A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index in
-there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written takes the
-token that `write` or `copy` gave. Nothing else orders them.
+A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
+in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
+takes the token that `write` or `copy` gave. Nothing else orders them.
 """
 
 from __future__ import annotations
