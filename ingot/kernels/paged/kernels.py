@@ -37,6 +37,22 @@ def page_number(slab: int, index: int) -> int:
     return slab * PAGE_LIMIT + index
 
 
+def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
+    """(page, place in the page) of each token, for `write`."""
+    return _filled(np.array(slots, np.int32).reshape(-1, 2))
+
+
+def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
+    """(page, page to write, places), for `copy`."""
+    return _filled(np.array(copies, np.int32).reshape(-1, 3))
+
+
+def _filled(entries: np.ndarray) -> mx.array:
+    """With -1 behind it where there is little: for inputs of fewer than eight numbers Metal compiles another kernel."""
+    missing = max(0, -(-8 // math.prod(entries.shape[1:])) - len(entries))
+    return mx.array(np.pad(entries, [(0, missing), *[(0, 0)] * (entries.ndim - 1)], constant_values=-1), mx.int32)
+
+
 class Slabs:
     """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
 
@@ -85,9 +101,9 @@ class Rows:
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1).astype(np.int32)
+        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
-        return cls(mx.array(flat), mx.array(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
+        return cls(_filled(flat), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
 
     def stretches(self, stretch: int, window: int) -> int:
         """The most that a row's queries have to look at; found once for all layers."""
@@ -167,14 +183,14 @@ class PagedAttention:
         self._cuts: dict[int, _Cut] = {}
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
-        """Put keys and values [tokens, kv_heads, size] into pages, in place. `slots` int32 [tokens, 2] are (page, place
-        in the page); what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
+        """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
+        what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
         self._check(keys.dtype, values.dtype, slabs.dtype)
         return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
 
     def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
-        """Copy beginnings of pages: `copies` int32 [n, 3] are (page, page to write, places). No page may be written and
-        read in one call; page -1 is not copied. Gives a token, like `write`."""
+        """Copy beginnings of pages, as `page_copies` say. No page may be written and read in one call; page -1 is not
+        copied. Gives a token, like `write`."""
         self._check(slabs.dtype)
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 

@@ -15,8 +15,10 @@ from ingot.kernels.paged.kernels import (
     Shape,
     Slabs,
     available,
+    page_copies,
     page_number,
     paged_attention,
+    token_slots,
 )
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
@@ -76,14 +78,14 @@ class _Trial:
             for place in range(length)
         ]
         keys, values = self._keys
-        self._token = self._attention.write(keys, values, mx.array(slots, mx.int32), self._slabs, self._token)
+        self._token = self._attention.write(keys, values, token_slots(slots), self._slabs, self._token)
         mx.eval(self._token)
         wanted = self._expected(slots)
         return None if all(map(_same, (*self._slabs.keys, *self._slabs.values), wanted)) else "write differs"
 
     def copying(self) -> str | None:
         source, places = self._tables[-1][0], self._shape.page - 3
-        copies = mx.array([[source, self._spare, places]], mx.int32)
+        copies = page_copies([(source, self._spare, places)])
         self._token = self._attention.copy(copies, self._slabs, self._token)
         mx.eval(self._token)
         for slabs in (self._slabs.keys, self._slabs.values):

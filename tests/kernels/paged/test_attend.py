@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.kernels import Rows, Shape, Slabs
+from ingot.kernels.paged.kernels import Rows, Shape, Slabs, page_copies, token_slots
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 from .memory import START, Memory, Variant, check, emulated
@@ -91,6 +91,13 @@ def test_groups_before_a_window_are_not_launched() -> None:
     assert rows.stretches(512, 0) == 196
     assert rows.stretches(512, 128) == 1
     assert rows.stretches(512, 1024) == 3
+
+
+def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> None:
+    rows = Rows.of([[3]], [1])
+    small = [rows.table, rows.rows, token_slots([(0, 1)]), page_copies([(0, 1, 2)])]
+    assert all(8 <= array.size <= 10 for array in small)
+    assert token_slots([(0, 1)]).tolist() == [[0, 1], *[[-1, -1]] * 3]
 
 
 def _bits(variant: Variant, memory: Memory, row: int, count: int) -> np.ndarray:

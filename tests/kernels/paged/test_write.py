@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, page_number
+from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, page_copies, page_number, token_slots
 
 from .memory import START, Memory, Variant, check, emulated
 
@@ -53,7 +53,7 @@ def test_tokens_are_written_to_their_slots_and_nothing_else_is(
     slots.append((-1, 0))
     keys, values = (mx.random.normal((len(slots), 2, size)).astype(mx.bfloat16) for size in (32, 48))
     attention = Variant(Shape(4, 2, 32, 48)).attention(Emulator(seed))
-    done = attention.write(keys, values, mx.array(slots, mx.int32), slabs, START + 6)
+    done = attention.write(keys, values, token_slots(slots), slabs, START + 6)
     assert done.item() == 7, "a token tells how many came before it"
     for token, (page, place) in enumerate(slots):
         if page >= 0:
@@ -67,10 +67,14 @@ def test_keys_are_read_as_they_lie(dtype: mx.Dtype) -> None:
     slabs, before = _slabs(1, 64, 64, dtype), _slabs(1, 64, 64, dtype)
     heads_first = mx.random.normal((2, 5, 64)).astype(dtype)
     wide = mx.random.normal((5, 3, 2, 64)).astype(dtype)
-    slots = mx.array([[1, place] for place in (3, 9, 0, 63, 20)], mx.int32)
+    places = (3, 9, 0, 63, 20)
     attention = Variant(Shape(2, 2, 64, 64), dtype).attention()
-    mx.eval(attention.write(heads_first.transpose(1, 0, 2), wide[:, 1], slots, slabs, START))
-    for token, place in enumerate(slots[:, 1].tolist()):
+    mx.eval(
+        attention.write(
+            heads_first.transpose(1, 0, 2), wide[:, 1], token_slots([(1, place) for place in places]), slabs, START
+        )
+    )
+    for token, place in enumerate(places):
         before.keys[0][1, :, place] = heads_first[:, token]
         before.values[0][1, :, place] = wide[token, 1]
     assert all(map(np.array_equal, _bits(slabs), _bits(before)))
@@ -83,7 +87,7 @@ def test_beginnings_of_pages_are_copied_and_nothing_else_is(wanted: list[tuple[i
     before, free = _bits(slabs), [page_number(at // EACH, at % EACH) for at in order]
     copies = [(free.pop() if copied else -1, free.pop(), places) for places, copied in wanted]
     attention = Variant(Shape(2, 2, 48, 32), mx.float16).attention()
-    assert attention.copy(mx.array(copies, mx.int32), slabs, START).item() == 1
+    assert attention.copy(page_copies(copies), slabs, START).item() == 1
     for source, target, places in copies:
         for first in (0, 3):
             if source >= 0:
@@ -99,8 +103,8 @@ def test_rows_that_part_in_an_open_page_go_on_in_one_of_their_own() -> None:
     first, second = memory.tables
     # The second row takes the first's 70 places over: one whole page, and six places of the open one.
     second[0] = first[0]
-    done = attention.copy(mx.array([[first[1], second[1], 6]], mx.int32), memory.slabs, START)
+    done = attention.copy(page_copies([(first[1], second[1], 6)]), memory.slabs, START)
     done = attention.write(
-        memory.drawn(1, 2, 64), memory.drawn(1, 2, 64), mx.array([[second[1], 6]]), memory.slabs, done
+        memory.drawn(1, 2, 64), memory.drawn(1, 2, 64), token_slots([(second[1], 6)]), memory.slabs, done
     )
     check(memory, attention.attend(memory.queries, memory.rows(), memory.slabs, done))
