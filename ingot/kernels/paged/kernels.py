@@ -59,14 +59,15 @@ class Slabs:
     Made anew when a slab is added, not at every call.
     """
 
-    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
-        """Raises ValueError where there are more than a kernel takes, or of different kinds."""
+    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, planned: int = 1) -> None:
+        """With `planned` slabs to come the kernels for so many are used from the beginning, and none is compiled later.
+        Raises ValueError where there are more than a kernel takes, or of different kinds."""
         if not 0 < len(keys) == len(values) <= MOST_SLABS:
             raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {MOST_SLABS}, alike")
         self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
         if any(slab.dtype != self.dtype for slab in (*keys, *values)):
             raise ValueError("slabs of different dtypes")
-        self.count = next(count for count in SLABS if count >= len(keys))
+        self.count = next(count for count in SLABS if count >= min(max(len(keys), planned), MOST_SLABS))
         more = self.count - len(keys)
         self.inputs = [*keys, *[keys[0]] * more, *values, *[values[0]] * more]
         """So many of each that there is a kernel for it."""
