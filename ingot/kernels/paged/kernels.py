@@ -179,8 +179,8 @@ class PagedAttention:
         lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
         self._numbers = mx.concatenate([factors, lows])
         mx.eval(self._numbers)
-        sizes = (("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
-        self._sizes: Template = (("T", dtype), *sizes, ("PAGE", shape.page))
+        self._values: Template = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._pages: Template = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
         self._cuts: dict[int, _Cut] = {}
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
@@ -230,10 +230,10 @@ class PagedAttention:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         queries, tuning = count * self._shape.group, self._tuning
         part, unroll = tuning.part(queries, self._dtype)
-        window = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window))
-        common = (*self._sizes, ("GROUP", self._shape.group), *window)
-        attend = (*common, ("CAPPED", self._capped), ("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
-        merge = (*common, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        seen = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        cut = (("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut)
+        merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
         return made
 
@@ -242,8 +242,8 @@ class PagedAttention:
             kernel,
             [*given, *slabs.inputs],
             slabs=slabs.count,
-            template=(*self._sizes, ("THREADS", _THREADS)),
-            groups=(1, self._shape.kv_heads, count),
+            template=(*self._pages, ("THREADS", _THREADS)),
+            groups=(count, self._shape.kv_heads, 1),
             threads=_THREADS,
             shape=(1,),
             dtype=mx.int32,
