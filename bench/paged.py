@@ -120,8 +120,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", default=SHAPES, help="heads/heads of keys x size (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--json", type=Path, help="where to write all figures")
-    for name in CUTS:
-        parser.add_argument(f"--{name}", type=int)
+    for name in ("--stretch", "--warps", "--most", "--unroll"):
+        parser.add_argument(name, type=int)
     return parser.parse_args(arguments)
 
 

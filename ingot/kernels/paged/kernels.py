@@ -2,7 +2,8 @@
 
 A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
 in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
-takes the token that `write` or `copy` gave. Nothing else orders them.
+takes the token that `write` or `copy` gave. Nothing else orders them: who writes over what a launch under way may still
+read has to depend on what that launch gives (`mx.depends`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.paged.launchers import Launcher, Template, launcher
-from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.launchers import Launcher, launcher
+from ingot.kernels.paged.texts import SLABS, Template
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256

@@ -97,10 +97,17 @@ class _Trial:
     def attending(
         self, count: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
+        """After a write that nobody has waited for."""
         shape, rows = self._shape, len(self._lengths)
         queries = self._drawn(rows * count, shape.heads, shape.key_size)
+        last = [
+            (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
+        ]
+        new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
+        self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
         laid = Rows.of(self._tables, self._lengths, counts=[count] * rows)
         attended = self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
+        mx.eval(attended)
         for row, (table, length) in enumerate(zip(self._tables, self._lengths, strict=True)):
             keys, values = (
                 mx.concatenate([self._page(slabs, page) for page in table], axis=1)[:, :length]
