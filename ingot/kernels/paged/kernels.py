@@ -2,8 +2,9 @@
 
 A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
 in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
-takes the token that `write` or `copy` gave. Nothing else orders them: who writes over what a launch under way may still
-read has to depend on what that launch gives (`mx.depends`).
+takes the token that `write` or `copy` gave. Nothing else orders them, as MLX does not know of the writing: plain
+operations that read slabs find them by `ordered` indices, and who writes over what a launch under way may still read takes
+a token that is `ordered` after what that launch gives.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
 def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
     """(page, page to write, places), for `copy`."""
     return _filled(np.array(copies, np.int32).reshape(-1, 3))
+
+
+def ordered(array: mx.array, after: mx.array) -> mx.array:
+    """A small `array`, which whoever reads it has only when the device has `after`.
+
+    `mx.depends` would order evaluation alone: kernels run at once on a device unless one reads what the other made.
+    """
+    return mx.where(after.reshape(-1)[:1] == 0, array, array)
 
 
 def _filled(entries: np.ndarray) -> mx.array:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, page_copies, page_number, token_slots
+from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, ordered, page_copies, page_number, token_slots
 
 from .memory import START, Memory, Variant, check, emulated
 
@@ -108,3 +108,9 @@ def test_rows_that_part_in_an_open_page_go_on_in_one_of_their_own() -> None:
         memory.drawn(1, 2, 64), memory.drawn(1, 2, 64), token_slots([(second[1], 6)]), memory.slabs, done
     )
     check(memory, attention.attend(memory.queries, memory.rows(), memory.slabs, done))
+
+
+@pytest.mark.parametrize("after", [mx.zeros((1,), mx.int32), mx.full((2, 3), mx.nan), mx.ones((4,), mx.bfloat16)])
+def test_what_is_ordered_stays_what_it_was(after: mx.array) -> None:
+    indices = mx.array([[3, 1], [2, 0]])
+    assert ordered(indices, after).tolist() == indices.tolist()
