@@ -3,8 +3,8 @@
 A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
 in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
 takes the token that `write` or `copy` gave. Nothing else orders them, as MLX does not know of the writing: plain
-operations that read slabs find them by `ordered` indices, and who writes over what a launch under way may still read takes
-a token that is `ordered` after what that launch gives.
+operations that read slabs find them by `ordered` indices, and who writes over what a launch under way may still read
+takes a token that is `ordered` after what that launch gives.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ typedef unsigned long size_t;
 #define constant __attribute__((address_space(2)))
 #define threadgroup __attribute__((address_space(3)))
 typedef __bf16 bfloat;
+typedef _Float16 half;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
 typedef uint uint4 __attribute__((ext_vector_type(4)));
 typedef float float4 __attribute__((ext_vector_type(4)));
@@ -20,6 +21,12 @@ struct bfloat {
   ushort bits;
   bfloat() = default;
   explicit bfloat(float);
+};
+struct half {
+  ushort bits;
+  half() = default;
+  explicit half(float);
+  operator float() const;
 };
 struct uint3 {
   uint x, y, z;
@@ -35,7 +42,6 @@ struct float4 {
 #define METAL_FUNC inline
 
 typedef bfloat bfloat16_t;
-typedef _Float16 half;
 typedef half float16_t;
 namespace metal {
 enum class mem_flags { mem_threadgroup };
