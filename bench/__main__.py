@@ -5,7 +5,10 @@ from __future__ import annotations
 import runpy
 import sys
 
-SUBJECTS = ("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks")
+SUBJECTS = (
+    *("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks"),
+    "paged",
+)
 
 
 def main(arguments: list[str]) -> None:

@@ -11,10 +11,12 @@ emulator, which says nothing about a GPU.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -23,10 +25,7 @@ from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page
 from ingot.kernels.paged.launchers import launcher
 from ingot.kernels.paged.tuning import TUNINGS
 
-SHAPES = (
-    *((32, 8, 128), (16, 2, 256), (64, 8, 128), (32, 4, 128), (64, 4, 128), (14, 2, 64), (32, 32, 128)),
-    (24, 8, 80),
-)
+SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 CUTS = ("stretch", "warps", "most", "unroll")
 PAGE, SLABS, REPEATS, ROUNDS = 64, 4, 50, 5
 
@@ -35,6 +34,9 @@ class Trial:
     """Rows whose pages lie anywhere in four slabs."""
 
     def __init__(self, device: Device, shape: Shape, lengths: list[int], arguments: argparse.Namespace) -> None:
+        run = launcher(device)
+        if run is None:
+            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
         self.shape, self.lengths = shape, lengths
         counts = [-(-length // PAGE) for length in lengths]
         each = -(-sum(counts) // SLABS)
@@ -46,9 +48,6 @@ class Trial:
         self.queries = mx.random.normal((len(lengths), shape.heads, shape.key_size)).astype(mx.bfloat16)
         self.after = mx.zeros(1, mx.int32)
         given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
-        run = launcher(device)
-        if run is None:
-            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
         self.scale = shape.key_size**-0.5
         self.attention = PagedAttention(
             run, replace(TUNINGS[device.kind], **given), shape, mx.bfloat16, scale=self.scale
@@ -89,40 +88,59 @@ def seconds(work: Callable[[], mx.array], repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
-def measure(trial: Trial, repeats: int) -> str:
-    off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max().item()
+@dataclass(frozen=True)
+class Figure:
+    shape: str
+    rows: str
+    paged: float  # seconds
+    gathered: float
+    bytes: int
+    off: float  # the largest difference
+
+    def __str__(self) -> str:
+        paged = f"{self.paged * 1e6:8.0f} us {self.bytes / self.paged / 1e12:6.2f} TB/s"
+        gathered = f"gathered {self.gathered * 1e6:8.0f} us, {self.gathered / self.paged:6.1f}x"
+        return f"{self.shape:10} {self.rows:18} {paged}, {gathered}, off {self.off:.4f}"
+
+
+def measure(trial: Trial, rows: str, repeats: int) -> Figure:
+    off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
     paged, gathered = [], []
     for _ in range(ROUNDS):
         paged.append(seconds(trial.paged, repeats))
         gathered.append(seconds(trial.gathered, 1))
-    fast, slow = statistics.median(paged), statistics.median(gathered)
-    rate = trial.bytes() / fast / 1e12
-    return f"{fast * 1e6:8.0f} us {rate:6.2f} TB/s  gathered {slow * 1e6:8.0f} us  {slow / fast:6.1f}x  off {off:.4f}"
+    shape = f"{trial.shape.heads}/{trial.shape.kv_heads}x{trial.shape.key_size}"
+    return Figure(shape, rows, statistics.median(paged), statistics.median(gathered), trial.bytes(), float(off))
 
 
-def main() -> None:
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--shapes", help="such as 32/8x128,16/2x256")
+    parser.add_argument("--shapes", default=SHAPES, help="heads/heads of keys x size (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    for name in CUTS:
-        parser.add_argument(f"--{name}", type=int)
-    arguments = parser.parse_args()
-    device = current()
-    shapes = [tuple(map(int, s.replace("x", "/").split("/"))) for s in (arguments.shapes or "").split(",") if s]
+    parser.add_argument("--json", type=Path, help="where to write all figures")
+    for name in ("--stretch", "--warps", "--most", "--unroll"):
+        parser.add_argument(name, type=int)
+    return parser.parse_args(arguments)
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments, device, figures = parsed(given), current(), []
+    rows, lengths = arguments.rows, [int(length) for length in arguments.lengths.split(",")]
     print(device.name)
-    for heads, kv_heads, size in shapes or SHAPES:
-        for longest in map(int, arguments.lengths.split(",")):
-            for name, lengths in (
-                ("alike", [longest] * arguments.rows),
-                ("ragged", [longest * (row + 1) // arguments.rows for row in range(arguments.rows)]),
+    for shape in arguments.shapes.split(","):
+        heads, kv_heads, size = map(int, shape.replace("x", "/").split("/"))
+        for longest in lengths:
+            for name, each in (
+                ("alike", [longest] * rows),
+                ("ragged", [longest * (row + 1) // rows for row in range(rows)]),
             ):
-                trial = Trial(device, Shape(heads, kv_heads, size, size, PAGE), lengths, arguments)
-                print(
-                    f"{heads}/{kv_heads}x{size} {arguments.rows} x {longest} {name:6}",
-                    measure(trial, arguments.repeats),
-                )
+                trial = Trial(device, Shape(heads, kv_heads, size, size, PAGE), each, arguments)
+                figures.append(measure(trial, f"{rows} x {longest} {name}", arguments.repeats))
+                print(figures[-1], flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
 
 
 if __name__ == "__main__":

@@ -17,16 +17,13 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
-from ingot.kernels.paged.texts import KernelText, kernel_text
-
-if TYPE_CHECKING:
-    from ingot.kernels.paged.launchers import Template
+from ingot.kernels.paged.texts import KernelText, Template, kernel_text
 
 COMPILER = "g++"
 FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
@@ -124,7 +121,8 @@ def _compile(program: str, library: Path) -> None:
         source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(program)
         command = [COMPILER, *FLAGS, "-w", "-shared", "-fPIC", "-o", str(made), str(source)]
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+        plainly = {**os.environ, "LC_ALL": "C"}
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=plainly)
         if outcome.returncode != 0:
             raise RuntimeError(f"a kernel does not compile: {outcome.stderr.strip()}")
         made.rename(library)

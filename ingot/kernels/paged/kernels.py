@@ -2,7 +2,9 @@
 
 A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
 in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
-takes the token that `write` or `copy` gave. Nothing else orders them.
+takes the token that `write` or `copy` gave. Nothing else orders them, as MLX does not know of the writing: plain
+operations that read slabs find them by `ordered` indices, and who writes over what a launch under way may still read
+takes a token that is `ordered` after what that launch gives.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.paged.launchers import Launcher, Template, launcher
-from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.launchers import Launcher, launcher
+from ingot.kernels.paged.texts import SLABS, Template
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
@@ -37,20 +39,45 @@ def page_number(slab: int, index: int) -> int:
     return slab * PAGE_LIMIT + index
 
 
+def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
+    """(page, place in the page) of each token, for `write`."""
+    return _filled(np.array(slots, np.int32).reshape(-1, 2))
+
+
+def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
+    """(page, page to write, places), for `copy`."""
+    return _filled(np.array(copies, np.int32).reshape(-1, 3))
+
+
+def ordered(array: mx.array, after: mx.array) -> mx.array:
+    """A small `array`, which whoever reads it has only when the device has `after`.
+
+    `mx.depends` would order evaluation alone: kernels run at once on a device unless one reads what the other made.
+    """
+    return mx.where(after.reshape(-1)[:1] == 0, array, array)
+
+
+def _filled(entries: np.ndarray) -> mx.array:
+    """With -1 behind it where there is little: for inputs of fewer than eight numbers Metal compiles another kernel."""
+    missing = max(0, -(-8 // math.prod(entries.shape[1:])) - len(entries))
+    return mx.array(np.pad(entries, [(0, missing), *[(0, 0)] * (entries.ndim - 1)], constant_values=-1), mx.int32)
+
+
 class Slabs:
     """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
 
     Made anew when a slab is added, not at every call.
     """
 
-    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
-        """Raises ValueError where there are more than a kernel takes, or of different kinds."""
+    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, planned: int = 1) -> None:
+        """With `planned` slabs to come the kernels for so many are used from the beginning, and none is compiled later.
+        Raises ValueError where there are more than a kernel takes, or of different kinds."""
         if not 0 < len(keys) == len(values) <= MOST_SLABS:
             raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {MOST_SLABS}, alike")
         self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
         if any(slab.dtype != self.dtype for slab in (*keys, *values)):
             raise ValueError("slabs of different dtypes")
-        self.count = next(count for count in SLABS if count >= len(keys))
+        self.count = next(count for count in SLABS if count >= min(max(len(keys), planned), MOST_SLABS))
         more = self.count - len(keys)
         self.inputs = [*keys, *[keys[0]] * more, *values, *[values[0]] * more]
         """So many of each that there is a kernel for it."""
@@ -85,9 +112,9 @@ class Rows:
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1).astype(np.int32)
+        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
-        return cls(mx.array(flat), mx.array(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
+        return cls(_filled(flat), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
 
     def stretches(self, stretch: int, window: int) -> int:
         """The most that a row's queries have to look at; found once for all layers."""
@@ -162,19 +189,19 @@ class PagedAttention:
         lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
         self._numbers = mx.concatenate([factors, lows])
         mx.eval(self._numbers)
-        sizes = (("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
-        self._sizes: Template = (("T", dtype), *sizes, ("PAGE", shape.page))
+        self._values: Template = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
+        self._pages: Template = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
         self._cuts: dict[int, _Cut] = {}
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
-        """Put keys and values [tokens, kv_heads, size] into pages, in place. `slots` int32 [tokens, 2] are (page, place
-        in the page); what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
+        """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
+        what goes to page -1 is not written. Gives a token for `after` of whoever reads or writes next."""
         self._check(keys.dtype, values.dtype, slabs.dtype)
         return self._in_place("write", [keys, values, slots, after], slabs, keys.shape[0])
 
     def copy(self, copies: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
-        """Copy beginnings of pages: `copies` int32 [n, 3] are (page, page to write, places). No page may be written and
-        read in one call; page -1 is not copied. Gives a token, like `write`."""
+        """Copy beginnings of pages, as `page_copies` say. No page may be written and read in one call; page -1 is not
+        copied. Gives a token, like `write`."""
         self._check(slabs.dtype)
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 
@@ -213,10 +240,10 @@ class PagedAttention:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         queries, tuning = count * self._shape.group, self._tuning
         part, unroll = tuning.part(queries, self._dtype)
-        window = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window))
-        common = (*self._sizes, ("GROUP", self._shape.group), *window)
-        attend = (*common, ("CAPPED", self._capped), ("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
-        merge = (*common, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        seen = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        cut = (("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut)
+        merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
         return made
 
@@ -225,8 +252,8 @@ class PagedAttention:
             kernel,
             [*given, *slabs.inputs],
             slabs=slabs.count,
-            template=(*self._sizes, ("THREADS", _THREADS)),
-            groups=(1, self._shape.kv_heads, count),
+            template=(*self._pages, ("THREADS", _THREADS)),
+            groups=(count, self._shape.kv_heads, 1),
             threads=_THREADS,
             shape=(1,),
             dtype=mx.int32,

@@ -10,9 +10,7 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, acting_as
 from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.texts import Prelude, kernel_text
-
-Template = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
+from ingot.kernels.paged.texts import Prelude, Template, kernel_text
 
 
 class Launcher(Protocol):

@@ -15,8 +15,10 @@ from ingot.kernels.paged.kernels import (
     Shape,
     Slabs,
     available,
+    page_copies,
     page_number,
     paged_attention,
+    token_slots,
 )
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
@@ -76,14 +78,14 @@ class _Trial:
             for place in range(length)
         ]
         keys, values = self._keys
-        self._token = self._attention.write(keys, values, mx.array(slots, mx.int32), self._slabs, self._token)
+        self._token = self._attention.write(keys, values, token_slots(slots), self._slabs, self._token)
         mx.eval(self._token)
         wanted = self._expected(slots)
         return None if all(map(_same, (*self._slabs.keys, *self._slabs.values), wanted)) else "write differs"
 
     def copying(self) -> str | None:
         source, places = self._tables[-1][0], self._shape.page - 3
-        copies = mx.array([[source, self._spare, places]], mx.int32)
+        copies = page_copies([(source, self._spare, places)])
         self._token = self._attention.copy(copies, self._slabs, self._token)
         mx.eval(self._token)
         for slabs in (self._slabs.keys, self._slabs.values):
@@ -95,10 +97,17 @@ class _Trial:
     def attending(
         self, count: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
+        """After a write that nobody has waited for."""
         shape, rows = self._shape, len(self._lengths)
         queries = self._drawn(rows * count, shape.heads, shape.key_size)
+        last = [
+            (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
+        ]
+        new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
+        self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
         laid = Rows.of(self._tables, self._lengths, counts=[count] * rows)
         attended = self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
+        mx.eval(attended)
         for row, (table, length) in enumerate(zip(self._tables, self._lengths, strict=True)):
             keys, values = (
                 mx.concatenate([self._page(slabs, page) for page in table], axis=1)[:, :length]

@@ -8,7 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import mlx.core as mx
+
 Prelude = Literal["cuda", "metal", "emulator"]
+Template = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
+"""Names in a body that stand for something else in each kernel that is made of it."""
 SOURCE = Path(__file__).parent / "source"
 SLABS = (4, 12)
 """So many slabs of keys, and as many of values, a kernel is compiled for. Metal takes 31 buffers in all."""

@@ -1,7 +1,7 @@
 // One threadgroup: one head of one page's beginning, into another page.
 //
 // copies [n, 3] (page, page to write, places; a page below 0 is none), after [1] -> done [1]
-const int number = int(threadgroup_position_in_grid.z);
+const int number = int(threadgroup_position_in_grid.x);
 const int head = int(threadgroup_position_in_grid.y);
 const int thread_number = int(simdgroup_index_in_threadgroup) * 32 + int(thread_index_in_simdgroup);
 const int source = copies[number * 3], target = copies[number * 3 + 1], places = copies[number * 3 + 2];

@@ -185,7 +185,11 @@ struct Brain {
     bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
   }
 };
+#ifdef __aarch64__
+typedef __fp16 Half;  // which older compilers know there, too
+#else
 typedef _Float16 Half;
+#endif
 
 inline void group_barrier() {
   using namespace emulator;

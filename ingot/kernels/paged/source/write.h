@@ -2,7 +2,7 @@
 //
 // keys [tokens, KV_HEADS, KEY_SIZE], values [tokens, KV_HEADS, VALUE_SIZE], slots [tokens, 2] (page, place in it; a page below
 // 0 is none), after [1] -> done [1]
-const int token = int(threadgroup_position_in_grid.z);
+const int token = int(threadgroup_position_in_grid.x);
 const int head = int(threadgroup_position_in_grid.y);
 const int thread_number = int(simdgroup_index_in_threadgroup) * 32 + int(thread_index_in_simdgroup);
 const int page = slots[token * 2], place = slots[token * 2 + 1];

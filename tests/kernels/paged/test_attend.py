@@ -1,0 +1,162 @@
+"""Attention over pages, kernel for kernel as a GPU would run it, against float64."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.paged.kernels import Rows, Shape, Slabs, page_copies, token_slots
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
+
+from .memory import START, Memory, Variant, check, emulated
+
+pytestmark = emulated
+AWKWARD = [1, 63, 64, 65, 700]
+
+
+@pytest.mark.parametrize("group", range(1, 17))
+def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
+    variant = Variant(Shape(2 * group, 2, 32, 32))
+    memory = Memory(variant, [1, 70, 515])
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+@pytest.mark.parametrize("size", [16, 48, 64, 80, 96, 112, 128, 192, 256])
+def test_heads_of_any_size(size: int) -> None:
+    variant = Variant(Shape(4, 2, size, size), mx.float16, tuning=TUNINGS["metal"])
+    memory = Memory(variant, AWKWARD)
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(("key_size", "value_size"), [(64, 128), (192, 112)])
+def test_keys_and_values_of_different_sizes_in_any_dtype(key_size: int, value_size: int, dtype: mx.Dtype) -> None:
+    variant = Variant(Shape(6, 2, key_size, value_size, page=128), dtype)
+    memory = Memory(variant, AWKWARD)
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+@pytest.mark.parametrize("page", [64, 512])
+def test_caps_sinks_and_windows_together(kind: str, page: int) -> None:
+    shape = Shape(8, 1, 64, 64, page)
+    variant = Variant(shape, mx.float32, 5.0, True, 300, TUNINGS[kind])  # type: ignore[index]
+    memory = Memory(variant, [1, 300, 301, 1100])
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+@pytest.mark.parametrize("tuning", [Tuning(256, 8, 4, 8), Tuning(1024, 1, 2, 4), Tuning(512, 2, 8, 8)], ids=repr)
+def test_the_result_is_the_same_however_the_work_is_cut(tuning: Tuning) -> None:
+    variant = Variant(Shape(5, 1, 64, 64), mx.float32, tuning=tuning)
+    memory = Memory(variant, [1, 255, 1500])
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+lengths = st.lists(st.integers(1, 1300), min_size=1, max_size=4)
+
+
+@given(lengths, st.integers(0, 3), st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_rows_of_any_lengths_that_share_pages(lengths: list[int], shared: int, seed: int) -> None:
+    variant = Variant(Shape(4, 1, 64, 64))
+    memory = Memory(variant, lengths, shared=shared, seed=seed)
+    attended = variant.attention(Emulator(seed)).attend(memory.queries, memory.rows(), memory.slabs, START)
+    check(memory, attended)
+
+
+@given(lengths, st.booleans(), st.sampled_from([1, 100, 513]), st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_a_table_may_begin_where_the_window_does(lengths: list[int], trimmed: bool, window: int, seed: int) -> None:
+    variant = Variant(Shape(3, 1, 64, 64), mx.float32, window=window)
+    memory = Memory(variant, lengths, seed=seed)
+    rows = memory.rows(trimmed=trimmed)
+    check(memory, variant.attention(Emulator(seed)).attend(memory.queries, rows, memory.slabs, START))
+
+
+@given(st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 4)), min_size=1, max_size=3), st.integers(0, 2**31))
+@settings(max_examples=12, deadline=None)
+def test_several_queries_of_a_row_see_what_comes_before_them(rows: list[tuple[int, int]], seed: int) -> None:
+    variant = Variant(Shape(6, 2, 64, 64), mx.float32, window=90)
+    counts = [*(min(length, count) for length, count in rows), 4]
+    memory = Memory(variant, [*(length for length, _ in rows), 4], counts=counts, seed=seed)
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+def test_groups_before_a_window_are_not_launched() -> None:
+    rows = Rows.of([range(2000)], [100_000])
+    assert rows.stretches(512, 0) == 196
+    assert rows.stretches(512, 128) == 1
+    assert rows.stretches(512, 1024) == 3
+
+
+def test_slabs_are_padded_to_what_there_are_kernels_for() -> None:
+    slab, other = (mx.zeros((1, 1, 64, 64)) for _ in range(2))
+    assert [Slabs([slab] * n, [slab] * n).count for n in (1, 2, 3, 5, 12)] == [1, 2, 4, 8, 12]
+    planned = Slabs([slab], [other], planned=7)
+    assert planned.count == 8 and all(a is b for a, b in zip(planned.inputs, [slab] * 8 + [other] * 8, strict=True))
+
+
+def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> None:
+    rows = Rows.of([[3]], [1])
+    small = [rows.table, rows.rows, token_slots([(0, 1)]), page_copies([(0, 1, 2)])]
+    assert all(8 <= array.size <= 10 for array in small)
+    assert token_slots([(0, 1)]).tolist() == [[0, 1], *[[-1, -1]] * 3]
+
+
+def _bits(variant: Variant, memory: Memory, row: int, count: int) -> np.ndarray:
+    """A row's last query's, asked for with so many before it."""
+    at = sum(memory.counts[:row]) + memory.counts[row]
+    rows = Rows.of([memory.tables[row]], [memory.lengths[row]], counts=[count])
+    attended = variant.attention().attend(memory.queries[at - count : at], rows, memory.slabs, START)
+    return np.array(attended[-1].view(mx.uint16))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_rows_bits_are_the_same_alone_beside_others_and_behind_other_queries(window: int | None) -> None:
+    variant = Variant(Shape(6, 2, 64, 80), window=window)
+    memory = Memory(variant, [3, 130, 1029], counts=[1, 3, 3])
+    attended = variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START)
+    for row, last in enumerate([0, 3, 6]):
+        for count in range(1, memory.counts[row] + 1):
+            assert np.array_equal(_bits(variant, memory, row, count), np.array(attended[last].view(mx.uint16)))
+
+
+def test_queries_need_not_be_contiguous() -> None:
+    variant = Variant(Shape(4, 2, 64, 64))
+    memory = Memory(variant, [5, 80])
+    turned = mx.contiguous(memory.queries.transpose(1, 0, 2)).transpose(1, 0, 2)
+    check(memory, variant.attention().attend(turned, memory.rows(), memory.slabs, START))
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (Shape(8, 2, 72, 64), "multiples of 16 up to 256"),
+        (Shape(8, 2, 64, 272), "multiples of 16 up to 256"),
+        (Shape(34, 2, 64, 64), "at most 16 share one"),
+        (Shape(5, 2, 64, 64), "at most 16 share one"),
+        (Shape(8, 2, 64, 64, page=96), "64, 128, 256, 512"),
+    ],
+)
+def test_what_there_is_no_kernel_for_is_refused_by_name(shape: Shape, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Variant(shape).attention()
+
+
+def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
+    slab = mx.zeros((1, 1, 64, 64), mx.bfloat16)
+    with pytest.raises(ValueError, match="at most 12"):
+        Slabs([slab] * 13, [slab] * 13)
+    with pytest.raises(ValueError, match="different dtypes"):
+        Slabs([slab], [slab.astype(mx.float16)])
+    attention, slabs = Variant(Shape(1, 1, 64, 64)).attention(), Slabs([slab], [slab])
+    with pytest.raises(ValueError, match=r"float16 where .*bfloat16 was said"):
+        attention.attend(mx.zeros((1, 1, 64), mx.float16), Rows.of([[0]], [1]), slabs, START)
+    with pytest.raises(ValueError, match="9 queries in a row: at most 8"):
+        attention.attend(mx.zeros((9, 1, 64), mx.bfloat16), Rows.of([[0]], [9], counts=[9]), slabs, START)
+    with pytest.raises(ValueError, match="int32: there are kernels for"):
+        Variant(Shape(1, 1, 64, 64), mx.int32).attention()

@@ -1,0 +1,129 @@
+"""The emulator: it runs what a GPU would, and notices what a GPU would not forgive."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ingot.kernels.device import Device
+from ingot.kernels.paged import emulator
+from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.launchers import launcher
+from ingot.kernels.paged.texts import KernelText
+
+from .memory import START, Memory, Variant, emulated
+
+BARRIER = "group_barrier();"
+SEEDS = range(1, 7)
+VARIANT = Variant(Shape(8, 2, 64, 64), mx.float32)
+
+
+class Broken(Emulator):
+    """Changes a kernel's body before it runs."""
+
+    def __init__(self, change: Callable[[str], str], seed: int = 0) -> None:
+        super().__init__(seed)
+        self._change = change
+
+    def rewritten(self, text: KernelText) -> KernelText:
+        return text._replace(body=self._change(text.body)) if "attend" in text.name else text
+
+
+def _attended(memory: Memory, run: Emulator) -> np.ndarray:
+    return np.array(memory.variant.attention(run).attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
+@emulated
+def test_no_order_of_threads_changes_a_bit() -> None:
+    memory = Memory(VARIANT, [1, 66, 513])
+    in_order = _attended(memory, Emulator())
+    for seed in SEEDS:
+        assert np.array_equal(_attended(memory, Emulator(seed)), in_order)
+
+
+def _without_barrier(number: int) -> Callable[[str], str]:
+    def change(body: str) -> str:
+        parts = body.split(BARRIER)
+        assert len(parts) == 5, "four barriers"
+        return BARRIER.join(parts[: number + 1]) + BARRIER.join(["", *parts[number + 1 :]])[len(BARRIER) :]
+
+    return change
+
+
+@emulated
+@pytest.mark.parametrize("number", range(4))
+def test_a_missing_barrier_is_found(number: int) -> None:
+    memory = Memory(VARIANT, [66, 513])
+    right = _attended(memory, Emulator())
+    found = [not np.array_equal(_attended(memory, Broken(_without_barrier(number), seed)), right) for seed in SEEDS]
+    assert any(found)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("if (lane == 3) { return; }", "a shuffle that some lanes of the warp never reach"),
+        ("if (warp == 1) { return; }", "a barrier that some threads of the group never reach"),
+        ("if (lane == 3) { shuffle_xor(0.0f, 7); }", "lanes of a warp in different shuffles"),
+        ("SHARED_FLOATS(much, 9000);", "more shared memory than Metal has"),
+    ],
+)
+def test_what_would_hang_a_gpu_fails_by_name(line: str, failure: str) -> None:
+    memory = Memory(VARIANT, [513])
+    head = "const int head ="
+    with pytest.raises(RuntimeError, match=f"attend: {failure}"):
+        _attended(memory, Broken(lambda body: body.replace(head, f"{line}\n{head}"), 5))
+    check = _attended(memory, Emulator(5))
+    assert np.array_equal(check, _attended(memory, Emulator())), "what failed leaves nothing behind"
+
+
+@emulated
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"does not compile: (.|\n)*'queriez' was not declared"):
+        _attended(Memory(VARIANT, [3]), Broken(lambda body: body.replace("queries +", "queriez +")))
+
+
+@emulated
+def test_a_kernel_is_compiled_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator.tempfile, "gettempdir", lambda: str(tmp_path))
+    emulator._compiled.cache_clear()
+    compiled: list[list[str]] = []
+    run = subprocess.run
+    monkeypatch.setattr(
+        emulator.subprocess, "run", lambda command, **kw: compiled.append(command) or run(command, **kw)
+    )
+    memory = Memory(Variant(Shape(1, 1, 16, 16)), [3])
+    _attended_once = memory.variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START)
+    mx.eval(_attended_once)
+    assert len(compiled) == 2, "attend and merge"
+    emulator._compiled.cache_clear()
+    memory.variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START)
+    assert len(compiled) == 2
+    emulator._compiled.cache_clear()
+
+
+@emulated
+def test_code_in_a_folder_that_others_may_write_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = emulator._folder()
+    folder.chmod(0o777)
+    with pytest.raises(RuntimeError, match="not this user's alone"):
+        emulator._folder()
+
+
+def test_kernels_run_where_something_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher.cache_clear()
+    monkeypatch.setattr(emulator.shutil, "which", lambda name: None)
+    assert launcher(Device("cpu", "a CPU", 1)) is None
+    if mx.default_device() == mx.cpu:
+        assert launcher(Device("cuda", "no compiler here", 1)) is None
+        monkeypatch.setattr(emulator.shutil, "which", lambda name: f"/usr/bin/{name}")
+        assert isinstance(launcher(Device("metal", "a compiler", 1)), Emulator)
+    launcher.cache_clear()
