@@ -33,7 +33,7 @@ from ingot.protocol.schema.fields import (
     Timeout,
 )
 from ingot.protocol.schema.limits import STOP_STRINGS, stop_strings
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import DEFAULT_NAME, Served
 
@@ -59,9 +59,8 @@ class ThinkingOff:
     type: str = requires(OneOf(("disabled",)), "Do not think.")
 
 
-THINKING = Tagged(
-    "type",
-    {"enabled": ObjectOf(ThinkingOn), "adaptive": ObjectOf(ThinkingAdaptive), "disabled": ObjectOf(ThinkingOff)},
+THINKING = tagged(
+    *("type", ThinkingOn, ThinkingAdaptive, ThinkingOff),
     refused={"between_tools": "is not supported: thinking is on, off or adaptive for a whole answer."},
 )
 
@@ -72,7 +71,7 @@ class JsonFormat:
     schema: dict[str, Any] = requires(Anything(dict), "The schema.")
 
 
-JSON_FORMAT = Tagged("type", {"json_schema": ObjectOf(JsonFormat)})
+JSON_FORMAT = tagged("type", JsonFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +96,7 @@ class AllTurns:
 class ClearThinking:
     type: str = requires(OneOf(("clear_thinking_20251015",)), "Forget old thinking.")
     keep: str | ThinkingTurns | AllTurns | None = accepts(
-        Either(
-            (OneOf(("all",)), Tagged("type", {"thinking_turns": ObjectOf(ThinkingTurns), "all": ObjectOf(AllTurns)}))
-        ),
-        "How much of it stays.",
+        Either((OneOf(("all",)), tagged("type", ThinkingTurns, AllTurns))), "How much of it stays."
     )
 
 
@@ -124,17 +120,7 @@ class ClearToolUses:
 @dataclass(frozen=True, slots=True)
 class ContextManagement:
     edits: tuple[ClearThinking | ClearToolUses, ...] = accepts(
-        ListOf(
-            Tagged(
-                "type",
-                {
-                    "clear_thinking_20251015": ObjectOf(ClearThinking),
-                    "clear_tool_uses_20250919": ObjectOf(ClearToolUses),
-                },
-                refused={"compact_20260112": NO_SUMMARY},
-            ),
-            most=16,
-        ),
+        ListOf(tagged("type", ClearThinking, ClearToolUses, refused={"compact_20260112": NO_SUMMARY}), most=16),
         "What to take out of the conversation.",
         default=(),
     )

@@ -5,25 +5,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ingot.errors import BadRequest
 from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import (
-    Anything,
-    BodyReading,
-    Either,
-    Kind,
-    ListOf,
-    OneOf,
-    Schema,
-    Terms,
-    Text,
-    general,
-)
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Terms, Text, general
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parse.call_arguments import as_text
 
 UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
@@ -88,30 +77,8 @@ class PastRefusal:
 
 
 ContentPart = InputText | PastText | PastRefusal | Unseen
-CONTENT = Either(
-    (
-        Text(),
-        ListOf(
-            Tagged(
-                "type",
-                {
-                    "input_text": ObjectOf(InputText),
-                    "output_text": ObjectOf(PastText),
-                    "refusal": ObjectOf(PastRefusal),
-                },
-                refused=MEDIA,
-                unseen=UNSEEN,
-            ),
-            most=bounds.PARTS,
-        ),
-    )
-)
-RESULT = Either(
-    (
-        Text(),
-        ListOf(Tagged("type", {"input_text": ObjectOf(InputText)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
-    )
-)
+CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, refused=MEDIA, unseen=UNSEEN))
+RESULT = text_or(tagged("type", InputText, refused=MEDIA, unseen=UNSEEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,21 +226,7 @@ Item = (
 )
 
 MESSAGE, REFERENCE = ObjectOf(MessageInput), ObjectOf(ReferenceInput)
-TYPED = Tagged(
-    "type",
-    {
-        "message": MESSAGE,
-        "function_call": ObjectOf(FunctionCallInput),
-        "function_call_output": ObjectOf(FunctionOutputInput),
-        "custom_tool_call": ObjectOf(CustomCallInput),
-        "custom_tool_call_output": ObjectOf(CustomOutputInput),
-        "reasoning": ObjectOf(ReasoningInput),
-        "mcp_call": ObjectOf(McpCallInput),
-        "mcp_list_tools": ObjectOf(McpListInput),
-        "item_reference": REFERENCE,
-    },
-    refused=HOSTED_ITEMS,
-)
+TYPED = tagged("type", *get_args(Item), refused=HOSTED_ITEMS)
 
 
 @dataclass(frozen=True, slots=True)
