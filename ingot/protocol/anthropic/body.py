@@ -32,8 +32,8 @@ from ingot.protocol.schema.fields import (
     Text,
     Timeout,
 )
-from ingot.protocol.schema.limits import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import DEFAULT_NAME, Served
 

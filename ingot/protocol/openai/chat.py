@@ -28,9 +28,9 @@ from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
-from ingot.protocol.schema.limits import Limit
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.rules import Given, Is, Never, Not
+from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.template_variables import TemplateVariables
 from ingot.protocol.served import Served
 from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
