@@ -16,15 +16,9 @@ UNSEEN = {"image": "image"}
 MEDIA = {"image": f"{TEXT_ONLY}", "container_upload": HOSTED}
 SERVED_ELSEWHERE = dict.fromkeys(
     (
-        "server_tool_use",
-        "web_search_tool_result",
-        "web_fetch_tool_result",
-        "code_execution_tool_result",
-        "bash_code_execution_tool_result",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "mcp_tool_use",
-        "mcp_tool_result",
+        *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+        *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
+        *("mcp_tool_use", "mcp_tool_result"),
     ),
     HOSTED,
 ) | {"compaction": "is not supported: this server does not summarise conversations."}

@@ -23,16 +23,8 @@ DESCRIPTION = Text(bounds.TOOL_DESCRIPTION_CHARS)
 NO_SUCH_TOOL: Final = "is not supported: this server has no such tool. Describe a function, and run it yourself."
 HOSTED: Final = dict.fromkeys(
     (
-        "file_search",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "code_interpreter",
-        "image_generation",
-        "local_shell",
-        "shell",
-        "apply_patch",
-        "programmatic_tool_calling",
+        *("file_search", "computer", "computer_use", "computer_use_preview", "code_interpreter", "image_generation"),
+        *("local_shell", "shell", "apply_patch", "programmatic_tool_calling"),
     ),
     NO_SUCH_TOOL,
 )
