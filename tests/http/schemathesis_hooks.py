@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import schemathesis
@@ -42,33 +41,6 @@ SAID = (
     "the model's context is",  # what a tokenizer makes of messages and tools
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
-
-
-@schemathesis.hook
-def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """The same object stands in many bodies, and in many places of one. Its fields are gone through where it stands
-    first; elsewhere it has those that it must have, which is as true and costs a third of the time."""
-    seen: set[str] = set()
-    for operations in raw_schema["paths"].values():
-        for operation in operations.values():
-            for content in operation.get("requestBody", {}).get("content", {}).values():
-                shorten(content["schema"], seen)
-
-
-def shorten(schema: Any, seen: set[str]) -> None:
-    if isinstance(schema, list):
-        for each in schema:
-            shorten(each, seen)
-    if not isinstance(schema, dict):
-        return
-    if isinstance(schema.get("properties"), dict) and schema.get("additionalProperties") is not None:
-        known = json.dumps(schema, sort_keys=True)
-        if known in seen:
-            needed = schema.get("required", ())
-            schema["properties"] = {name: held for name, held in schema["properties"].items() if name in needed}
-        seen.add(known)
-    for each in schema.values():
-        shorten(each, seen)
 
 
 @schemathesis.hook
