@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ingot.engine.request import Ended, Event, Failed
-from ingot.errors import ClientLeft
+from ingot.errors import ClientLeft, ContextOverflow
 from ingot.http.edge import Reply
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
@@ -15,6 +16,17 @@ from ingot.protocol.ours.requests import RequestBody
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Stream
+
+
+async def opened(job: GenerationTask, answer: Reply, service: Service) -> CountedStream:
+    """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
+    # Whose request it is, is the edge's to say: no protocol can forget it.
+    job = replace(job, request=replace(job.request, tenant=answer.tenant, via=answer.scope["path"]))
+    try:
+        return CountedStream(await service.engine.open(job.request), job, answer, service)
+    except ContextOverflow as error:
+        error.param = job.prompt_field
+        raise
 
 
 class CountedStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from ingot.config import Settings
+from ingot.engine.request import Health
 from ingot.errors import MethodNotAllowed, NotFound, nearest
 from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.endpoints.cache import cache_endpoints
@@ -22,6 +23,7 @@ from ingot.http.endpoints.encoders import EncodingEndpoint
 from ingot.http.endpoints.generation import Generation
 from ingot.http.endpoints.ollama import ollama_endpoints, refused_routes
 from ingot.http.endpoints.page import page_routes
+from ingot.http.endpoints.reading import reader
 from ingot.http.endpoints.requests import request_endpoints
 from ingot.http.guard import Guard
 from ingot.http.responses.create import CreateResponse
@@ -39,12 +41,9 @@ from ingot.protocol.openapi import OPERATIONS, document
 from ingot.protocol.ours.health import HealthBody
 from ingot.protocol.ours.tokenize import detokenize, tokenize
 from ingot.protocol.rerank import read_rerank
-from ingot.protocol.served import Served
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
-
-T = TypeVar("T")
 
 
 def build_app(engine: Engine, settings: Settings) -> Starlette:
@@ -99,15 +98,13 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     async def model(request: Request) -> Response:
         return Json(retrieve_model(request.path_params["model"], served))
 
-    async def live(request: Request) -> Response:
-        health = engine.health()
-        known = answer_of(request.scope).known
-        return Json(HealthBody.of(health, ok=health.alive, known=known), 200 if health.alive else 503)
+    def probe(is_ok: Callable[[Health], bool]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            health = engine.health()
+            ok = is_ok(health)
+            return Json(HealthBody.of(health, ok=ok, known=answer_of(request.scope).known), 200 if ok else 503)
 
-    async def ready(request: Request) -> Response:
-        health = engine.health()
-        known = answer_of(request.scope).known
-        return Json(HealthBody.of(health, ok=health.ready, known=known), 200 if health.ready else 503)
+        return endpoint
 
     return {
         "createChatCompletion": Generation(service, read_chat),
@@ -127,25 +124,9 @@ def endpoints_of(service: Service) -> dict[str, Any]:
         **responses.endpoints(),
         **ollama_endpoints(service),
         "ollamaShow": reader(service, show),
-        "live": live,
-        "ready": ready,
+        "live": probe(lambda health: health.alive),
+        "ready": probe(lambda health: health.ready),
     }
-
-
-def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callable[[Request], Any]:
-    """An endpoint whose answer is `translate` of the body."""
-
-    async def endpoint(request: Request) -> Response:
-        tenant = answer_of(request.scope).tenant
-        served = service.served_to(tenant)
-
-        async def work() -> Any:
-            return await service.read(body.raw, lambda value: translate(value, served), tenant)
-
-        async with service.bodies.reading(request.scope, request.receive) as body:
-            return Json(await service.attended(request.receive, work))
-
-    return endpoint
 
 
 async def refuse(request: Request, error: Exception) -> Response:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
-from ingot.errors import ModelNotFound
+from ingot.errors import BadRequest, ModelNotFound
 from ingot.protocol.schema.fields import BodyReading
+from ingot.text.tokens.encoder_inputs import EncoderInput, TextInputs
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_batches import OfferedEncoder
     from ingot.protocol.served import Served
 
+OneInput = str | tuple[int, ...]
 WAYS = {
     "embedding": "No embedding model is served here. Start ingot with --embedding-model MODEL, such as "
     "--embedding-model all-minilm-l6-v2, a folder or a hub id.",
@@ -37,6 +40,32 @@ class EncodingTask:
 
     request: EncodingRequest
     told: Callable[[Encoded], bytes]
+
+
+def encoding_request(
+    served: Served, role: Role, request_id: str, inputs: Sequence[EncoderInput], timeout: float | None = None
+) -> EncodingRequest:
+    deadline = time.monotonic() + (served.terms.timeout_s if timeout is None else timeout)
+    return EncodingRequest(request_id, role, tuple(inputs), served.tenant, deadline)
+
+
+def inputs_of(
+    served: Served, given: Sequence[OneInput], param: str, prompt: str | None = None, *, truncate: bool
+) -> list[EncoderInput]:
+    """What the embedding model reads: texts, or its own tokens. A refusal names the one that is to blame."""
+    inputs = encoder_for(served, "embedding").inputs
+    assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
+    made = []
+    for at, one in enumerate(given):
+        try:
+            if isinstance(one, str):
+                made.append(inputs.read(one, prompt=prompt, truncate=truncate))
+            else:
+                made.append(inputs.take(one, truncate=truncate))
+        except BadRequest as error:
+            error.param = param if len(given) == 1 else f"{param}.{at}"
+            raise
+    return made
 
 
 class EncodingTiming(Struct):

@@ -74,71 +74,64 @@ class Operation:
     public: bool = False
 
 
+def runs(name: str, path: str, summary: str, answer: type[Struct], body: Kind, **told: Any) -> Operation:
+    """A body that an engine works on."""
+    return Operation(name, "POST", path, summary, answer, body, READS_BODY + RUNS, **told)
+
+
+def reads(name: str, path: str, summary: str, answer: type[Struct], body: Kind, **told: Any) -> Operation:
+    """A body that takes no engine."""
+    return Operation(name, "POST", path, summary, answer, body, READS_BODY, **told)
+
+
+def tells(name: str, path: str, summary: str, answer: type[Struct] | None, *errors: int, **told: Any) -> Operation:
+    return Operation(name, "GET", path, summary, answer, None, errors, **told)
+
+
+ANTHROPIC = {"failure": AnthropicError}
+OLLAMA = {"failure": OllamaError}
+PROBE = {"other_answers": (503,), "public": True}
+RESPONSE = "/v1/responses/{response_id}"
+LOOKS_UP = (400, 404, 503)
+
 OPERATIONS = (
-    Operation(
+    runs(
         "createChatCompletion",
-        "POST",
         "/v1/chat/completions",
         "Answer a conversation.",
         ChatCompletion,
         CHAT_BODY,
-        READS_BODY + RUNS,
         chunk=ChatChunk,
     ),
-    Operation(
-        "createCompletion",
-        "POST",
-        "/v1/completions",
-        "Continue a text.",
-        Completion,
-        COMPLETION_BODY,
-        READS_BODY + RUNS,
-        chunk=Completion,
-    ),
-    Operation(
+    runs("createCompletion", "/v1/completions", "Continue a text.", Completion, COMPLETION_BODY, chunk=Completion),
+    runs(
         "createMessage",
-        "POST",
         "/v1/messages",
         "Answer a conversation, in Anthropic's words.",
         MessageBody,
         MESSAGES_BODY,
-        READS_BODY + RUNS,
         events=MESSAGE_EVENTS,
-        failure=AnthropicError,
+        **ANTHROPIC,
     ),
-    Operation(
+    reads(
         "countMessageTokens",
-        "POST",
         "/v1/messages/count_tokens",
         "The tokens that a conversation takes as a prompt.",
         TokenCount,
         COUNT_BODY,
-        READS_BODY,
-        failure=AnthropicError,
+        **ANTHROPIC,
     ),
-    Operation(
-        "createEmbedding",
-        "POST",
-        "/v1/embeddings",
-        "A vector for each text.",
-        EmbeddingList,
-        EMBEDDING_BODY,
-        READS_BODY + RUNS,
-    ),
+    runs("createEmbedding", "/v1/embeddings", "A vector for each text.", EmbeddingList, EMBEDDING_BODY),
     *(
-        Operation(
-            name, "POST", path, "Documents by how well they answer a query.", Reranked, RERANK_BODY, READS_BODY + RUNS
-        )
+        runs(name, path, "Documents by how well they answer a query.", Reranked, RERANK_BODY)
         for name, path in (("rerank", "/v1/rerank"), ("rerankV2", "/v2/rerank"))
     ),
-    Operation(
+    runs(
         "createResponse",
-        "POST",
         "/v1/responses",
         "Answer a conversation, in items.",
         ResponseBody,
         RESPONSES_BODY,
-        READS_BODY + RUNS,
         events=(ResponseEvent,),
     ),
     Operation(
@@ -150,133 +143,85 @@ OPERATIONS = (
         RESPONSES_BODY,
         (*READS_BODY, 503),
     ),
-    Operation(
+    tells(
         "retrieveResponse",
-        "GET",
-        "/v1/responses/{response_id}",
+        RESPONSE,
         "A response that is stored or under way.",
         ResponseBody,
-        errors=(400, 404, 503),
+        *LOOKS_UP,
         query=RESPONSE_QUERY,
     ),
-    Operation(
-        "deleteResponse",
-        "DELETE",
-        "/v1/responses/{response_id}",
-        "Forget a response.",
-        DeletedResponse,
-        errors=(404, 503),
-    ),
+    Operation("deleteResponse", "DELETE", RESPONSE, "Forget a response.", DeletedResponse, errors=(404, 503)),
     Operation(
         "cancelResponse",
         "POST",
-        "/v1/responses/{response_id}/cancel",
+        f"{RESPONSE}/cancel",
         "Stop a response that is under way.",
         ResponseBody,
-        errors=(400, 404, 503),
+        errors=LOOKS_UP,
     ),
-    Operation(
+    tells(
         "listInputItems",
-        "GET",
-        "/v1/responses/{response_id}/input_items",
+        f"{RESPONSE}/input_items",
         "What a response answered.",
         InputItemList,
-        errors=(400, 404, 503),
+        *LOOKS_UP,
         query=ITEMS_QUERY,
     ),
-    Operation("listModels", "GET", "/v1/models", "What is served.", ModelList),
-    Operation("retrieveModel", "GET", "/v1/models/{model}", "The model served under a name.", ModelBody, errors=(404,)),
-    Operation(
-        "tokenize",
-        "POST",
-        "/v1/tokenize",
-        "The tokens of a text or of a conversation.",
-        Tokenized,
-        TOKENIZE_BODY,
-        READS_BODY,
-    ),
-    Operation("detokenize", "POST", "/v1/detokenize", "The text of tokens.", Detokenized, DETOKENIZE_BODY, READS_BODY),
-    Operation(
+    tells("listModels", "/v1/models", "What is served.", ModelList),
+    tells("retrieveModel", "/v1/models/{model}", "The model served under a name.", ModelBody, 404),
+    reads("tokenize", "/v1/tokenize", "The tokens of a text or of a conversation.", Tokenized, TOKENIZE_BODY),
+    reads("detokenize", "/v1/detokenize", "The text of tokens.", Detokenized, DETOKENIZE_BODY),
+    runs(
         "ollamaChat",
-        "POST",
         "/api/chat",
         "Answer a conversation, in Ollama's words.",
         OllamaChat,
         OLLAMA_CHAT_BODY,
-        READS_BODY + RUNS,
         line=OllamaChat,
-        failure=OllamaError,
+        **OLLAMA,
     ),
-    Operation(
+    runs(
         "ollamaGenerate",
-        "POST",
         "/api/generate",
         "Answer a prompt, in Ollama's words.",
         OllamaCompletion,
         GENERATE_BODY,
-        READS_BODY + RUNS,
         line=OllamaCompletion,
-        failure=OllamaError,
+        **OLLAMA,
     ),
-    Operation(
-        "ollamaEmbed",
-        "POST",
-        "/api/embed",
-        "Vectors of texts, in Ollama's words.",
-        OllamaEmbedded,
-        EMBED_BODY,
-        READS_BODY + RUNS,
-        failure=OllamaError,
-    ),
-    Operation(
+    runs("ollamaEmbed", "/api/embed", "Vectors of texts, in Ollama's words.", OllamaEmbedded, EMBED_BODY, **OLLAMA),
+    runs(
         "ollamaEmbeddings",
-        "POST",
         "/api/embeddings",
         "The vector of a text, as Ollama once asked for it.",
         OldEmbedding,
         OLD_EMBEDDING_BODY,
-        READS_BODY + RUNS,
-        failure=OllamaError,
+        **OLLAMA,
     ),
-    Operation(
-        "ollamaShow", "POST", "/api/show", "What a model is.", OllamaShown, SHOW_BODY, READS_BODY, failure=OllamaError
-    ),
-    Operation(
-        "ollamaTags", "GET", "/api/tags", "What is served, for Ollama's clients.", OllamaTags, failure=OllamaError
-    ),
-    Operation(
-        "ollamaRunning", "GET", "/api/ps", "What is loaded, for Ollama's clients.", OllamaRunning, failure=OllamaError
-    ),
-    Operation("ollamaVersion", "GET", "/api/version", "Whose protocol this is.", OllamaVersion, failure=OllamaError),
-    Operation("listRequests", "GET", "/v1/requests", "What runs now, and how far it is.", RunningList),
-    Operation(
+    reads("ollamaShow", "/api/show", "What a model is.", OllamaShown, SHOW_BODY, **OLLAMA),
+    tells("ollamaTags", "/api/tags", "What is served, for Ollama's clients.", OllamaTags, **OLLAMA),
+    tells("ollamaRunning", "/api/ps", "What is loaded, for Ollama's clients.", OllamaRunning, **OLLAMA),
+    tells("ollamaVersion", "/api/version", "Whose protocol this is.", OllamaVersion, **OLLAMA),
+    tells("listRequests", "/v1/requests", "What runs now, and how far it is.", RunningList),
+    tells(
         "retrieveRequest",
-        "GET",
         "/v1/requests/{id}",
         "How far a running request is, or the receipt of one that ended lately.",
         RequestBody,
-        errors=(404,),
+        404,
     ),
     Operation("cancelRequest", "DELETE", "/v1/requests/{id}", "Stop a running request.", CancelledBody, errors=(404,)),
-    Operation("showCache", "GET", "/v1/cache", "What is kept of earlier prompts.", CacheBody),
+    tells("showCache", "/v1/cache", "What is kept of earlier prompts.", CacheBody),
     Operation("clearCache", "DELETE", "/v1/cache", "Forget all that is kept of the asking key's prompts.", ClearedBody),
-    Operation(
+    reads(
         "explainCache",
-        "POST",
         "/v1/cache/explain",
         "What a request would take over if it came now, and why no more.",
         ExplainedBody,
         EXPLAIN_BODY,
-        READS_BODY,
     ),
-    Operation(
-        "exportCache",
-        "GET",
-        "/v1/cache/export",
-        "What is kept of the asking key's prompts, as a file.",
-        None,
-        errors=(400,),
-    ),
+    tells("exportCache", "/v1/cache/export", "What is kept of the asking key's prompts, as a file.", None, 400),
     Operation(
         "importCache",
         "POST",
@@ -286,18 +231,8 @@ OPERATIONS = (
         errors=(400, 408, 413, 415),
         takes_file=True,
     ),
-    Operation(
-        "live", "GET", "/health/live", "Whether the engine is alive.", HealthBody, other_answers=(503,), public=True
-    ),
-    Operation(
-        "ready",
-        "GET",
-        "/health/ready",
-        "Whether a request would be taken.",
-        HealthBody,
-        other_answers=(503,),
-        public=True,
-    ),
+    tells("live", "/health/live", "Whether the engine is alive.", HealthBody, **PROBE),
+    tells("ready", "/health/ready", "Whether a request would be taken.", HealthBody, **PROBE),
 )
 
 

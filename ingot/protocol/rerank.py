@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import Unsupported
-from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for
+from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for, encoding_request
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import EncoderName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, Text, Timeout
@@ -116,21 +115,9 @@ def read_rerank(value: Any, served: Served, request_id: str, *, version: Version
         raise Unsupported(
             f"instruction: {encoder.card.name} takes none, as it is a cross-encoder.", param="instruction"
         )
-    request = EncodingRequest(
-        id=request_id,
-        role="rerank",
-        inputs=tuple(
-            inputs.read(
-                body.query,
-                body.texts(),
-                instruction=body.instruction,
-                most=body.max_tokens_per_doc,
-                truncate=body.truncate,
-            )
-        ),
-        tenant=served.tenant,
-        deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
-    )
+    most, truncate = body.max_tokens_per_doc, body.truncate
+    pairs = inputs.read(body.query, body.texts(), instruction=body.instruction, most=most, truncate=truncate)
+    request = encoding_request(served, "rerank", request_id, pairs, body.timeout)
     return EncodingTask(request, lambda encoded: answer_body(encoded, request, body, encoder.card, reading, version))
 
 

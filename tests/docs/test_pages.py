@@ -73,3 +73,13 @@ def test_every_link_on_a_page_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing
+
+
+def test_every_module_that_the_table_of_rooms_names_is_in_its_room() -> None:
+    rows = re.findall(r"^\| `(ingot/\w+)/` \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    named = [(ROOT / room, name) for room, told in rows for name in re.findall(r"`(\w+)/?`", told)]
+    assert len(named) > 40
+    missing = [
+        f"{room.name}/{name}" for room, name in named if not ((room / name).is_dir() or (room / f"{name}.py").is_file())
+    ]
+    assert not missing

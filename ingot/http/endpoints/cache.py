@@ -25,7 +25,6 @@ from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
 from ingot.http.archive_key import ArchiveKey
 from ingot.http.body import check_media_type, pieces_of
-from ingot.http.disconnect import Exchange
 from ingot.http.edge import Json, answer_of
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
@@ -79,7 +78,7 @@ class Desk:
     def __init__(self, service: Service) -> None:
         self.engine = service.engine
         self.key = ArchiveKey(service.settings.archive_key_file)
-        self._live, self._limit_s = service.live, service.settings.request_timeout_s
+        self._service = service
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -90,13 +89,7 @@ class Desk:
 
     async def work(self, receive: Receive, work: Callable[[Going], T]) -> T:
         """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
-        given: list[T] = []
-
-        async def run() -> None:
-            given.append(await stoppable(work))
-
-        await self._live.run(Exchange(receive, self._limit_s), run)
-        return given[0]
+        return await self._service.attended(receive, lambda: stoppable(work))
 
 
 async def stoppable(work: Callable[[Going], T]) -> T:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from ingot.engine.request import Ended, Event, Failed
-from ingot.errors import ContextOverflow, Unavailable
-from ingot.http.accounting import CountedStream
+from ingot.errors import Unavailable
+from ingot.http.accounting import opened
 from ingot.http.body import Body
 from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
@@ -21,9 +20,6 @@ from ingot.http.streaming.response import StreamedResponse
 from ingot.http.streaming.sse import BARE_EVENTS
 from ingot.protocol.chat.answers import GenerationTask, Streamed, Whole
 from ingot.protocol.served import Served
-
-if TYPE_CHECKING:
-    from ingot.engine.engine import Stream
 
 # A body that needs no engine is answered at once.
 ReadBody = Callable[[Any, Served, str], GenerationTask | Struct]
@@ -53,9 +49,7 @@ class Generation:
             if isinstance(job, Struct):
                 await Json(job)(scope, receive, send)
                 return
-            # Whose request it is, is the edge's to say: no protocol can forget it.
-            job = replace(job, request=replace(job.request, tenant=noted.tenant, via=scope["path"]))
-            stream = CountedStream(await self._open(job), job, noted, self.service)
+            stream = await opened(job, noted, self.service)
             try:
                 if isinstance(job.view, Streamed):
                     telling = job.view
@@ -74,13 +68,6 @@ class Generation:
             if not out.started or telling is None:
                 raise
             await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
-
-    async def _open(self, job: GenerationTask) -> Stream:
-        try:
-            return await self.service.engine.open(job.request)
-        except ContextOverflow as error:
-            error.param = job.prompt_field
-            raise
 
 
 async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct:

@@ -12,13 +12,15 @@ from starlette.responses import Response
 
 from ingot.errors import BadRequest, NotFound, Unavailable
 from ingot.http.edge import Json, answer_of
+from ingot.http.endpoints.reading import reader
 from ingot.http.responses.runs import Run, Runs
 from ingot.http.responses.store import TenantsResponses
 from ingot.http.service import Service
-from ingot.protocol.responses.answers import DeletedResponse
+from ingot.protocol.responses.answers import DeletedResponse, ResponseTokens
 from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY, ItemsQuery, listed, query_of
 from ingot.protocol.responses.request import StoredResponse, Surroundings, count_tokens
 from ingot.protocol.responses.tools import RemoteTools
+from ingot.protocol.served import Served
 
 UNFINISHED: Final = ("queued", "in_progress")
 
@@ -34,7 +36,7 @@ class Responses:
 
     def endpoints(self) -> dict[str, Any]:
         return {
-            "countResponseTokens": self.count,
+            "countResponseTokens": reader(self.service, self.count),
             "retrieveResponse": self.retrieve,
             "deleteResponse": self.delete,
             "cancelResponse": self.cancel,
@@ -81,16 +83,8 @@ class Responses:
             return StoredResponse({**kept.response, "status": "failed", "error": fault}, kept.input)
         return kept
 
-    async def count(self, request: Request) -> Response:
-        tenant = answer_of(request.scope).tenant
-        served = self.service.served_to(tenant)
-        around = self.around(tenant)
-
-        async def work() -> Any:
-            return await self.service.read(body.raw, lambda value: count_tokens(value, served, around), tenant)
-
-        async with self.service.bodies.reading(request.scope, request.receive) as body:
-            return Json(await self.service.attended(request.receive, work))
+    def count(self, value: Any, served: Served) -> ResponseTokens:
+        return count_tokens(value, served, self.around(served.tenant))
 
     async def retrieve(self, request: Request) -> Response:
         query_of(request.query_params.multi_items(), RESPONSE_QUERY, self.service.served.reading())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 from anyio import to_thread
 from msgspec import Struct
 
 from ingot.engine.request import Ended, Failed
-from ingot.errors import Cancelled, ContextOverflow, IngotError
-from ingot.http.accounting import CountedStream
+from ingot.errors import Cancelled, IngotError
+from ingot.http.accounting import CountedStream, opened
 from ingot.http.edge import Reply
 from ingot.http.endpoints.generation import cut_short
 from ingot.http.service import Service
@@ -139,14 +138,7 @@ class Run:
     async def _open(self, job: GenerationTask) -> CountedStream:
         if self._cancelled.is_set():
             raise Cancelled("The response was cancelled.")
-        try:
-            # Whose request it is, is the edge's to say: no protocol can forget it.
-            via = self._answer.scope["path"]
-            job = replace(job, request=replace(job.request, tenant=self.tenant, via=via))
-            return CountedStream(await self._service.engine.open(job.request), job, self._answer, self._service)
-        except ContextOverflow as error:
-            error.param = job.prompt_field
-            raise
+        return await opened(job, self._answer, self._service)
 
 
 class Runs:

@@ -33,8 +33,8 @@ from ingot.protocol.schema.fields import (
     Text,
     Timeout,
 )
-from ingot.protocol.schema.limits import STOP_STRINGS, stop_strings
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import DEFAULT_NAME, Served
 
@@ -60,9 +60,8 @@ class ThinkingOff:
     type: str = requires(OneOf(("disabled",)), "Do not think.")
 
 
-THINKING = Tagged(
-    "type",
-    {"enabled": ObjectOf(ThinkingOn), "adaptive": ObjectOf(ThinkingAdaptive), "disabled": ObjectOf(ThinkingOff)},
+THINKING = tagged(
+    *("type", ThinkingOn, ThinkingAdaptive, ThinkingOff),
     refused={"between_tools": "is not supported: thinking is on, off or adaptive for a whole answer."},
 )
 
@@ -73,7 +72,7 @@ class JsonFormat:
     schema: dict[str, Any] = requires(Anything(dict), "The schema.")
 
 
-JSON_FORMAT = Tagged("type", {"json_schema": ObjectOf(JsonFormat)})
+JSON_FORMAT = tagged("type", JsonFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +97,7 @@ class AllTurns:
 class ClearThinking:
     type: str = requires(OneOf(("clear_thinking_20251015",)), "Forget old thinking.")
     keep: str | ThinkingTurns | AllTurns | None = accepts(
-        Either(
-            (OneOf(("all",)), Tagged("type", {"thinking_turns": ObjectOf(ThinkingTurns), "all": ObjectOf(AllTurns)}))
-        ),
-        "How much of it stays.",
+        Either((OneOf(("all",)), tagged("type", ThinkingTurns, AllTurns))), "How much of it stays."
     )
 
 
@@ -125,17 +121,7 @@ class ClearToolUses:
 @dataclass(frozen=True, slots=True)
 class ContextManagement:
     edits: tuple[ClearThinking | ClearToolUses, ...] = accepts(
-        ListOf(
-            Tagged(
-                "type",
-                {
-                    "clear_thinking_20251015": ObjectOf(ClearThinking),
-                    "clear_tool_uses_20250919": ObjectOf(ClearToolUses),
-                },
-                refused={"compact_20260112": NO_SUMMARY},
-            ),
-            most=16,
-        ),
+        ListOf(tagged("type", ClearThinking, ClearToolUses, refused={"compact_20260112": NO_SUMMARY}), most=16),
         "What to take out of the conversation.",
         default=(),
     )

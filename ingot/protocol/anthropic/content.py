@@ -9,22 +9,16 @@ from typing import Any
 from ingot.protocol.chat.media import TEXT_ONLY, InPast, MessageList, Unseen
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 
 HOSTED = "is of a tool that Anthropic's servers run; this server runs none."
 UNSEEN = {"image": "image"}
 MEDIA = {"image": f"{TEXT_ONLY}", "container_upload": HOSTED}
 SERVED_ELSEWHERE = dict.fromkeys(
     (
-        "server_tool_use",
-        "web_search_tool_result",
-        "web_fetch_tool_result",
-        "code_execution_tool_result",
-        "bash_code_execution_tool_result",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "mcp_tool_use",
-        "mcp_tool_result",
+        *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+        *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
+        *("mcp_tool_use", "mcp_tool_result"),
     ),
     HOSTED,
 ) | {"compaction": "is not supported: this server does not summarise conversations."}
@@ -57,7 +51,7 @@ class TextBlock:
     )
 
 
-TEXT_BLOCKS = ListOf(Tagged("type", {"text": ObjectOf(TextBlock)}), most=bounds.PARTS)
+TEXT_BLOCKS = ListOf(tagged("type", TextBlock), most=bounds.PARTS)
 SYSTEM = Either((Text(), TEXT_BLOCKS))
 
 
@@ -76,13 +70,7 @@ class PlainSource:
 class BlocksSource:
     type: str = requires(OneOf(("content",)), "The document is made of blocks.")
     content: str | tuple[TextBlock | Unseen, ...] = requires(
-        Either(
-            (
-                Text(),
-                ListOf(Tagged("type", {"text": ObjectOf(TextBlock)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
-            )
-        ),
-        "The blocks.",
+        text_or(tagged("type", TextBlock, refused=MEDIA, unseen=UNSEEN)), "The blocks."
     )
 
     @property
@@ -94,9 +82,8 @@ class BlocksSource:
 class DocumentBlock:
     type: str = requires(OneOf(("document",)), "The kind of block.")
     source: PlainSource | BlocksSource | Unseen = requires(
-        Tagged(
-            "type",
-            {"text": ObjectOf(PlainSource), "content": ObjectOf(BlocksSource)},
+        tagged(
+            *("type", PlainSource, BlocksSource),
             refused={
                 "base64": "(a PDF) is not supported: send the document's text.",
                 "url": "is not supported: this server fetches nothing. Send the document's text.",
@@ -142,7 +129,8 @@ class ToolReferenceBlock:
 
 
 ToolResultContent = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
-TOLD = {"text": ObjectOf(TextBlock), "document": ObjectOf(DocumentBlock), "search_result": ObjectOf(SearchResultBlock)}
+TOLD = (TextBlock, DocumentBlock, SearchResultBlock)
+TOOL_RESULT = ListOf(tagged("type", *TOLD, ToolReferenceBlock, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +138,7 @@ class ToolResultBlock:
     type: str = requires(OneOf(("tool_result",)), "The kind of block.")
     tool_use_id: str = requires(Text(bounds.IDENTIFIER_CHARS), "The call that this answers.")
     content: str | tuple[ToolResultContent, ...] = accepts(
-        Either(
-            (
-                Text(),
-                InPast(
-                    ListOf(
-                        Tagged("type", TOLD | {"tool_reference": ObjectOf(ToolReferenceBlock)}, MEDIA, UNSEEN),
-                        most=bounds.PARTS,
-                    )
-                ),
-            )
-        ),
-        "What the tool returned.",
-        default="",
+        Either((Text(), InPast(TOOL_RESULT))), "What the tool returned.", default=""
     )
     is_error: bool = accepts(Bool(), "The tool failed, and says how.", default=False)
     toolset_name: None = refuses("is not supported: there are no toolsets here.")
@@ -221,16 +197,7 @@ AssistantBlock = Unseen | TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlo
 class UserMessage:
     role: str = requires(OneOf(("user",)), "Who speaks.")
     content: str | tuple[UserBlock, ...] = requires(
-        Either(
-            (
-                Text(),
-                ListOf(
-                    Tagged("type", TOLD | {"tool_result": ObjectOf(ToolResultBlock)}, MEDIA, UNSEEN),
-                    most=bounds.PARTS,
-                    least=1,
-                ),
-            )
-        ),
+        text_or(tagged("type", *TOLD, ToolResultBlock, refused=MEDIA, unseen=UNSEEN), least=1),
         "What the user says, and what tools returned.",
     )
 
@@ -243,23 +210,11 @@ class UserMessage:
 class AssistantMessage:
     role: str = requires(OneOf(("assistant",)), "Who speaks.")
     content: str | tuple[AssistantBlock, ...] = requires(
-        Either(
-            (
-                Text(),
-                ListOf(
-                    Tagged(
-                        "type",
-                        {
-                            "text": ObjectOf(TextBlock),
-                            "thinking": ObjectOf(ThinkingBlock),
-                            "redacted_thinking": ObjectOf(RedactedBlock),
-                            "tool_use": ObjectOf(ToolUseBlock),
-                        },
-                        refused=MEDIA | SERVED_ELSEWHERE,
-                        unseen=UNSEEN,
-                    ),
-                    most=bounds.PARTS,
-                ),
+        text_or(
+            tagged(
+                *("type", TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
+                refused=MEDIA | SERVED_ELSEWHERE,
+                unseen=UNSEEN,
             )
         ),
         "What the assistant said, thought and called.",
@@ -284,12 +239,5 @@ class SystemMessage:
 
 Message = UserMessage | AssistantMessage | SystemMessage
 CONVERSATION = MessageList(
-    ListOf(
-        Tagged(
-            "role",
-            {"user": ObjectOf(UserMessage), "assistant": ObjectOf(AssistantMessage), "system": ObjectOf(SystemMessage)},
-        ),
-        most=bounds.MESSAGES,
-        least=1,
-    )
+    ListOf(tagged("role", UserMessage, AssistantMessage, SystemMessage), most=bounds.MESSAGES, least=1)
 )

@@ -13,7 +13,7 @@ from ingot.protocol.anthropic.content import CacheControl, marks
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Delegate, Kind, ListOf, OneOf, Terms, Text
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, requires, tagged
 
 CUSTOM = "custom"
 
@@ -94,7 +94,7 @@ class OneTool:
 
 
 Chosen = AnyTool | OneTool
-TOOL_CHOICE = Tagged("type", dict.fromkeys(("auto", "any", "none"), ObjectOf(AnyTool)) | {"tool": ObjectOf(OneTool)})
+TOOL_CHOICE = tagged("type", AnyTool, OneTool)
 
 
 def offered(tools: tuple[CustomTool, ...], loaded: Set[str]) -> tuple[Tool, ...]:

@@ -10,8 +10,8 @@ from ingot.errors import BadRequest
 from ingot.protocol.chat.ask import EFFORTS, ThinkingOptions
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, OneOf
-from ingot.protocol.schema.limits import Limit
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
+from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.unheeded import Passed
 
 

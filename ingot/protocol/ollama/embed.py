@@ -3,16 +3,14 @@
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
-from ingot.errors import BadRequest
-from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for
+from ingot.engine.encoder_request import Encoded, EncoderCard
+from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for, encoding_request, inputs_of
 from ingot.protocol.ollama.answers import nanoseconds
 from ingot.protocol.ollama.body import Duration, OllamaName
 from ingot.protocol.ollama.options import Options, note_unheeded
@@ -22,7 +20,6 @@ from ingot.protocol.schema.encoder_fields import Dimensions, EncoderName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, ListOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
 from ingot.protocol.served import DEFAULT_NAME, Served
-from ingot.text.tokens.encoder_inputs import EncoderInput, TextInputs
 
 NAME = OllamaName(EncoderName("embedding"))
 TEXT = Text(least=1)
@@ -77,7 +74,8 @@ def read_embed(value: Any, served: Served, request_id: str) -> EncodingTask:
     encoder, reading = encoder_for(served, "embedding"), served.reading()
     body: EmbedBody = EMBED_BODY.parse(value, "", reading)
     heed(body.options, value, encoder.card, reading)
-    request = encoding_request(body.texts, "input", truncate=body.truncate, served=served, request_id=request_id)
+    inputs = inputs_of(served, body.texts, "input", truncate=body.truncate)
+    request = encoding_request(served, "embedding", request_id, inputs)
 
     def told(encoded: Encoded) -> bytes:
         width = body.dimensions or encoder.card.dimension
@@ -100,7 +98,8 @@ def read_old_embedding(value: Any, served: Served, request_id: str) -> EncodingT
     encoder, reading = encoder_for(served, "embedding"), served.reading()
     body: OldEmbeddingBody = OLD_EMBEDDING_BODY.parse(value, "", reading)
     heed(body.options, value, encoder.card, reading)
-    request = encoding_request((body.prompt,), "prompt", truncate=True, served=served, request_id=request_id)
+    inputs = inputs_of(served, (body.prompt,), "prompt", truncate=True)
+    request = encoding_request(served, "embedding", request_id, inputs)
 
     def told(encoded: Encoded) -> bytes:
         receipt = EncodingReceipt.of(encoded, request, reading)
@@ -112,24 +111,3 @@ def read_old_embedding(value: Any, served: Served, request_id: str) -> EncodingT
 def heed(options: Options | None, value: Any, card: EncoderCard, reading: BodyReading) -> None:
     if options is not None:
         note_unheeded(value["options"], options, card.length, reading)
-
-
-def encoding_request(
-    texts: tuple[str, ...], param: str, *, truncate: bool, served: Served, request_id: str
-) -> EncodingRequest:
-    inputs = encoder_for(served, "embedding").inputs
-    assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
-    pieces: list[EncoderInput] = []
-    for at, text in enumerate(texts):
-        try:
-            pieces.append(inputs.read(text, prompt=None, truncate=truncate))
-        except BadRequest as error:
-            error.param = param if len(texts) == 1 else f"{param}.{at}"
-            raise
-    return EncodingRequest(
-        id=request_id,
-        role="embedding",
-        inputs=tuple(pieces),
-        tenant=served.tenant,
-        deadline=time.monotonic() + served.terms.timeout_s,
-    )

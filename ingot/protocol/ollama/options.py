@@ -10,8 +10,8 @@ from ingot.errors import BadRequest
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, Number
-from ingot.protocol.schema.limits import STOP, stop_strings
 from ingot.protocol.schema.objects import accepts, refuses
+from ingot.protocol.schema.stopping import STOP, stop_strings
 
 SIZE = Int((-(2**31), 2**31 - 1))
 SETTLED = "Settled when the model was loaded; without effect."

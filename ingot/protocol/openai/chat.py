@@ -28,9 +28,9 @@ from ingot.protocol.openai.chat_answers import ChatStreamed, ChatWhole
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
-from ingot.protocol.schema.limits import Limit
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.rules import Given, Is, Never, Not
+from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.template_variables import TemplateVariables
 from ingot.protocol.served import Served
 from ingot.text.formats.registry import FORMAT_NAMES, THINKING_NAMES
@@ -70,15 +70,12 @@ class ChosenFunction:
 
 
 NO_CUSTOM_TOOLS = "tools are not supported here: describe a function, or use /v1/responses."
-TOOLS = ListOf(
-    Tagged("type", {"function": ObjectOf(FunctionTool)}, refused={"custom": NO_CUSTOM_TOOLS}), most=bounds.TOOLS
-)
+TOOLS = ListOf(tagged("type", FunctionTool, refused={"custom": NO_CUSTOM_TOOLS}), most=bounds.TOOLS)
 TOOL_CHOICE = Either(
     (
         OneOf(("none", "auto", "required")),
-        Tagged(
-            "type",
-            {"function": ObjectOf(ChosenFunction)},
+        tagged(
+            *("type", ChosenFunction),
             refused={
                 "custom": NO_CUSTOM_TOOLS,
                 "allowed_tools": "is not supported: send the tools that are allowed as `tools`.",
@@ -137,15 +134,7 @@ class ChatBody(GenerationBody):
     )
 
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
-        Tagged(
-            "type",
-            {
-                "text": ObjectOf(TextFormat),
-                "json_object": ObjectOf(JsonObjectFormat),
-                "json_schema": ObjectOf(JsonSchemaFormat),
-            },
-        ),
-        "The form that the answer is held to.",
+        tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat), "The form that the answer is held to."
     )
     structured_outputs: StructuredOutputs | None = accepts(
         ObjectOf(StructuredOutputs), "Another way to say what the answer is held to: exactly one of its fields."

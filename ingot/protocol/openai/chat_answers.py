@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -19,7 +20,8 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.protocol.chat.answers import AnswerHead, Receipt, Streamed, UsageBody, Whole, sayable
+from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody, Whole, sayable
+from ingot.protocol.openai.choices import ChoicesStreamed
 
 
 class TopLogprob(Struct):
@@ -205,12 +207,8 @@ class ChatWhole(Whole):
         return ChatChoice(index, message, logprobs, self.reasons[index])
 
 
-class ChatStreamed(Streamed):
-    """Chunks: the role, the text, one finish a choice, and the usage where it was asked for.
-
-    The last chunk, whichever it is, carries the receipt; so the last finish waits for `Ended`, which comes in the
-    same batch.
-    """
+class ChatStreamed(ChoicesStreamed):
+    """The role, then what is thought, said and called."""
 
     def __init__(
         self,
@@ -222,17 +220,13 @@ class ChatStreamed(Streamed):
         tiered: bool,
         hides_thinking: bool = False,
     ) -> None:
-        self.head = head
-        self.hides_thinking = hides_thinking
-        self.logprobs = logprobs
-        self.include_usage = include_usage
-        self.tiered = tiered
-        self.unfinished = set(range(n))
-        self.last: ChatChunk | None = None
+        make = partial(ChatChunk, service_tier="default" if tiered else UNSET)
+        super().__init__(make, head, n, include_usage=include_usage)
+        self.logprobs, self.hides_thinking = logprobs, hides_thinking
 
     def opening(self) -> list[Struct]:
         role = Delta(role="assistant", content="")
-        return [self._chunk([ChunkChoice(index, role)]) for index in sorted(self.unfinished)]
+        return [self.chunk(ChunkChoice(index, role)) for index in sorted(self.unfinished)]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
@@ -249,9 +243,9 @@ class ChatStreamed(Streamed):
                 function = FunctionDelta(arguments=event.fragment)
                 return self._delta(event.index, Delta(tool_calls=[CallDelta(event.call, function=function)]))
             case SequenceEnded():
-                return self._finish(event)
+                return self.finish(event.index, ChunkChoice(event.index, Delta(), None, event.reason))
             case Ended():
-                return self._close(event)
+                return self.close(event)
         return []
 
     def empty(self) -> list[Struct]:
@@ -262,36 +256,10 @@ class ChatStreamed(Streamed):
         if not event.text and not tokens:
             return []
         logprobs = ChatLogprobs(list(map(entry, tokens))) if self.logprobs else None
-        return [self._chunk([ChunkChoice(event.index, Delta(content=event.text), logprobs)])]
+        return [self.chunk(ChunkChoice(event.index, Delta(content=event.text), logprobs))]
 
     def _delta(self, index: int, delta: Delta) -> list[Struct]:
-        return [self._chunk([ChunkChoice(index, delta)])]
-
-    def _finish(self, event: SequenceEnded) -> list[Struct]:
-        chunk = self._chunk([ChunkChoice(event.index, Delta(), None, event.reason)])
-        self.unfinished.discard(event.index)
-        if self.unfinished or self.include_usage:
-            return [chunk]
-        self.last = chunk
-        return []
-
-    def _close(self, event: Ended) -> list[Struct]:
-        last = self.last if self.last is not None else self._chunk([])
-        last.ingot = Receipt.of(self.head, event)
-        if self.include_usage:
-            last.usage = UsageBody.of(event.usage)
-        return [last]
-
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            system_fingerprint=self.head.fingerprint,
-            service_tier="default" if self.tiered else UNSET,
-            choices=choices,
-            usage=None if self.include_usage else UNSET,
-        )
+        return [self.chunk(ChunkChoice(index, delta))]
 
 
 def entry(token: TokenInfo) -> TokenEntry:

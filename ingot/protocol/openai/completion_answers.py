@@ -19,7 +19,8 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.protocol.chat.answers import AnswerHead, Receipt, Streamed, UsageBody, Whole, sayable
+from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody, Whole, sayable
+from ingot.protocol.openai.choices import ChoicesStreamed
 
 
 class CompletionLogprobs(Struct):
@@ -139,21 +140,20 @@ class CompletionWhole(Whole):
         return CompletionChoice("".join(self.texts[sequence]), at, logprobs, self.reasons[sequence])
 
 
-class CompletionStreamed(Streamed):
-    """Chunks: the echoed prompt, the text, one finish a choice, and the usage where it was asked for."""
+class CompletionStreamed(ChoicesStreamed):
+    """The echoed prompt, then the text."""
 
     def __init__(self, head: AnswerHead, plan: CompletionPlan, *, include_usage: bool) -> None:
-        self.head, self.plan, self.include_usage = head, plan, include_usage
         count = plan.prompts * plan.candidates
-        self.unfinished = set(range(count))
+        super().__init__(Completion, head, count, include_usage=include_usage)
+        self.plan = plan
         self.offsets = [Offsets() for _ in range(count)]
-        self.last: Completion | None = None
 
     def opening(self) -> list[Struct]:
         if self.plan.logprobs or not self.plan.echoes:
             return []  # an echo with logprobs waits for the prompt's scores
         echoes = [self.plan.echoes[index // self.plan.candidates] for index in range(len(self.offsets))]
-        return [self._chunk([CompletionChoice(echo.text, index)]) for index, echo in enumerate(echoes)]
+        return [self.chunk(CompletionChoice(echo.text, index)) for index, echo in enumerate(echoes)]
 
     def chunks(self, event: Event) -> list[Struct]:
         match event:
@@ -162,13 +162,13 @@ class CompletionStreamed(Streamed):
             case TextDelta():
                 return self._text(event)
             case SequenceEnded():
-                return self._finish(event)
+                return self.finish(event.index, CompletionChoice("", event.index, None, event.reason))
             case Ended():
-                return self._close(event)
+                return self.close(event)
         return []
 
     def empty(self) -> list[Struct]:
-        return [self._chunk([CompletionChoice("", min(self.unfinished))])] if self.unfinished else []
+        return [self.chunk(CompletionChoice("", min(self.unfinished)))] if self.unfinished else []
 
     def _echo(self, event: PromptScored) -> list[Struct]:
         echo = self.plan.echo(event.index)
@@ -176,39 +176,14 @@ class CompletionStreamed(Streamed):
             return []
         logprobs = CompletionLogprobs()
         score_prompt(logprobs, self.offsets[event.index], echo, event.tokens)
-        return [self._chunk([CompletionChoice(echo.text, event.index, logprobs)])]
+        return [self.chunk(CompletionChoice(echo.text, event.index, logprobs))]
 
     def _text(self, event: TextDelta) -> list[Struct]:
         if not self.plan.logprobs:
-            return [self._chunk([CompletionChoice(event.text, event.index)])] if event.text else []
+            return [self.chunk(CompletionChoice(event.text, event.index))] if event.text else []
         logprobs = CompletionLogprobs()
         score(logprobs, self.offsets[event.index], event.tokens)
-        return [self._chunk([CompletionChoice(event.text, event.index, logprobs)])]
-
-    def _finish(self, event: SequenceEnded) -> list[Struct]:
-        chunk = self._chunk([CompletionChoice("", event.index, None, event.reason)])
-        self.unfinished.discard(event.index)
-        if self.unfinished or self.include_usage:
-            return [chunk]
-        self.last = chunk
-        return []
-
-    def _close(self, event: Ended) -> list[Struct]:
-        last = self.last if self.last is not None else self._chunk([])
-        last.ingot = Receipt.of(self.head, event)
-        if self.include_usage:
-            last.usage = UsageBody.of(event.usage)
-        return [last]
-
-    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
-        return Completion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=choices,
-            usage=None if self.include_usage else UNSET,
-            system_fingerprint=self.head.fingerprint,
-        )
+        return [self.chunk(CompletionChoice(event.text, event.index, logprobs))]
 
 
 def mean_logprob(ended: SequenceEnded) -> float:

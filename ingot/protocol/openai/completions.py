@@ -15,9 +15,9 @@ from ingot.protocol.chat.prompts import text_prompt
 from ingot.protocol.openai.completion_answers import CompletionPlan, CompletionStreamed, CompletionWhole, Echo, spell
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
-from ingot.protocol.schema.limits import Limit
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.schema.rules import Is, Never, Not
+from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.token_ids import TokenIds
 from ingot.protocol.served import Served
 

@@ -6,24 +6,21 @@ from __future__ import annotations
 import base64
 import math
 import sys
-import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
 
 from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
-from ingot.errors import BadRequest
-from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for
+from ingot.protocol.encoders import EncodingReceipt, EncodingTask, OneInput, encoder_for, encoding_request, inputs_of
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import Dimensions, EncoderName, EncoderTokenIds, PromptName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, ListOf, OneOf, Text, Timeout
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import DEFAULT_NAME, Served
-from ingot.text.tokens.encoder_inputs import EncoderInput, TextInputs
 
 TEXT = Text(least=1)
 TOKENS = EncoderTokenIds(bounds.PROMPT_TOKENS)
@@ -31,7 +28,6 @@ INPUT = Either(
     (TEXT, ListOf(TEXT, bounds.EMBEDDING_INPUTS, least=1), TOKENS, ListOf(TOKENS, bounds.EMBEDDING_INPUTS, least=1))
 )
 PROMPTED = "is not known here: send prompt_name, with one of the prompts that the model's files name."
-OneInput = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,47 +84,14 @@ class EmbeddingList(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-class _Assembled(Struct, kw_only=True):
-    """An `EmbeddingList` whose vectors are encoded already."""
-
-    object: Literal["list"] = "list"
-    data: list[msgspec.Raw]
-    model: str
-    usage: EmbeddingUsage
-    ingot: EncodingReceipt
-
-
 def read_embeddings(value: Any, served: Served, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     encoder = encoder_for(served, "embedding")
     reading = served.reading()
     body: EmbeddingBody = EMBEDDING_BODY.parse(value, "", reading)
-    inputs = encoder.inputs
-    assert isinstance(inputs, TextInputs), "the embedding model reads single texts"
-    request = EncodingRequest(
-        id=request_id,
-        role="embedding",
-        inputs=pieces(inputs, body),
-        tenant=served.tenant,
-        deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
-    )
+    inputs = inputs_of(served, body.each(), "input", body.prompt_name, truncate=body.truncate)
+    request = encoding_request(served, "embedding", request_id, inputs, body.timeout)
     return EncodingTask(request, lambda encoded: answer_body(encoded, request, body, encoder.card, reading))
-
-
-def pieces(inputs: TextInputs, body: EmbeddingBody) -> tuple[EncoderInput, ...]:
-    given = body.each()
-    made = []
-    for at, one in enumerate(given):
-        try:
-            made.append(
-                inputs.read(one, prompt=body.prompt_name, truncate=body.truncate)
-                if isinstance(one, str)
-                else inputs.take(one, truncate=body.truncate)
-            )
-        except BadRequest as error:
-            error.param = "input" if len(given) == 1 else f"input.{at}"
-            raise
-    return tuple(made)
 
 
 def answer_body(
@@ -139,8 +102,8 @@ def answer_body(
     vectors = [shortened(row, body.dimensions or card.dimension, unit=card.unit) for row in encoded.rows]
     spelled = (spell(vector, body.encoding_format) for vector in vectors)
     data = [msgspec.json.encode(Embedding(index=at, embedding=one)) for at, one in enumerate(spelled)]
-    answer = _Assembled(
-        data=[msgspec.Raw(one) for one in data],
+    answer = EmbeddingList(
+        data=cast(list[Embedding], [msgspec.Raw(one) for one in data]),
         model=card.name,
         usage=EmbeddingUsage(encoded.tokens, encoded.tokens),
         ingot=EncodingReceipt.of(encoded, request, reading, cut_from=card.dimension if cut else None),

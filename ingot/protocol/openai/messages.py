@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
-from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, PARTS, TOOL_CALLS
-from ingot.protocol.schema.fields import Anything, Either, ListOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
+from ingot.protocol.schema.fields import Anything, ListOf, OneOf, Text
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parse.call_arguments import as_text
 
 UNSEEN = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "file"}
@@ -32,13 +32,8 @@ class RefusalPart:
         return self.refusal
 
 
-TEXT_PARTS = ListOf(Tagged("type", {"text": ObjectOf(TextPart)}, refused=MEDIA, unseen=UNSEEN), most=PARTS, least=1)
-ASSISTANT_PARTS = ListOf(
-    Tagged("type", {"text": ObjectOf(TextPart), "refusal": ObjectOf(RefusalPart)}, refused=MEDIA, unseen=UNSEEN),
-    most=PARTS,
-    least=1,
-)
-CONTENT = Either((Text(), TEXT_PARTS))
+CONTENT = text_or(tagged("type", TextPart, refused=MEDIA, unseen=UNSEEN), least=1)
+ANSWER = text_or(tagged("type", TextPart, RefusalPart, refused=MEDIA, unseen=UNSEEN), least=1)
 Content = str | tuple[TextPart | RefusalPart | Unseen, ...]
 
 
@@ -82,9 +77,7 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
     role: str = requires(OneOf(("assistant",)), "Who speaks.")
-    content: Content | None = accepts(
-        Either((Text(), ASSISTANT_PARTS)), "What the assistant said; none is an empty turn."
-    )
+    content: Content | None = accepts(ANSWER, "What the assistant said; none is an empty turn.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
     refusal: str | None = accepts(Text(), "What the assistant said when it declined; stands in for the content.")
     tool_calls: tuple[ToolCall, ...] = accepts(ListOf(ObjectOf(ToolCall), TOOL_CALLS), "The calls it made.", default=())
@@ -116,15 +109,8 @@ class ToolMessage:
 
 Message = Instruction | UserMessage | AssistantMessage | ToolMessage
 
-MESSAGE = Tagged(
-    "role",
-    {
-        "system": ObjectOf(Instruction),
-        "developer": ObjectOf(Instruction),
-        "user": ObjectOf(UserMessage),
-        "assistant": ObjectOf(AssistantMessage),
-        "tool": ObjectOf(ToolMessage),
-    },
+MESSAGE = tagged(
+    *("role", Instruction, UserMessage, AssistantMessage, ToolMessage),
     refused={"function": "messages are not supported; send role 'tool', which replaced it."},
 )
 CONVERSATION = MessageList(ListOf(MESSAGE, most=MESSAGES, least=1))

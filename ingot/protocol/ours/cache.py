@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, SaltStatus
+from ingot.engine.request import CacheReport, CacheStatus
 from ingot.protocol.chat.answers import GenerationTask, Note
 from ingot.protocol.chat.receipts import CacheReceipt
 
@@ -25,10 +26,6 @@ class SaltBody(Struct):
     pinned_tokens: int
     bytes: int
 
-    @classmethod
-    def of(cls, status: SaltStatus) -> SaltBody:
-        return cls(status.salt, status.records, status.tokens, status.checkpoints, status.pinned_tokens, status.bytes)
-
 
 class CacheTotalsBody(Struct):
     """What is kept of everybody's prompts, and of how many keys'."""
@@ -36,10 +33,6 @@ class CacheTotalsBody(Struct):
     tenants: int
     used_bytes: int
     evictions: int
-
-    @classmethod
-    def of(cls, totals: CacheTotals) -> CacheTotalsBody:
-        return cls(totals.tenants, totals.used_bytes, totals.evictions)
 
 
 class CacheBody(Struct):
@@ -58,17 +51,10 @@ class CacheBody(Struct):
 
     @classmethod
     def of(cls, status: CacheStatus, *, admin: bool) -> CacheBody:
-        return cls(
-            limit_bytes=status.limit_bytes,
-            used_bytes=status.used_bytes,
-            evictions=status.evictions,
-            prompts=status.prompts,
-            hits=status.hits,
-            prompt_tokens=status.prompt_tokens,
-            matched_tokens=status.matched_tokens,
-            salts=[SaltBody.of(salt) for salt in status.salts],
-            totals=CacheTotalsBody.of(status.totals) if admin else UNSET,
-        )
+        made = msgspec.convert(status, cls, from_attributes=True)
+        if not admin:
+            made.totals = UNSET
+        return made
 
 
 class ClearedBody(Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Ended, Failed, Phase, RequestStatus
@@ -25,18 +26,9 @@ class RunningRequest(Struct):
 
     @classmethod
     def of(cls, status: RequestStatus) -> RunningRequest:
-        return cls(
-            id=status.id,
-            phase=status.phase,
-            prompt_tokens=status.prompt_tokens,
-            prefilled_tokens=status.prefilled_tokens,
-            completion_tokens=status.completion_tokens,
-            max_tokens=status.max_tokens,
-            age_s=round(status.age_s, 3),
-            tokens_per_second=round(status.tokens_per_second, 2),
-            preemptions=status.preemptions,
-            cached_tokens=status.cached_tokens,
-        )
+        made = msgspec.convert(status, cls, from_attributes=True)
+        made.age_s, made.tokens_per_second = round(status.age_s, 3), round(status.tokens_per_second, 2)
+        return made
 
 
 class RunningList(Struct, kw_only=True):

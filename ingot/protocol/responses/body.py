@@ -15,9 +15,9 @@ from ingot.protocol.responses.input_items import ITEMS, Item
 from ingot.protocol.responses.tools import TOOL_CHOICE, TOOLS, WireChoice, WireTool
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, Bool, Either, Int, ListOf, MapOf, OneOf, Text
-from ingot.protocol.schema.limits import Limit
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.rules import Given, Is, Never, Not
+from ingot.protocol.schema.stopping import Limit
 from ingot.protocol.schema.template_variables import TemplateVariables
 from ingot.protocol.schema.unheeded import UnheededWord
 
@@ -57,15 +57,7 @@ class SchemaFormat:
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = accepts(
-        Tagged(
-            "type",
-            {
-                "text": ObjectOf(TextFormat),
-                "json_object": ObjectOf(JsonObjectFormat),
-                "json_schema": ObjectOf(SchemaFormat),
-            },
-        ),
-        "The form that the answer is held to.",
+        tagged("type", TextFormat, JsonObjectFormat, SchemaFormat), "The form that the answer is held to."
     )
     verbosity: None = accepts(
         UnheededWord(("low", "medium", "high"), harmless=("medium",)),

@@ -5,25 +5,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ingot.errors import BadRequest
 from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import (
-    Anything,
-    BodyReading,
-    Either,
-    Kind,
-    ListOf,
-    OneOf,
-    Schema,
-    Terms,
-    Text,
-    general,
-)
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Terms, Text, general
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parse.call_arguments import as_text
 
 UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
@@ -31,28 +20,11 @@ MEDIA: Final = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
 NO_HOSTED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(
     (
-        "file_search_call",
-        "web_search_call",
-        "computer_call",
-        "computer_call_output",
-        "image_generation_call",
-        "code_interpreter_call",
-        "local_shell_call",
-        "local_shell_call_output",
-        "shell_call",
-        "shell_call_output",
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "additional_tools",
-        "program",
-        "program_output",
-        "compaction",
-        "compaction_trigger",
-        "configuration_update",
-        "mcp_approval_request",
-        "mcp_approval_response",
+        *("file_search_call", "web_search_call", "computer_call", "computer_call_output", "image_generation_call"),
+        *("code_interpreter_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+        *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output", "additional_tools"),
+        *("program", "program_output", "compaction", "compaction_trigger", "configuration_update"),
+        *("mcp_approval_request", "mcp_approval_response"),
     ),
     NO_HOSTED,
 )
@@ -88,30 +60,8 @@ class PastRefusal:
 
 
 ContentPart = InputText | PastText | PastRefusal | Unseen
-CONTENT = Either(
-    (
-        Text(),
-        ListOf(
-            Tagged(
-                "type",
-                {
-                    "input_text": ObjectOf(InputText),
-                    "output_text": ObjectOf(PastText),
-                    "refusal": ObjectOf(PastRefusal),
-                },
-                refused=MEDIA,
-                unseen=UNSEEN,
-            ),
-            most=bounds.PARTS,
-        ),
-    )
-)
-RESULT = Either(
-    (
-        Text(),
-        ListOf(Tagged("type", {"input_text": ObjectOf(InputText)}, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS),
-    )
-)
+CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, refused=MEDIA, unseen=UNSEEN))
+RESULT = text_or(tagged("type", InputText, refused=MEDIA, unseen=UNSEEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,21 +209,7 @@ Item = (
 )
 
 MESSAGE, REFERENCE = ObjectOf(MessageInput), ObjectOf(ReferenceInput)
-TYPED = Tagged(
-    "type",
-    {
-        "message": MESSAGE,
-        "function_call": ObjectOf(FunctionCallInput),
-        "function_call_output": ObjectOf(FunctionOutputInput),
-        "custom_tool_call": ObjectOf(CustomCallInput),
-        "custom_tool_call_output": ObjectOf(CustomOutputInput),
-        "reasoning": ObjectOf(ReasoningInput),
-        "mcp_call": ObjectOf(McpCallInput),
-        "mcp_list_tools": ObjectOf(McpListInput),
-        "item_reference": REFERENCE,
-    },
-    refused=HOSTED_ITEMS,
-)
+TYPED = tagged("type", *get_args(Item), refused=HOSTED_ITEMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Any, ClassVar, Final, cast
 
 from msgspec import UNSET
 
@@ -60,10 +60,13 @@ class ResponseOutput:
 class Growing(ABC):
     """The item that is being written: `begin`, `add` for each piece, `end`. Its place is taken when it is made."""
 
-    def __init__(self, output: ResponseOutput, prefix: str) -> None:
+    prefix: ClassVar[str]  # of its id
+    told: ClassVar[str]  # what the events of its text are called
+
+    def __init__(self, output: ResponseOutput) -> None:
         self._output = output
         self.index = len(output.items)
-        self.id = item_id(prefix, output.response_id, self.index)
+        self.id = item_id(self.prefix, output.response_id, self.index)
         self._texts: list[str] = []
 
     @property
@@ -73,25 +76,54 @@ class Growing(ABC):
     @abstractmethod
     def snapshot(self, status: ItemStatus) -> OutputItem: ...
 
-    @abstractmethod
-    def add(self, text: str) -> list[ResponseEvent]: ...
-
     def begin(self) -> list[ResponseEvent]:
         item = self.snapshot("in_progress")
         self._output.items.append(item)
         return [self._output.event("response.output_item.added", output_index=self.index, item=item)]
 
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return [self.tell(f"{self.told}.delta", delta=text)]
+
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
         item = self._output.items[self.index] = self.snapshot(status)
         return [self._output.event("response.output_item.done", output_index=self.index, item=item)]
 
-    def tell(self, type: EventType, **given: Any) -> ResponseEvent:
+    def tell(self, what: str, **given: Any) -> ResponseEvent:
+        type = cast(EventType, f"response.{what}")
         return self._output.event(type, item_id=self.id, output_index=self.index, **given)
 
 
-class GrowingMessage(Growing):
+class GrowingPart(Growing):
+    """An item that is one part of text, whose beginning and end are told as well."""
+
+    part_told: ClassVar[str] = "content_part"
+    numbered: ClassVar[str] = "content_index"
+
+    @abstractmethod
+    def part(self) -> OutputText | ReasoningText | SummaryText: ...
+
+    def begin(self) -> list[ResponseEvent]:
+        return [*super().begin(), self.tell(f"{self.part_told}.added", part=self.part())]
+
+    def end(self, status: ItemStatus) -> list[ResponseEvent]:
+        part = self.part()
+        scored = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
+        return [
+            self.tell(f"{self.told}.done", text=part.text, **scored),
+            self.tell(f"{self.part_told}.done", part=part),
+            *super().end(status),
+        ]
+
+    def tell(self, what: str, **given: Any) -> ResponseEvent:
+        return super().tell(what, **{self.numbered: 0}, **given)
+
+
+class GrowingMessage(GrowingPart):
+    prefix, told = "msg", "output_text"
+
     def __init__(self, output: ResponseOutput) -> None:
-        super().__init__(output, "msg")
+        super().__init__(output)
         self._tokens: list[TokenInfo] = []
         self.waiting: tuple[TokenInfo, ...] = ()  # tokens that begin in the next piece
 
@@ -101,129 +133,92 @@ class GrowingMessage(Growing):
     def snapshot(self, status: ItemStatus) -> MessageItem:
         return MessageItem(self.id, status, [self.part()] if self._texts else [])
 
-    def begin(self) -> list[ResponseEvent]:
-        begun = super().begin()
-        return [*begun, self.tell("response.content_part.added", content_index=0, part=OutputText(""))]
-
     def add(self, text: str) -> list[ResponseEvent]:
         tokens, self.waiting = self.waiting, ()
         self._texts.append(text)
         self._tokens += tokens
-        return [self.tell("response.output_text.delta", content_index=0, delta=text, logprobs=entries(tokens))]
-
-    def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        part = self.part()
-        return [
-            self.tell("response.output_text.done", content_index=0, text=part.text, logprobs=part.logprobs),
-            self.tell("response.content_part.done", content_index=0, part=part),
-            *super().end(status),
-        ]
+        return [self.tell("output_text.delta", delta=text, logprobs=entries(tokens))]
 
 
-class GrowingThought(Growing):
+class GrowingThought(GrowingPart):
     """Thinking, told as the item's content."""
 
+    prefix, told = "rs", "reasoning_text"
+
     def __init__(self, output: ResponseOutput, seal: ThinkingSeal | None) -> None:
-        super().__init__(output, "rs")
+        super().__init__(output)
         self._seal = seal
 
+    def part(self) -> ReasoningText | SummaryText:
+        return ReasoningText(self.text)
+
     def snapshot(self, status: ItemStatus) -> ReasoningItem:
-        text = self.text
-        return ReasoningItem(self.id, status, [], [ReasoningText(text)] if text else [], self.sealed(text, status))
+        content = [ReasoningText(self.text)] if self.text else []
+        return ReasoningItem(self.id, status, [], content, self.sealed(status))
 
-    def sealed(self, text: str, status: ItemStatus) -> Any:
-        return UNSET if self._seal is None or status == "in_progress" else self._seal.close(text)
-
-    def begin(self) -> list[ResponseEvent]:
-        begun = super().begin()
-        return [*begun, self.tell("response.content_part.added", content_index=0, part=ReasoningText(""))]
-
-    def add(self, text: str) -> list[ResponseEvent]:
-        self._texts.append(text)
-        return [self.tell("response.reasoning_text.delta", content_index=0, delta=text)]
-
-    def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        text = self.text
-        return [
-            self.tell("response.reasoning_text.done", content_index=0, text=text),
-            self.tell("response.content_part.done", content_index=0, part=ReasoningText(text)),
-            *super().end(status),
-        ]
+    def sealed(self, status: ItemStatus) -> Any:
+        return UNSET if self._seal is None or status == "in_progress" else self._seal.close(self.text)
 
 
 class GrowingSummary(GrowingThought):
     """Thinking, told as the item's summary, which holds all of it."""
 
+    told, part_told, numbered = "reasoning_summary_text", "reasoning_summary_part", "summary_index"
+
+    def part(self) -> SummaryText:
+        return SummaryText(self.text)
+
     def snapshot(self, status: ItemStatus) -> ReasoningItem:
-        text = self.text
-        summary = [SummaryText(text)] if text else []
-        return ReasoningItem(self.id, status, summary, encrypted_content=self.sealed(text, status))
-
-    def begin(self) -> list[ResponseEvent]:
-        begun = Growing.begin(self)
-        return [*begun, self.tell("response.reasoning_summary_part.added", summary_index=0, part=SummaryText(""))]
-
-    def add(self, text: str) -> list[ResponseEvent]:
-        self._texts.append(text)
-        return [self.tell("response.reasoning_summary_text.delta", summary_index=0, delta=text)]
-
-    def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        text = self.text
-        return [
-            self.tell("response.reasoning_summary_text.done", summary_index=0, text=text),
-            self.tell("response.reasoning_summary_part.done", summary_index=0, part=SummaryText(text)),
-            *Growing.end(self, status),
-        ]
+        summary = [self.part()] if self.text else []
+        return ReasoningItem(self.id, status, summary, encrypted_content=self.sealed(status))
 
 
 class GrowingCall(Growing):
     """A call of a function of the client's."""
 
+    prefix, told = "fc", "function_call_arguments"
+
     def __init__(self, output: ResponseOutput, call_id: str, name: str, namespace: str | None) -> None:
-        super().__init__(output, "fc")
+        super().__init__(output)
         self._call_id, self._name, self._namespace = call_id, name, namespace or UNSET
 
-    def snapshot(self, status: ItemStatus) -> FunctionCallItem:
+    def snapshot(self, status: ItemStatus) -> FunctionCallItem | CustomCallItem:
         return FunctionCallItem(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
-    def add(self, text: str) -> list[ResponseEvent]:
-        self._texts.append(text)
-        return [self.tell("response.function_call_arguments.delta", delta=text)]
-
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        return [self.tell("response.function_call_arguments.done", arguments=self.text), *super().end(status)]
+        return [self.tell("function_call_arguments.done", arguments=self.text), *super().end(status)]
 
 
-class GrowingCustomCall(Growing):
+class GrowingCustomCall(GrowingCall):
     """A call of a custom tool of the client's, whose text is read out of the arguments as they come."""
 
+    prefix, told = "ctc", "custom_tool_call_input"
+
     def __init__(self, output: ResponseOutput, call_id: str, name: str, namespace: str | None) -> None:
-        super().__init__(output, "ctc")
-        self._call_id, self._name, self._namespace = call_id, name, namespace or UNSET
+        super().__init__(output, call_id, name, namespace)
         self._argument = TextArgument()
 
     def snapshot(self, status: ItemStatus) -> CustomCallItem:
         return CustomCallItem(self.id, status, self._call_id, self._name, self.text, self._namespace)
 
     def add(self, text: str) -> list[ResponseEvent]:
-        return self._told(self._argument.push(text))
+        return self._add(self._argument.push(text))
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        told = self._told(self._argument.rest())
-        return [*told, self.tell("response.custom_tool_call_input.done", input=self.text), *super().end(status)]
+        told = self._add(self._argument.rest())
+        return [*told, self.tell("custom_tool_call_input.done", input=self.text), *Growing.end(self, status)]
 
-    def _told(self, piece: str) -> list[ResponseEvent]:
-        if not piece:
-            return []
-        self._texts.append(piece)
-        return [self.tell("response.custom_tool_call_input.delta", delta=piece)]
+    def _add(self, piece: str) -> list[ResponseEvent]:
+        return super().add(piece) if piece else []
 
 
 class GrowingServerCall(Growing):
     """A call that the server makes itself. A complete one ends when it was made, not when it was written."""
 
+    prefix, told = "mcp", "mcp_call_arguments"
+
     def __init__(self, output: ResponseOutput, call_id: str, offer: Offer) -> None:
-        super().__init__(output, "mcp")
+        super().__init__(output)
         self.call_id, self.offer = call_id, offer
         self._result: str | None = None
         self._error: str | None = None
@@ -242,27 +237,22 @@ class GrowingServerCall(Growing):
         )
 
     def begin(self) -> list[ResponseEvent]:
-        begun = super().begin()
-        return [*begun, self.tell("response.mcp_call.in_progress")]
-
-    def add(self, text: str) -> list[ResponseEvent]:
-        self._texts.append(text)
-        return [self.tell("response.mcp_call_arguments.delta", delta=text)]
+        return [*super().begin(), self.tell("mcp_call.in_progress")]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        told = [self.tell("response.mcp_call_arguments.done", arguments=self.text)]
+        told = [self.tell("mcp_call_arguments.done", arguments=self.text)]
         if status == "completed":
             self._output.items[self.index] = self.snapshot("in_progress")
             return told
-        return [*told, self.tell("response.mcp_call.failed"), *super().end(status)]
+        return [*told, self.tell("mcp_call.failed"), *super().end(status)]
 
     def succeeded(self, result: str) -> list[ResponseEvent]:
         self._result = result
-        return [self.tell("response.mcp_call.completed"), *super().end("completed")]
+        return [self.tell("mcp_call.completed"), *super().end("completed")]
 
     def failed(self, reason: str) -> list[ResponseEvent]:
         self._error = reason
-        return [self.tell("response.mcp_call.failed"), *super().end("completed")]
+        return [self.tell("mcp_call.failed"), *super().end("completed")]
 
 
 class TextArgument:

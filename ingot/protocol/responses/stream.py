@@ -212,7 +212,7 @@ class ResponseBuilder(Streamed):
             return []
         if isinstance(growing, GrowingServerCall) and status == "completed":
             self.calls.append(growing)
-        self.waits_for_client = self.waits_for_client or isinstance(growing, GrowingCall | GrowingCustomCall)
+        self.waits_for_client = self.waits_for_client or isinstance(growing, GrowingCall)
         return growing.end(status)
 
     def _listed(self, label: str) -> list[ResponseEvent]:

@@ -9,30 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from ingot.errors import BadRequest, Unsupported, nearest
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
 from ingot.protocol.responses.input_items import joined_name
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 
 NAME = Text(bounds.TOOL_NAME_CHARS, least=1)
 DESCRIPTION = Text(bounds.TOOL_DESCRIPTION_CHARS)
 NO_SUCH_TOOL: Final = "is not supported: this server has no such tool. Describe a function, and run it yourself."
 HOSTED: Final = dict.fromkeys(
     (
-        "file_search",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "code_interpreter",
-        "image_generation",
-        "local_shell",
-        "shell",
-        "apply_patch",
-        "programmatic_tool_calling",
+        *("file_search", "computer", "computer_use", "computer_use_preview", "code_interpreter", "image_generation"),
+        *("local_shell", "shell", "apply_patch", "programmatic_tool_calling"),
     ),
     NO_SUCH_TOOL,
 )
@@ -77,7 +69,7 @@ class CustomTool:
     name: str = requires(NAME, "The tool's name.")
     description: str | None = accepts(DESCRIPTION, "What it does.")
     format: TextInput | GrammarInput | None = accepts(
-        Tagged("type", {"text": ObjectOf(TextInput), "grammar": ObjectOf(GrammarInput)}), "What the text looks like."
+        tagged("type", TextInput, GrammarInput), "What the text looks like."
     )
     allowed_callers: tuple[str, ...] | None = accepts(Direct, "The model calls it itself.")
     defer_loading: None = refuses("is not supported: every tool is shown. Send false.", False)
@@ -109,8 +101,7 @@ class NamespaceTool:
     type: str = requires(OneOf(("namespace",)), "Tools that belong together.")
     name: str = requires(NAME, "What they are called together.")
     tools: tuple[FunctionTool | CustomTool, ...] = requires(
-        ListOf(Tagged("type", {"function": ObjectOf(FunctionTool), "custom": ObjectOf(CustomTool)}), most=bounds.TOOLS),
-        "The tools.",
+        ListOf(tagged("type", FunctionTool, CustomTool), most=bounds.TOOLS), "The tools."
     )
     description: str | None = accepts(DESCRIPTION, "What they are for; put before each one's own description.")
 
@@ -170,22 +161,8 @@ class ToolSearch:
     parameters: dict[str, Any] | None = accepts(Anything(dict), "Has no effect.")
 
 
-WireTool = FunctionTool | CustomTool | NamespaceTool | McpTool | SearchTool | ToolSearch
-TOOLS = ListOf(
-    Tagged(
-        "type",
-        {
-            "function": ObjectOf(FunctionTool),
-            "custom": ObjectOf(CustomTool),
-            "namespace": ObjectOf(NamespaceTool),
-            "mcp": ObjectOf(McpTool),
-            "tool_search": ObjectOf(ToolSearch),
-            **{name: ObjectOf(SearchTool) for name in WEB_SEARCH},
-        },
-        refused=HOSTED,
-    ),
-    most=bounds.TOOLS,
-)
+WireTool = FunctionTool | CustomTool | NamespaceTool | McpTool | ToolSearch | SearchTool
+TOOLS = ListOf(tagged("type", *get_args(WireTool), refused=HOSTED), most=bounds.TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,27 +179,22 @@ class ChosenServer:
     name: str | None = accepts(NAME, "Which of its tools; any where there is none.")
 
 
-CHOSEN = {"function": ObjectOf(ChosenTool), "custom": ObjectOf(ChosenTool), "mcp": ObjectOf(ChosenServer)}
-
-
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
     type: str = requires(OneOf(("allowed_tools",)), "Some of the tools.")
     mode: str = requires(OneOf(("auto", "required")), "Whether one of them is called as the model likes, or always.")
     tools: tuple[ChosenTool | ChosenServer, ...] = requires(
-        ListOf(Tagged("type", CHOSEN, refused=HOSTED), bounds.TOOLS, least=1), "The tools that may be called."
+        ListOf(tagged("type", ChosenTool, ChosenServer, refused=HOSTED), bounds.TOOLS, least=1),
+        "The tools that may be called.",
     )
 
 
 WireChoice = str | ChosenTool | ChosenServer | AllowedTools
+NOT_CHOSEN = HOSTED | dict.fromkeys(LEFT_OUT, NO_SUCH_TOOL)
 TOOL_CHOICE = Either(
     (
         OneOf(("none", "auto", "required")),
-        Tagged(
-            "type",
-            CHOSEN | {"allowed_tools": ObjectOf(AllowedTools)},
-            refused=HOSTED | dict.fromkeys(LEFT_OUT, NO_SUCH_TOOL),
-        ),
+        tagged("type", ChosenTool, ChosenServer, AllowedTools, refused=NOT_CHOSEN),
     )
 )
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.chat.media import Unseen, unseen_schema
-from ingot.protocol.schema.bounds import FIELD_NAME_CHARS
-from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Refused, Schema, Terms
+from ingot.protocol.schema.bounds import FIELD_NAME_CHARS, PARTS
+from ingot.protocol.schema.fields import BodyReading, Either, Kind, ListOf, OneOf, Refused, Schema, Terms, Text
 from ingot.protocol.schema.foreign import Alias, Foreign
 from ingot.protocol.schema.misspelling import misspelt
 from ingot.protocol.schema.rules import Never
@@ -141,6 +141,19 @@ class Tagged(Kind):
 
     def wanted(self, terms: Terms) -> str:
         return f"an object with '{self.tag}'"
+
+
+def tagged(
+    tag: str, *classes: type, refused: Mapping[str, str] | None = None, unseen: Mapping[str, str] | None = None
+) -> Tagged:
+    """Records told apart by what the field `tag` of each may hold."""
+    records = {name: ObjectOf(cls) for cls in classes for name in specs_of(cls)[tag].metadata["kind"].values}
+    return Tagged(tag, records, refused or {}, unseen or {})
+
+
+def text_or(parts: Tagged, least: int = 0) -> Either:
+    """What is said: a text, or a list of parts."""
+    return Either((Text(), ListOf(parts, PARTS, least)))
 
 
 @cache

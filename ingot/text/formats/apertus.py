@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Arguments, Format, Gap, Name
 from ingot.text.formats.thinking import APERTUS_THINK
 
 APERTUS = Format(
     name="apertus",
     forms=(
-        CallForm(
-            opening=("<|tools_prefix|>", Gap(), "[", Gap()),
+        array(
+            *("<|tools_prefix|>", Gap()),
             call=('{"', Name(), '":', Gap(" "), Arguments(JSON), Gap(), "}"),
-            joint=", ",
-            closing=(Gap(), "]", Gap(), "<|tools_suffix|>"),
+            after=(Gap(), "<|tools_suffix|>"),
         ),
     ),
     thinking=APERTUS_THINK,

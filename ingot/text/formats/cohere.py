@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Format, Gap, JsonCall
 from ingot.text.formats.thinking import COHERE_THINK
 
 COHERE = Format(
     name="cohere",
     forms=(
-        CallForm(
-            opening=("<|START_ACTION|>", Gap(), "[", Gap()),
+        array(
+            *("<|START_ACTION|>", Gap()),
             call=(JsonCall("parameters", "tool_name"),),
-            joint=", ",
-            closing=(Gap(), "]", Gap(), "<|END_ACTION|>"),
+            after=(Gap(), "<|END_ACTION|>"),
         ),
     ),
     thinking=COHERE_THINK,

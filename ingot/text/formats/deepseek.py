@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import element, named_tags
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name
 from ingot.text.formats.thinking import THINK
 
 _SECTION = "<｜tool▁calls▁begin｜>"
@@ -41,25 +42,9 @@ PLAIN = CallForm(
 
 
 def _tagged(section: str) -> CallForm:
-    return CallForm(
-        opening=(f"<｜DSML｜{section}>", Gap("\n")),
-        call=(
-            '<｜DSML｜invoke name="',
-            Name(),
-            TagEnd('">', alone=('"/>', '" />')),
-            Gap("\n"),
-            TextParameters(
-                key_open='<｜DSML｜parameter name="',
-                key_closes=(KeyClose('" string="true">', "text"), KeyClose('" string="false">', "json")),
-                value_close="</｜DSML｜parameter>",
-                end="</｜DSML｜invoke>",
-                wrappers=("arguments", "input"),
-            ),
-        ),
-        joint="\n",
-        closing=(Gap("\n"), f"</｜DSML｜{section}>"),
-        unopened="anywhere",
-    )
+    typed = (KeyClose('" string="true">', "text"), KeyClose('" string="false">', "json"))
+    call = named_tags("｜DSML｜invoke", "｜DSML｜parameter", key_closes=typed, wrappers=("arguments", "input"))
+    return element(f"｜DSML｜{section}", *call, joint="\n", unopened="anywhere")
 
 
 DEEPSEEK_V3 = Format(

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import element, named_tags
+from ingot.text.formats.table import Format, JsonCall
 from ingot.text.formats.thinking import THINK
 
 DOTS = Format(
     name="dots",
     forms=(
-        CallForm(
-            opening=("<dots_function_call>", Gap("\n")),
-            call=(
-                '<invoke name="',
-                Name(),
-                TagEnd('">', alone=('"/>', '" />')),
-                Gap("\n"),
-                TextParameters(
-                    key_open='<parameter name="',
-                    key_closes=(KeyClose('">'),),
-                    value_close="</parameter>",
-                    end="</invoke>",
-                    frame="\n",
-                ),
-            ),
-            joint="\n",
-            closing=(Gap("\n"), "</dots_function_call>"),
-        ),
-        CallForm(
-            opening=("<dots_function_call>", Gap("\n")),
-            call=(JsonCall(),),
-            closing=(Gap("\n"), "</dots_function_call>"),
-            repeats=True,
-        ),
+        element("dots_function_call", *named_tags("invoke", "parameter", frame="\n"), joint="\n"),
+        element("dots_function_call", JsonCall(), repeats=True),
     ),
     thinking=THINK,
     signs=(("<dots_function_call>",),),

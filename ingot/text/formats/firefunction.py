@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Format
 
 FIREFUNCTION = Format(
     name="firefunction",
-    forms=(
-        CallForm(
-            opening=("functools", "[", Gap()),
-            call=(JsonCall(),),
-            joint=", ",
-            closing=(Gap(), "]"),
-            bare=True,
-        ),
-    ),
+    forms=(array("functools", bare=True),),
     signs=(("functools[",),),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.shapes import keys_and_values
+from ingot.text.formats.table import CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import THINK
 
 GLM = Format(
@@ -10,17 +11,7 @@ GLM = Format(
     forms=(
         CallForm(
             opening=("<tool_call>", Gap()),
-            call=(
-                Name(),
-                Gap("\n"),
-                TextParameters(
-                    key_open="<arg_key>",
-                    key_closes=(KeyClose("</arg_key>"),),
-                    value_open="<arg_value>",
-                    value_close="</arg_value>",
-                    end="</tool_call>",
-                ),
-            ),
+            call=(Name(), Gap("\n"), keys_and_values("tool_call")),
         ),
     ),
     thinking=THINK,

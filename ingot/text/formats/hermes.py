@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.shapes import array, element
+from ingot.text.formats.table import Format, Gap, JsonCall
 from ingot.text.formats.thinking import THINK
 from ingot.text.formats.unmarked import UNMARKED
 
-TAGGED = CallForm(
-    opening=("<tool_call>", Gap("\n")),
-    call=(JsonCall(),),
-    closing=(Gap("\n"), "</tool_call>"),
-)
+TAGGED = element("tool_call", JsonCall())
 # The same tags around an array, as small models like to write.
-TAGGED_ARRAY = CallForm(
-    opening=("<tool_call>", Gap("\n"), "[", Gap()),
-    call=(JsonCall(),),
-    joint=", ",
-    closing=(Gap(), "]", Gap("\n"), "</tool_call>"),
-)
+TAGGED_ARRAY = array("<tool_call>", Gap("\n"), after=(Gap("\n"), "</tool_call>"))
 
 HERMES = Format(
     name="hermes",

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, KeyClose, Name, TextParameters
+from ingot.text.formats.shapes import element, keys_and_values
+from ingot.text.formats.table import CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import HUNYUAN_THINK, THINK
 
 
 def _form(suffix: str) -> CallForm:
-    return CallForm(
-        opening=(f"<tool_calls{suffix}>", Gap("\n")),
-        call=(
-            f"<tool_call{suffix}>",
-            Gap(),
-            Name(),
-            Gap(),
-            f"<tool_sep{suffix}>",
-            Gap("\n"),
-            TextParameters(
-                key_open=f"<arg_key{suffix}>",
-                key_closes=(KeyClose(f"</arg_key{suffix}>"),),
-                value_open=f"<arg_value{suffix}>",
-                value_close=f"</arg_value{suffix}>",
-                end=f"</tool_call{suffix}>",
-            ),
-        ),
-        joint="\n",
-        closing=(Gap("\n"), f"</tool_calls{suffix}>"),
-        unopened="line",
-    )
+    named = (f"<tool_call{suffix}>", Gap(), Name(), Gap(), f"<tool_sep{suffix}>", Gap("\n"))
+    call = (*named, keys_and_values("tool_call", behind=suffix))
+    return element(f"tool_calls{suffix}", *call, joint="\n", unopened="line")
 
 
 HUNYUAN_V3 = Format(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, KeyClose, Name, TextParameters
+from ingot.text.formats.shapes import element, keys_and_values
+from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, Name
 from ingot.text.formats.thinking import LONGCAT_THINK
 
 LONGCAT = Format(
@@ -10,23 +11,9 @@ LONGCAT = Format(
     forms=(
         CallForm(
             opening=("<longcat_tool_call>", Gap()),
-            call=(
-                Name(),
-                Gap("\n"),
-                TextParameters(
-                    key_open="<longcat_arg_key>",
-                    key_closes=(KeyClose("</longcat_arg_key>"),),
-                    value_open="<longcat_arg_value>",
-                    value_close="</longcat_arg_value>",
-                    end="</longcat_tool_call>",
-                ),
-            ),
+            call=(Name(), Gap("\n"), keys_and_values("longcat_tool_call", before="longcat_")),
         ),
-        CallForm(
-            opening=("<longcat_tool_call>", Gap("\n")),
-            call=(JsonCall(),),
-            closing=(Gap("\n"), "</longcat_tool_call>"),
-        ),
+        element("longcat_tool_call", JsonCall()),
     ),
     thinking=LONGCAT_THINK,
     signs=(("<longcat_tool_call>",),),

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import named_tags
+from ingot.text.formats.table import CallForm, Format
 from ingot.text.formats.thinking import THINK
 
 MINICPM5 = Format(
     name="minicpm5",
-    forms=(
-        CallForm(
-            call=(
-                '<function name="',
-                Name(),
-                TagEnd('">', alone=('"/>', '" />')),
-                Gap(),
-                TextParameters(
-                    key_open='<param name="',
-                    key_closes=(KeyClose('">'),),
-                    value_close="</param>",
-                    end="</function>",
-                    quote=("<![CDATA[", "]]>"),
-                ),
-            ),
-            unopened="line",
-        ),
-    ),
+    forms=(CallForm(call=named_tags("function", "param", gap="", quote=("<![CDATA[", "]]>")), unopened="line"),),
     thinking=THINK,
     signs=(("<function name=", "<param name="),),
     model_types=("minicpm5",),

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.text.formats.table import CallForm, Elements, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import element, named_tags
+from ingot.text.formats.table import CallForm, Elements, Format, Gap, Name, TagEnd
 from ingot.text.formats.thinking import INTERLEAVED_THINK, MINIMAX_M3_THINK
 
 MINIMAX_M2 = Format(
     name="minimax-m2",
-    forms=(
-        CallForm(
-            opening=("<minimax:tool_call>", Gap("\n")),
-            call=(
-                '<invoke name="',
-                Name(),
-                TagEnd('">', alone=('"/>', '" />')),
-                Gap("\n"),
-                TextParameters(
-                    key_open='<parameter name="',
-                    key_closes=(KeyClose('">'),),
-                    value_close="</parameter>",
-                    end="</invoke>",
-                ),
-            ),
-            joint="\n",
-            closing=(Gap("\n"), "</minimax:tool_call>"),
-            unopened="line",
-        ),
-    ),
+    forms=(element("minimax:tool_call", *named_tags("invoke", "parameter"), joint="\n", unopened="line"),),
     thinking=INTERLEAVED_THINK,
     signs=(("<minimax:tool_call>",),),
     model_types=("minimax", "minimax_m2"),

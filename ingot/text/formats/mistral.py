@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Arguments, CallForm, CallId, Format, Gap, Maybe, Name
 from ingot.text.formats.thinking import MISTRAL_THINK
 
-ARRAY = CallForm(
-    opening=("[TOOL_CALLS]", Gap(" "), "[", Gap()),
-    call=(JsonCall(),),
-    joint=", ",
-    closing=(Gap(), "]"),
-)
+ARRAY = array("[TOOL_CALLS]", Gap(" "))
 NAMED = CallForm(
     opening=("[TOOL_CALLS]", Gap()),
     call=(Name(), CallId("[CALL_ID]"), Maybe("[ARGS]", written=True), Gap(), Arguments(JSON)),

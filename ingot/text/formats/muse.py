@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import element, named_tags
+from ingot.text.formats.table import Format
 from ingot.text.formats.thinking import THINK
 
 MUSE = Format(
     name="muse",
-    forms=(
-        CallForm(
-            opening=("<atem:function_calls>", Gap("\n")),
-            call=(
-                '<atem:invoke name="',
-                Name(),
-                TagEnd('">', alone=('"/>', '" />')),
-                Gap("\n"),
-                TextParameters(
-                    key_open='<atem:parameter name="',
-                    key_closes=(KeyClose('">'),),
-                    value_close="</atem:parameter>",
-                    end="</atem:invoke>",
-                ),
-            ),
-            joint="\n",
-            closing=(Gap("\n"), "</atem:function_calls>"),
-            unopened="line",
-        ),
-    ),
+    forms=(element("atem:function_calls", *named_tags("atem:invoke", "atem:parameter"), joint="\n", unopened="line"),),
     thinking=THINK,
     signs=(("<atem:function_calls>",), ("<atem:invoke",)),
 )

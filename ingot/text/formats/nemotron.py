@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Format, Gap
 from ingot.text.formats.thinking import THINK
 
 NEMOTRON_NANO = Format(
     name="nemotron-nano-v2",
-    forms=(
-        CallForm(
-            opening=("<TOOLCALL>", Gap(), "[", Gap()),
-            call=(JsonCall(),),
-            joint=", ",
-            closing=(Gap(), "]", Gap(), "</TOOLCALL>"),
-        ),
-    ),
+    forms=(array("<TOOLCALL>", Gap(), after=(Gap(), "</TOOLCALL>")),),
     thinking=THINK,
     signs=(("<TOOLCALL>",),),
 )

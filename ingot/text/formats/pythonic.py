@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from ingot.text.formats.notation import PYTHON
+from ingot.text.formats.shapes import array
 from ingot.text.formats.table import Arguments, CallForm, Format, Gap, JsonCall, Maybe, Name
 from ingot.text.formats.thinking import THINK
 
 _CALL = (Name(), Gap(), Arguments(PYTHON))
 
-MARKED = CallForm(
-    opening=("<|tool_call_start|>", Gap(), "[", Gap()),
-    call=_CALL,
-    joint=", ",
-    closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
-)
+_END = (Gap(), "<|tool_call_end|>")
+
+MARKED = array("<|tool_call_start|>", Gap(), call=_CALL, after=_END)
 # LFM2 also writes JSON between its markers: where a prompt shows some, or of itself.
-MARKED_JSON = CallForm(
-    opening=("<|tool_call_start|>", Gap()),
-    call=(JsonCall(),),
-    closing=(Gap(), "<|tool_call_end|>"),
-    repeats=True,
-)
-MARKED_ARRAY = CallForm(
-    opening=("<|tool_call_start|>", Gap(), "[", Gap()),
-    call=(JsonCall(),),
-    joint=", ",
-    closing=(Gap(), "]", Gap(), "<|tool_call_end|>"),
-)
-BARE = CallForm(opening=("[", Gap()), call=_CALL, joint=", ", closing=(Gap(), "]"), bare=True)
-FENCED = CallForm(
-    opening=("```", Maybe("python"), Gap("\n"), "[", Gap()),
-    call=_CALL,
-    joint=", ",
-    closing=(Gap(), "]", Gap("\n"), "```"),
-    bare=True,
-)
+MARKED_JSON = CallForm(opening=("<|tool_call_start|>", Gap()), call=(JsonCall(),), closing=_END, repeats=True)
+MARKED_ARRAY = array("<|tool_call_start|>", Gap(), after=_END)
+BARE = array(call=_CALL, bare=True)
+FENCED = array("```", Maybe("python"), Gap("\n"), call=_CALL, after=(Gap("\n"), "```"), bare=True)
 
 LFM2 = Format(
     name="lfm2",

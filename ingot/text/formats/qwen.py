@@ -8,29 +8,12 @@ from __future__ import annotations
 
 from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name, TagEnd, TextParameters
+from ingot.text.formats.shapes import assigned_tags, element
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import THINK
 from ingot.text.formats.unmarked import UNMARKED
 
-XML = CallForm(
-    opening=("<tool_call>", Gap("\n")),
-    call=(
-        "<function=",
-        Name(),
-        TagEnd(">"),
-        Gap("\n"),
-        TextParameters(
-            key_open="<parameter=",
-            key_closes=(KeyClose(">"),),
-            value_close="</parameter>",
-            end="</function>",
-            frame="\n",
-            close_optional=True,
-        ),
-    ),
-    closing=(Gap("\n"), "</tool_call>"),
-    unopened="line",
-)
+XML = element("tool_call", *assigned_tags(frame="\n", close_optional=True), unopened="line")
 BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Arguments(JSON), ")"), closing=("]",))
 
 QWEN = Format(

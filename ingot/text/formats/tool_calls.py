@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall
+from ingot.text.formats.shapes import array, element
+from ingot.text.formats.table import Format, Gap, JsonCall
 from ingot.text.formats.thinking import APRIEL_THINK, THINK
 
-ARRAY = CallForm(
-    opening=("<tool_calls>", Gap(), "[", Gap()),
-    call=(JsonCall(),),
-    joint=", ",
-    closing=(Gap(), "]", Gap(), "</tool_calls>"),
-)
-LINES = CallForm(
-    opening=("<tool_calls>", Gap("\n")),
-    call=(JsonCall(),),
-    joint="\n",
-    closing=(Gap("\n"), "</tool_calls>"),
-)
+ARRAY = array("<tool_calls>", Gap(), after=(Gap(), "</tool_calls>"))
+LINES = element("tool_calls", JsonCall(), joint="\n")
 
 HUNYUAN_A13B = Format(
     name="hunyuan-a13b",

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from ingot.text.formats.table import CallForm, Format, Gap, JsonCall, Maybe
+from ingot.text.formats.shapes import array
+from ingot.text.formats.table import Format, Gap, Maybe
 from ingot.text.formats.thinking import THINK
 
-BARE = CallForm(opening=("[", Gap()), call=(JsonCall(),), joint=", ", closing=(Gap(), "]"), bare=True)
-FENCED = CallForm(
-    opening=("```", Maybe("json"), Gap("\n"), "[", Gap()),
-    call=(JsonCall(),),
-    joint=", ",
-    closing=(Gap(), "]", Gap("\n"), "```"),
-    bare=True,
-)
+BARE = array(bare=True)
+FENCED = array("```", Maybe("json"), Gap("\n"), after=(Gap("\n"), "```"), bare=True)
 
 XLAM = Format(
     name="xlam",

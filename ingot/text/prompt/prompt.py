@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ingot.text.template.witness import TemplateHistory
 
-_SHOWN = 16  # tokens of the text at a place
-
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
@@ -28,7 +26,6 @@ class PromptPlace:
     message: int | None
     role: str
     character: int
-    text: str  # from there on, a little
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,7 @@ class Prompt:
     def place(self, token: int, decode: Callable[[Sequence[int]], str]) -> PromptPlace:
         """Where the token of this number stands; one past the last is at the end."""
         if not self.spans:
-            return PromptPlace(None, "", len(decode(self.tokens[:token])), decode(self.tokens[token : token + _SHOWN]))
+            return PromptPlace(None, "", len(decode(self.tokens[:token])))
         begins = [span.begin for span in self.spans]
         span = self.spans[max(0, bisect_right(begins, token) - 1)]
-        within = len(decode(self.tokens[span.begin : token]))
-        return PromptPlace(span.message, span.role, within, decode(self.tokens[token : token + _SHOWN]))
+        return PromptPlace(span.message, span.role, len(decode(self.tokens[span.begin : token])))

@@ -188,23 +188,11 @@ _UNCHANGED = (
     "reject rejectattr reverse select selectattr sort truncate unique upper"
 )
 
+_BOUNDED = (_center, _format, _indent, _join, _list, _replace, _round, _safe, _string, _sum, _title, _tojson, _trim)
 FILTERS: Mapping[str, Callable[..., Any]] = {
     **{name: metered(JINJA[name]) for name in _UNCHANGED.split()},
-    "batch": metered(_columns("batch")),
-    "center": metered(_center),
-    "format": metered(_format),
-    "indent": metered(_indent),
-    "join": metered(_join),
-    "list": metered(_list),
-    "replace": metered(_replace),
-    "round": metered(_round),
-    "safe": metered(_safe),
-    "slice": metered(_columns("slice")),
-    "string": metered(_string),
-    "sum": metered(_sum),
-    "title": metered(_title),
-    "tojson": metered(_tojson),
-    "trim": metered(_trim),
+    **{name: metered(_columns(name)) for name in ("batch", "slice")},
+    **{function.__name__.removeprefix("_"): metered(function) for function in _BOUNDED},
 }
 
 TESTS: Mapping[str, Callable[..., Any]] = {

@@ -6,7 +6,7 @@ Like a tokenizer, an `Inputs` never changes once it is made, and any thread may 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,6 +95,10 @@ class TextInputs:
         return EncoderInput(tuple(tokens[: self.length]), cut=len(tokens) > self.length)
 
 
+Written = Callable[[str, int | None], tuple[EncoderInput, int]]
+"""Makes a document, of which so many tokens are read, into an input, cut to fit; and what it would take uncut."""
+
+
 class RerankInputs(ABC):
     """A query and its documents."""
 
@@ -104,7 +108,6 @@ class RerankInputs(ABC):
         self._vocabulary, self.length = vocabulary, length
         self._text, self._lengths = _PlainText(vocabulary), _Lengths(vocabulary)
 
-    @abstractmethod
     def read(
         self,
         query: str,
@@ -119,6 +122,20 @@ class RerankInputs(ABC):
         `instruction` says what makes a document a good one, where `takes_instruction`. Raises InputTooLong where
         nothing may be cut, and always where the query alone leaves no room.
         """
+        written = self._asked(query, instruction)
+        pieces = []
+        for number, document in enumerate(documents):
+            param = f"documents.{number}"
+            if most is None and not truncate:
+                self._lengths.check(document, self.length, param=param)
+            piece, needed = written(document, most)
+            if needed > self.length and not truncate:
+                raise InputTooLong(needed=needed, limit=self.length, remedy=REMEDY, param=param)
+            pieces.append(piece)
+        return pieces
+
+    @abstractmethod
+    def _asked(self, query: str, instruction: str | None) -> Written: ...
 
 
 class PairInputs(RerankInputs):
@@ -130,33 +147,23 @@ class PairInputs(RerankInputs):
         super().__init__(vocabulary, length=length)
         self._frame = _around_two(vocabulary)
 
-    def read(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        instruction: str | None = None,
-        most: int | None = None,
-        truncate: bool = False,
-    ) -> list[EncoderInput]:
+    def _asked(self, query: str, instruction: str | None) -> Written:
         assert instruction is None, "a cross-encoder takes no instruction"
         frame = self._frame
         self._lengths.check(query, self.length, param="query")
         before = (*frame.begin, *self._text.encode(query))
         room = _room(self.length, len(before) + len(frame.middle) + len(frame.end))
-        pieces = []
-        for number, document in enumerate(documents):
-            if most is None and not truncate:
-                self._lengths.check(document, self.length, param=f"documents.{number}")
+
+        def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
             tokens = self._text.encode(document)
             allowed = len(tokens) if most is None else min(most, len(tokens))
-            if allowed > room and not truncate:
-                raise _too_long(self.length - room + allowed, self.length, number)
             behind = (*tokens[: min(allowed, room)], *frame.end)
             parts = (before, frame.middle, behind)
             types = tuple(kind for kind, part in zip(frame.types, parts, strict=True) for _ in part)
-            pieces.append(EncoderInput((*before, *frame.middle, *behind), types, min(allowed, room) < len(tokens)))
-        return pieces
+            piece = EncoderInput((*before, *frame.middle, *behind), types, min(allowed, room) < len(tokens))
+            return piece, self.length - room + allowed
+
+        return written
 
 
 class JudgeInputs(RerankInputs):
@@ -169,31 +176,21 @@ class JudgeInputs(RerankInputs):
         self._opening = tuple(_encode(vocabulary, JUDGE_OPENING))
         self._closing = tuple(_encode(vocabulary, JUDGE_CLOSING))
 
-    def read(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        instruction: str | None = None,
-        most: int | None = None,
-        truncate: bool = False,
-    ) -> list[EncoderInput]:
+    def _asked(self, query: str, instruction: str | None) -> Written:
         asked = f"<Instruct>: {instruction or JUDGE_INSTRUCTION}\n<Query>: {query}\n<Document>: "
         room = self.length - len(self._opening) - len(self._closing)
         self._lengths.check(asked, self.length, param="query")
         _room(room, len(self._text.encode(asked)))
-        pieces = []
-        for number, document in enumerate(documents):
-            if most is None and not truncate:
-                self._lengths.check(document, self.length, param=f"documents.{number}")
+
+        def written(document: str, most: int | None) -> tuple[EncoderInput, int]:
             told = document if most is None else self._shortened(document, most)
             # As one text: how a document's first word is written depends on what stands before it.
             tokens = self._text.encode(asked + told)
-            if len(tokens) > room and not truncate:
-                raise _too_long(self.length - room + len(tokens), self.length, number)
             cut = len(tokens) > room or told != document
-            pieces.append(EncoderInput((*self._opening, *tokens[:room], *self._closing), cut=cut))
-        return pieces
+            piece = EncoderInput((*self._opening, *tokens[:room], *self._closing), cut=cut)
+            return piece, self.length - room + len(tokens)
+
+        return written
 
     def _shortened(self, document: str, most: int) -> str:
         tokens = self._text.encode(document)
@@ -253,10 +250,6 @@ def _room(length: int, taken: int) -> int:
         remedy = "Shorten the query: it leaves no room for a document."
         raise InputTooLong(needed=taken + 1, limit=length, remedy=remedy, param="query")
     return length - taken
-
-
-def _too_long(needed: int, limit: int, document: int) -> InputTooLong:
-    return InputTooLong(needed=needed, limit=limit, remedy=REMEDY, param=f"documents.{document}")
 
 
 def _encode(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Terms, Text
-from ingot.protocol.schema.objects import ObjectOf, Tagged, accepts, refuses, requires
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 
 TERMS = Terms(models=("m",), vocab=10, timeout_s=1.0)
 STRICT = Terms(models=("m",), vocab=10, timeout_s=1.0, strict=True)
@@ -25,7 +25,7 @@ class Outer:
     name: str = requires(Text(), "A name.")
     count: int = accepts(Int((1, 9)), "A count.", default=1)
     inners: tuple[Inner, ...] = accepts(
-        ListOf(Tagged("kind", {"inner": ObjectOf(Inner)}, refused={"outer": "is not possible."}), most=3),
+        ListOf(tagged("kind", Inner, refused={"outer": "is not possible."}), most=3),
         "More.",
         default=(),
     )
@@ -112,3 +112,23 @@ def test_only_an_object_is_a_record(body: Any) -> None:
 def test_the_schema_says_the_same(body: dict[str, Any], valid: bool) -> None:
     assert jsonschema_rs.is_valid(OUTER.schema(TERMS), body) == valid
     assert not jsonschema_rs.is_valid(OUTER.schema(STRICT), {"name": "x", "quux": 1})
+
+
+@dataclass(frozen=True)
+class Pair:
+    kind: str = requires(OneOf(("left", "right")), "The kind.")
+
+
+def test_records_are_told_apart_by_what_their_own_fields_may_hold() -> None:
+    kind = tagged("kind", Inner, Pair)
+    assert list(kind.records) == ["inner", "left", "right"]
+    parsed = [kind.parse({"kind": name}, "", BodyReading(TERMS)) for name in kind.records]
+    assert parsed == [Inner("inner"), Pair("left"), Pair("right")]
+
+
+def test_what_is_said_is_a_text_or_parts() -> None:
+    said = text_or(tagged("kind", Inner), least=1)
+    assert said.parse("Hi", "", BodyReading(TERMS)) == "Hi"
+    assert said.parse([{"kind": "inner"}], "", BodyReading(TERMS)) == (Inner("inner"),)
+    with pytest.raises(BadRequest):
+        said.parse([], "", BodyReading(TERMS))

@@ -1,4 +1,4 @@
-"""Limits, with the ways in which clients say that there is to be none."""
+"""What ends an answer: a number of tokens, with the ways in which clients say that there is none, and texts."""
 
 from __future__ import annotations
 
