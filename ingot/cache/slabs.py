@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.cache.groups import PageGroup, PageIndex, Run
 from ingot.cache.pages import PAGE, PageCopy, Table
-from ingot.kernels.paged.kernels import PagedAttention, Slabs
+from ingot.kernels.paged.kernels import PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 
 
@@ -131,18 +131,17 @@ class KernelStorage(SlabStorage):
 
     def places(self, runs: Sequence[Run]) -> mx.array:
         """Where the kernel writes each token: made once for all layers of a group."""
-        pages = np.repeat([int(self._group.encoded[page]) for _, _, page, _ in runs], [run[1] for run in runs])
-        places = np.concatenate([np.arange(at, at + count) for _, count, _, at in runs])
-        return mx.array(np.stack([pages, places], axis=1).astype(np.int32))
+        encoded = self._group.encoded
+        return token_slots([(encoded[page], place) for _, count, page, at in runs for place in range(at, at + count)])
 
     def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
-        keys, values = (mx.contiguous(part.astype(self._dtype)) for part in (keys, values))
+        keys, values = (part.astype(self._dtype) for part in (keys, values))
         self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         encoded = self._group.encoded
-        made = [(encoded[source], encoded[target], tokens) for source, target, tokens in copies]
-        self._token = self._kernel.copy(mx.array(np.array(made, np.int32)), self.slabs, self._token)
+        made = page_copies([(encoded[source], encoded[target], tokens) for source, target, tokens in copies])
+        self._token = self._kernel.copy(made, self.slabs, self._token)
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
@@ -155,8 +154,7 @@ class KernelStorage(SlabStorage):
         return KernelRows.of(encoded, lengths, firsts=firsts, counts=[count] * len(tables))
 
     def _ordered(self, numbers: mx.array) -> mx.array:
-        # By what is read of the token: a device that sees no other link between the two runs them side by side.
-        return numbers + 0 * self._token
+        return ordered(numbers, self._token)
 
     def trim(self) -> None:
         super().trim()

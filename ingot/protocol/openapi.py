@@ -34,8 +34,9 @@ from ingot.protocol.rerank import RERANK_BODY, Reranked
 from ingot.protocol.responses.answers import DeletedResponse, InputItemList, ResponseBody, ResponseEvent, ResponseTokens
 from ingot.protocol.responses.body import RESPONSES_BODY
 from ingot.protocol.responses.queries import ITEMS_QUERY, RESPONSE_QUERY
-from ingot.protocol.schema.fields import Kind, Refused, Schema, Terms
+from ingot.protocol.schema.fields import Kind, Refused, Schema
 from ingot.protocol.schema.objects import ObjectOf, specs_of
+from ingot.protocol.schema.terms import Terms
 from ingot.version import __version__
 
 REFS = "#/components/schemas/{name}"

@@ -15,7 +15,8 @@ from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaul
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.model_names import check_aliases, with_aliases
 from ingot.protocol.schema.encoder_fields import terms_of
-from ingot.protocol.schema.fields import BodyReading, Terms
+from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.schema.terms import Terms
 from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
 from ingot.text.formats.table import Format
 from ingot.text.grammar.grammars import Grammars

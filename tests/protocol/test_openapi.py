@@ -9,7 +9,7 @@ import pytest
 from ingot.http.app import build_app, route_path
 from ingot.http.endpoints.ollama import REFUSED
 from ingot.protocol.openapi import OPERATIONS, document
-from ingot.protocol.schema.fields import Terms
+from ingot.protocol.schema.terms import Terms
 from tests.http.scripted import ScriptedEngine, settings
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0)

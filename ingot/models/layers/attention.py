@@ -128,7 +128,7 @@ class MixedAttention(nn.Module):
         return self._turned_by_part(queries, mixed), self._turned_by_part(keys, mixed)
 
     def _turned_by_part(self, x: mx.array, mixed: Mixed) -> mx.array:
-        """Each launch's as the model's own code would turn them: GPUs take a prompt's tokens as one row, not as many."""
+        """Each launch's as the model's own code would: GPUs take a prompt's tokens as one row, not as many."""
         turned = []
         for number, part in enumerate(mixed.parts):
             own: mx.array = self.rope(mixed.taken_heads(number, x), offset=part.offset)

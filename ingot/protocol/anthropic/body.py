@@ -20,19 +20,8 @@ from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds, foreign
-from ingot.protocol.schema.fields import (
-    Anything,
-    BodyReading,
-    Bool,
-    Either,
-    Int,
-    ListOf,
-    ModelName,
-    Number,
-    OneOf,
-    Text,
-    Timeout,
-)
+from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded

@@ -12,8 +12,9 @@ from ingot.errors import Unsupported
 from ingot.protocol.anthropic.content import CacheControl, marks
 from ingot.protocol.chat.ask import ForcedTool, Tool, ToolChoice
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Delegate, Kind, ListOf, OneOf, Terms, Text
+from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Delegate, Kind, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires, tagged
+from ingot.protocol.schema.terms import Terms
 
 CUSTOM = "custom"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ingot.engine.request import Sampling, Stop
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Bool, Int, ModelName, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.fields import Bool, Int, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
 from ingot.protocol.schema.stopping import STOP, stop_strings
 from ingot.protocol.schema.token_ids import Biases, TokenIds

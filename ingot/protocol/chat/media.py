@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from ingot.errors import Unsupported
 from ingot.protocol.schema.bounds import PARTS
-from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Schema, Terms, Text
+from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Schema, Text
+from ingot.protocol.schema.terms import Terms
 from ingot.protocol.schema.unheeded import note
 
 TEXT_ONLY: Final = "input is not supported: the served model is run on text alone."

@@ -38,15 +38,15 @@ from ingot.protocol.schema.fields import (
     Int,
     Kind,
     ListOf,
-    ModelName,
     Number,
     OneOf,
     Schema,
-    Terms,
     Text,
 )
+from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.schema.rules import Given, Is, Never, Not
+from ingot.protocol.schema.terms import Terms
 from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.text.parse.call_arguments import as_text
 

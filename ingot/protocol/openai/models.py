@@ -12,7 +12,7 @@ from ingot.engine.encoder_request import EncoderCard
 from ingot.engine.request import ModelCard
 from ingot.protocol.chat.sampling_defaults import sampling_body
 from ingot.protocol.model_names import is_name
-from ingot.protocol.schema.fields import unknown_name
+from ingot.protocol.schema.model_name import unknown_name
 from ingot.protocol.served import Served
 from ingot.text.formats.registry import FormatSource
 

@@ -14,8 +14,9 @@ from ingot.protocol.openai.chat import CHAT_BODY, read_chat
 from ingot.protocol.openai.completions import COMPLETION_BODY, read_completion
 from ingot.protocol.responses.body import RESPONSES_BODY
 from ingot.protocol.responses.request import Surroundings, read_response
-from ingot.protocol.schema.fields import BodyReading, Kind, Schema, Terms
+from ingot.protocol.schema.fields import BodyReading, Kind, Schema
 from ingot.protocol.schema.objects import ObjectOf, specs_of
+from ingot.protocol.schema.terms import Terms
 from ingot.protocol.served import Served
 
 Read = Callable[[Any, Served, str, Surroundings], Any]

@@ -14,7 +14,8 @@ from ingot.protocol.chat.prompts import text_tokens
 from ingot.protocol.openai.chat import TOOLS, FunctionTool
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Bool, ModelName, Text
+from ingot.protocol.schema.fields import Bool, Text
+from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
 from ingot.protocol.schema.rules import Given, Never, Not
 from ingot.protocol.schema.token_ids import TokenIds

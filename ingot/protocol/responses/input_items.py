@@ -11,8 +11,9 @@ from ingot.errors import BadRequest
 from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Terms, Text, general
+from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Text, general
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
+from ingot.protocol.schema.terms import Terms
 from ingot.text.parse.call_arguments import as_text
 
 UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}

@@ -10,46 +10,15 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from ingot.errors import BadRequest, ModelNotFound, UnknownField, Unsupported
-from ingot.protocol.model_names import is_name, names_schema
+from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.bounds import UNKNOWN_FIELDS, IntRange, Range
+from ingot.protocol.schema.terms import NO_TERMS, Terms
 
 Schema = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderTerms:
-    """What an encoder that is served besides adds; the defaults hold where there is none."""
-
-    models: tuple[str, ...] = ()
-    vocab: int = 1
-    dimension: int = 1
-    prompts: tuple[str, ...] = ()  # the names of what may stand before a text
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the served model and the settings add to the bounds that never change."""
-
-    models: tuple[str, ...]
-    vocab: int
-    timeout_s: float
-    strict: bool = False
-    template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
-    encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
-
-    @property
-    def every_model(self) -> tuple[str, ...]:
-        """All names, whatever the models are for."""
-        further = (name for encoder in self.encoders.values() for name in encoder.models)
-        return tuple(dict.fromkeys((*self.models, *further)))
-
-
-NO_TERMS: Final = Terms((), 1, 1.0)
 
 
 @dataclass(slots=True)
@@ -343,35 +312,9 @@ class Either(Kind):
         return " or ".join(kind.wanted(terms) for kind in self.kinds)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelName(Kind):
-    """A name under which the model is served. Any other is a 404 that lists what is."""
-
-    types, words = (str,), "the name of a model, as a string"
-
-    def parse(self, value: object, path: str, reading: BodyReading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse(value, path, reading)
-        if not is_name(value, reading.terms.models):
-            raise unknown_model(value, reading.terms)
-        return value
-
-    def schema(self, terms: Terms) -> Schema:
-        return names_schema(terms.models)
-
-
 def general(path: str) -> str:
     """`path` with `*` for each position in a list: the same field of every message is named once."""
     return re.sub(r"\.\d+(?=\.)", ".*", path)
-
-
-def unknown_model(name: str, terms: Terms) -> ModelNotFound:
-    return unknown_name(name, terms.models)
-
-
-def unknown_name(name: str, known: Iterable[str]) -> ModelNotFound:
-    served = ", ".join(f"'{one}'" for one in known)
-    return ModelNotFound(f"There is no model '{name[:200]}' here. Served: {served}.", param="model")
 
 
 def as_whole(value: object) -> int | None:

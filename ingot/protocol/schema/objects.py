@@ -16,10 +16,11 @@ from typing import Any
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.chat.media import Unseen, unseen_schema
 from ingot.protocol.schema.bounds import FIELD_NAME_CHARS, PARTS
-from ingot.protocol.schema.fields import BodyReading, Either, Kind, ListOf, OneOf, Refused, Schema, Terms, Text
+from ingot.protocol.schema.fields import BodyReading, Either, Kind, ListOf, OneOf, Refused, Schema, Text
 from ingot.protocol.schema.foreign import Alias, Foreign
 from ingot.protocol.schema.misspelling import misspelt
 from ingot.protocol.schema.rules import Never
+from ingot.protocol.schema.terms import Terms
 from ingot.protocol.schema.unheeded import Passed, note
 
 

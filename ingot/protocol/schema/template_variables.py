@@ -7,7 +7,8 @@ from typing import Any
 
 from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS
-from ingot.protocol.schema.fields import NO_TERMS, BodyReading, Bool, Either, Kind, Number, Schema, Terms, Text
+from ingot.protocol.schema.fields import BodyReading, Bool, Either, Kind, Number, Schema, Text
+from ingot.protocol.schema.terms import NO_TERMS, Terms
 
 VALUE = Either((Bool(), Number(TEMPLATE_NUMBER), Text(TEMPLATE_TEXT_CHARS)))
 

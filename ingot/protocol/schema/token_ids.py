@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ingot.errors import BadRequest
 from ingot.protocol.schema.bounds import Range
-from ingot.protocol.schema.fields import BodyReading, Kind, Number, Schema, Terms, as_whole
+from ingot.protocol.schema.fields import BodyReading, Kind, Number, Schema, as_whole
+from ingot.protocol.schema.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)

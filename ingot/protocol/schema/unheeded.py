@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import Unsupported
-from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Schema, Terms
+from ingot.protocol.schema.fields import BodyReading, Kind, OneOf, Schema
+from ingot.protocol.schema.terms import Terms
 
 
 def note(path: str, reading: BodyReading) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.input_items import HOSTED_ITEMS, ITEMS, InputConversation
-from ingot.protocol.schema.fields import BodyReading, Terms
+from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.schema.terms import Terms
 
 SEAL = ThinkingSeal.of(b"a secret", "tenant")
 TERMS = Terms(("toy",), 300, 60.0)

@@ -21,15 +21,15 @@ from ingot.protocol.schema.fields import (
     Kind,
     ListOf,
     MapOf,
-    ModelName,
     Number,
     OneOf,
     Refused,
-    Terms,
     Text,
     Timeout,
 )
+from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.template_variables import TemplateVariables
+from ingot.protocol.schema.terms import Terms
 from ingot.protocol.schema.token_ids import Biases, TokenIds, numerals_up_to
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0, template_variables=("mood",))
