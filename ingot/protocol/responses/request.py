@@ -18,7 +18,8 @@ from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.receipts import Source
 from ingot.protocol.responses.answers import ReasoningEcho, ResponseBody, ResponseTokens, TextEcho
 from ingot.protocol.responses.body import RESPONSES_BODY, SEALED, ResponsesBody
-from ingot.protocol.responses.input_items import ITEMS, InputConversation
+from ingot.protocol.responses.conversation import InputConversation
+from ingot.protocol.responses.input_items import ITEMS
 from ingot.protocol.responses.output_items import item_id, response_of
 from ingot.protocol.responses.stream import ResponseBuilder, ResponseOptions
 from ingot.protocol.responses.tools import RemoteTools, Toolbox

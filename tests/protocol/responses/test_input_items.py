@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.protocol.responses.input_items import HOSTED_ITEMS, ITEMS, InputConversation
+from ingot.protocol.responses.conversation import InputConversation
+from ingot.protocol.responses.input_items import HOSTED_ITEMS, ITEMS
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.schema.terms import Terms
 
