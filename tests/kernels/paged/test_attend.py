@@ -97,7 +97,7 @@ def test_slabs_are_padded_to_what_there_are_kernels_for() -> None:
     slab, other = (mx.zeros((1, 1, 64, 64)) for _ in range(2))
     assert [Slabs([slab] * n, [slab] * n).count for n in (1, 2, 4, 5, 12)] == [4, 4, 4, 12, 12]
     planned = Slabs([slab], [other], planned=7)
-    assert planned.count == 8 and all(a is b for a, b in zip(planned.inputs, [slab] * 8 + [other] * 8, strict=True))
+    assert planned.count == 12 and all(a is b for a, b in zip(planned.inputs, [slab] * 12 + [other] * 12, strict=True))
 
 
 def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> None:

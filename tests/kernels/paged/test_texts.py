@@ -76,7 +76,7 @@ def test_attributes_stand_in_the_body_where_mlx_looks_for_them(kernel: str) -> N
 
 def test_another_text_has_another_name() -> None:
     names = {kernel_text(kernel, "cuda", slabs).name for kernel in ("write", "copy", "attend") for slabs in SLABS}
-    assert len(names) == 15
+    assert len(names) == 3 * len(SLABS)
     assert kernel_text("attend", "cuda", 1).name != kernel_text("attend", "metal", 1).name
 
 
