@@ -128,7 +128,8 @@ class Runner:
 
     def rest(self) -> None:
         """Nothing runs: give back the memory of states that nobody holds."""
-        # On CPUs mlx waits for all threads' work to clear its cache, which is small there, and holds Python up meanwhile.
+        # On CPUs mlx waits for all threads' work to clear its cache, which is small there, and holds Python up
+        # meanwhile.
         if not self.seated and self.rows.trim() and not self._in_step:
             mx.clear_cache()
 
