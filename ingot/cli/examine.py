@@ -85,6 +85,13 @@ def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         yield Finding("BLAS", "note" if probed["blas_advice"] else "ok", blas, probed["blas_advice"])
         kernels = probed["native"] or "none: packed weights are unpacked"
         yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
+    if probed["kind"] != "cpu":
+        wrong = probed["paged"]
+        detail = "right" if wrong is None else f"not used: {wrong}"
+        advice = (
+            None if wrong is None else "attention gathers pages instead, slower; tell the project what it says here"
+        )
+        yield Finding("paged attention", "ok" if wrong is None else "note", detail, advice)
 
 
 def nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingot.kernels.device import Device
 
 SIDE = 512
 
@@ -27,7 +31,20 @@ def probe() -> dict[str, object]:
         "blas_advice": fastblas.advice() if here.kind == "cpu" else None,
         "native": native.describe() if here.kind == "cpu" else None,
         "native_advice": native.advice() if here.kind == "cpu" else None,
+        "paged": _paged(here) if here.kind != "cpu" else None,
     }
+
+
+def _paged(here: Device) -> str | None:
+    """What is wrong with the GPU's kernels, by the shape that most models' attention has; None where they are right."""
+    import mlx.core as mx
+
+    from ingot.kernels.paged.kernels import Shape
+    from ingot.kernels.paged.selfcheck import selfcheck
+
+    return selfcheck(
+        here, Shape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4
+    )
 
 
 def _gflops() -> float:

@@ -16,7 +16,10 @@ from ingot.cache.pages import PAGE
 from ingot.cache.records import put, take
 from ingot.cache.rows import Rows
 from ingot.cache.slabs import SlabStorage
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import adapt
 from tests import tiny
+from tests.engines import GPU
 
 KINDS = ["llama", "window", "hybrid", "moe"]
 WIDEST = 32
@@ -239,3 +242,39 @@ def test_what_is_left_is_given_back_when_nothing_runs(kind: str) -> None:
     rows.trim()
     assert all(group.pages.used == 0 for group in rows.groups)
     assert rows.nbytes <= rows.slot_bytes
+
+
+PLACED = [(kind, device) for kind in ("llama", "window", "moe") for device in (None, GPU)]
+
+
+def placed(
+    kind: str, device: Device | None, parts: list[tuple[list[int], list[int] | None]], begin: int = 0
+) -> mx.array:
+    """Logits after a sequence whose pieces have stated positions, or go on from the ones before."""
+    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], device or current(), widest=WIDEST, exact=True)
+    rows = adapter.new_rows()
+    row = rows.new()
+    row.position = begin
+    for tokens, at in parts:
+        stated = None if at is None else mx.array(at)
+        part = Part((row,), len(tokens), stated, None if at is None else at[-1] + 1)
+        logits = adapter.run(rows, mx.array(tokens), [part], [len(tokens) - 1])
+        mx.eval(logits, rows.pending())
+    return logits[0]
+
+
+@pytest.mark.parametrize(("kind", "device"), PLACED)
+def test_where_a_sequence_stands_is_not_where_it_is_stored(kind: str, device: Device | None) -> None:
+    """RoPE sees distances alone: a sequence that begins anywhere is the same sequence."""
+    tokens = [3, 14, 15, 9, 26, 5, 35, 8]
+    assert close(placed(kind, device, [(tokens, None)], begin=1000), exact(kind, tokens))
+
+
+@pytest.mark.parametrize(("kind", "device"), PLACED)
+def test_positions_may_leave_gaps(kind: str, device: Device | None) -> None:
+    """Stated ones, in whatever pieces, and those that go on from them."""
+    tokens, at = [3, 14, 15, 9, 26], [0, 1, 2, 40, 41]
+    whole = placed(kind, device, [(tokens, at)])
+    assert close(placed(kind, device, [(tokens[:3], None), (tokens[3:4], [40]), (tokens[4:], None)]), whole)
+    assert close(placed(kind, None if device else GPU, [(tokens, at)]), whole), "two kinds of attention agree on it"
+    assert not close(exact(kind, tokens), whole)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,28 @@ def test_a_slow_blas_is_a_note_with_its_remedy(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(examine.sys, "platform", "linux")
     blas = names(list(examine.mlx(WORKING)))["BLAS"]
     assert (blas.state, blas.advice) == ("note", "install gcc")
+
+
+def test_kernels_that_are_not_right_are_a_note_with_what_that_means() -> None:
+    gpu = {**WORKING, "kind": "metal", "paged": None}
+    right, wrong = (
+        names(list(examine.mlx({**gpu, "paged": found})))["paged attention"] for found in (None, "write differs")
+    )
+    assert (right.state, right.advice) == ("ok", None)
+    assert wrong.state == "note" and "write differs" in wrong.detail and wrong.advice is not None
+    assert "paged attention" not in names(list(examine.mlx(WORKING)))
+
+
+def test_a_process_that_acts_as_a_gpu_looks_at_its_kernels(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [INGOT, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**environment(tmp_path), "INGOT_AS": "cuda"},
+    )
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["paged attention"]["detail"].startswith("right" if shutil.which("g++") else "not used: no kernels")
 
 
 def test_an_nvidia_gpu_that_mlx_does_not_use_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
