@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
-from ingot.cache.groups import Run
+from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
-from ingot.cache.pages import PAGE, Table, joined
-from ingot.cache.records import Checkpoint, Record, kept_part, reach
+from ingot.cache.pages import PAGE, Table
+from ingot.cache.records import Checkpoint, Record, kept_part
 from ingot.cache.rows import Rows
 
 _NAMES = {
@@ -89,27 +89,32 @@ def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
             if isinstance(state, AppendState) and state.group is group
         ]
         begin, end = _extent(loose, states[0][0])
-        known = [record.parts[group.number].table for record in before]
-        front = begin - begin % PAGE
-        reached = reach(before, group.number, front) >= begin
-        table = joined(group.pages, known, front, begin) if reached else None
-        blank = table is None
-        if table is None:
-            # Nobody has what comes before it on its page, and nobody will see it.
-            table = Table(group.pages, begin // PAGE)
-        copies = table.grow(front if blank else begin, end)
-        group.provide()
+        table, held = _begun(group, before, begin)
+        copies = table.grow(held, end)
+        rows.provide(group)
         if copies:
             group.copy(copies)
         for number, state in states:
             delta = loose.deltas[number]
             assert delta is not None
             if delta.arrays:
-                keys, values = (_by_token(array, begin % PAGE if blank else 0) for array in delta.arrays)
-                state.stored.write(keys, values, _runs(table, end - keys.shape[0], end))
+                # What nobody has of the page before it will not be seen, but is read by plain operations.
+                keys, values = (_by_token(array, begin - held) for array in delta.arrays)
+                state.stored.write(keys, values, _runs(table, held, end))
         parts.append(kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin))
     mx.eval(rows.pending())
     return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint)
+
+
+def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Table, int]:
+    """A table that ends with the page of token `begin`, as far as somebody has it, and how far that is."""
+    number = begin // PAGE
+    for record in reversed(before):
+        part = record.parts[group.number]
+        if begin % PAGE and part.table.first <= number < part.table.end:
+            page = part.table.numbers[number - part.table.first]
+            return Table(group.pages, number, [page]), min(begin, part.end)
+    return Table(group.pages, number), number * PAGE
 
 
 def _extent(loose: LooseRecord, layer: int) -> tuple[int, int]:

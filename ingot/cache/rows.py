@@ -124,10 +124,14 @@ class Rows:
                 for row, start in zip(launch.rows, launch.starts, strict=True)
                 for copy in row.tables[group.number].grow(start, start + launch.width)
             ]
-            if not group.provided:
-                group.provide(self._most, 0 if self._most is None else self._most - self._stored)
+            self.provide(group)
             if copies:
                 group.copy(copies)
+
+    def provide(self, group: PageGroup) -> None:
+        """See that there is memory for every page of a group."""
+        if not group.provided:
+            group.provide(self._most, 0 if self._most is None else self._most - self._stored)
 
     def _advance(self, part: Part, launch: Launch) -> None:
         for row in launch.rows:

@@ -192,7 +192,7 @@ def new_rows(
     model: Any,
     margin: int,
     kept: mx.Dtype | None,
-    kernels: CheckedKernels | None,
+    kernels: CheckedKernels | None = None,
     most: int | None = None,
     token_bytes: Sequence[int] | None = None,
 ) -> Rows:

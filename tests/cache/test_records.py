@@ -121,6 +121,7 @@ def test_a_row_is_never_longer_than_what_it_holds(kind: str, gap: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
 @example(cuts=[1, 13])  # the window leaves out a token between them
+@example(cuts=[12, 13])  # and the first one
 @given(cuts=st.lists(st.integers(1, 250), min_size=1, max_size=4, unique=True).map(sorted))
 def test_records_leave_their_pages_and_come_back_to_others(kind: str, cuts: list[int]) -> None:
     tokens = prompt(cuts[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.launch import Part
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt
@@ -266,22 +268,19 @@ FAMILIES = ["gemma2", "gemma3_text", "gpt_oss", "cohere", "cohere2", "phi3", "ol
 
 def greedy(adapter: Adapter, prompts: list[list[int]], steps: int) -> list[list[int]]:
     """The tokens that each prompt is continued with, the prompts being computed in one mixed launch."""
-    slots = adapter.new_slots()
-    slots.resize(len(prompts), 512)
-    given, parts, ends = [], [], []
-    for slot, prompt in enumerate(prompts):
-        given += prompt
-        parts.append((slot, 1, len(prompt)))
-        ends.append(len(given) - 1)
+    rows = adapter.new_rows()
+    live = [rows.new() for _ in prompts]
+    given = [token for prompt in prompts for token in prompt]
+    parts = [Part((row,), len(prompt)) for row, prompt in zip(live, prompts, strict=True)]
+    ends = [end - 1 for end in accumulate(map(len, prompts))]
     answers: list[list[int]] = [[] for _ in prompts]
     for _ in range(steps):
-        with slots.mixed(parts) as layers:
-            logits = adapter.forward_mixed(mx.array(given), layers, ends)
-            mx.eval(logits, slots.arrays())
+        logits = adapter.run(rows, mx.array(given), parts, ends)
+        mx.eval(logits, rows.pending())
         given = [int(token) for token in np.array(mx.argmax(logits, axis=-1))]
         for answer, token in zip(answers, given, strict=True):
             answer.append(token)
-        parts, ends = [(0, len(prompts), 1)], list(range(len(prompts)))
+        parts, ends = [Part(tuple(live), 1)], list(range(len(prompts)))
     return answers
 
 
