@@ -87,11 +87,22 @@ class Probe:
     @cached_property
     def _rounding(self) -> float:
         """How far logits move when a prompt is cut into several launches."""
+        return self._cut(LONG, self._plain[1][:1], mixed=False)
+
+    @cached_property
+    def _arithmetic(self) -> float:
+        """The same where attention is ours, which adds and rounds in another order: nobody is beside the prompt."""
+        prompts = enumerate((LONG, SHORT, FURTHER))
+        moved = max(self._cut(prompt, self._plain[1][at : at + 1], mixed=True) for at, prompt in prompts)
+        return moved if moved < WRONG[self._dtype] / 2 else 0.0
+
+    def _cut(self, prompt: list[int], expected: mx.array, *, mixed: bool) -> float:
         rows = self._new_rows()
         row = rows.new()
-        for piece in (LONG[:4], LONG[4:-1], LONG[-1:]):
-            logits = self._launch(rows, [(row, piece)])
-        return apart(logits, self._plain[1][:1])
+        for piece in (prompt[:2], prompt[2:-1], prompt[-1:]):
+            if piece:
+                logits = self._run(rows, [[(row, piece)]], mixed=mixed)
+        return apart(logits, expected)
 
     def _agrees(self, trial: Callable[[], mx.array]) -> bool:
         try:
@@ -100,7 +111,7 @@ class Probe:
         except Exception:
             return False
         if CLOSE[self._dtype] < gap < WRONG[self._dtype]:
-            return gap <= NOISE * self._rounding
+            return gap <= NOISE * max(self._rounding, self._arithmetic)
         return gap <= CLOSE[self._dtype]
 
     def _beside(self, *, ragged: bool, mixed: bool) -> mx.array:
