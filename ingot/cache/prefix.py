@@ -17,13 +17,13 @@ Pure Python: it asks of a record only its bytes, its split, and what its layers 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ingot.cache.evicted import Evicted
+from ingot.cache.eviction import EvictionQueue, removable
 from ingot.cache.matches import Explanation, Match, Needs, Reason
 from ingot.cache.records import Record
 from ingot.cache.shares import Shares
@@ -142,34 +142,22 @@ class PrefixIndex:
         is not evicted for that, as it would free nothing."""
         if self.nbytes <= most and enough():
             return
-        order = itertools.count()  # nodes do not compare
-        loose: dict[str, list[tuple[bool, float, int, Node]]] = {}  # by tenant, the least worth first
+        queue = EvictionQueue(self.shares, most)
         for tenant in self._roots:
-            nodes = (node for salt in self.salts(tenant) for node in self.nodes(Owner(tenant, salt)))
-            loose[tenant] = [(n.pinned, n.worth, next(order), n) for n in nodes if self._removable(n)]
-            heapq.heapify(loose[tenant])
-        while (self.nbytes > most or not enough()) and any(loose.values()):
-            tenant = self._giving_way(loose, most)
-            _, worth, _, victim = heapq.heappop(loose[tenant])
+            for salt in self.salts(tenant):
+                for node in filter(removable, self.nodes(Owner(tenant, salt))):
+                    queue.add(tenant, node)
+        while (self.nbytes > most or not enough()) and (found := queue.pop()) is not None:
+            tenant, victim = found
             assert victim.record is not None
             if self.nbytes <= most and not victim.record.loose_bytes:
                 continue
-            self._clock = max(self._clock, worth)
+            self._clock = max(self._clock, victim.worth)
             self._evict(victim)
             parent = victim.parent
-            # A parent with a checkpoint is among the loose already.
+            # A parent with a checkpoint is in the queue already.
             if parent is not None and not parent.children and parent.record is not None and not parent.has_checkpoint:
-                heapq.heappush(loose[tenant], (parent.pinned, parent.worth, next(order), parent))
-
-    def _giving_way(self, loose: dict[str, list[tuple[bool, float, int, Node]]], most: int) -> str:
-        """The tenant that loses its least worth: one that holds more than its share, unless only pins are left."""
-        exceeding = self.shares.exceeding(most)
-
-        def rank(tenant: str) -> tuple[bool, bool, float]:
-            pinned, worth, _, _ = loose[tenant][0]
-            return pinned, tenant not in exceeding, worth
-
-        return min((tenant for tenant, nodes in loose.items() if nodes), key=rank)
+                queue.add(tenant, parent)
 
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees."""
@@ -316,9 +304,6 @@ class PrefixIndex:
         assert node.record is not None
         uses = min(1 + node.uses, MOST_USES)
         node.worth = self._clock + uses * self._cost(len(node.tokens)) / max(1, node.record.nbytes)
-
-    def _removable(self, node: Node) -> bool:
-        return node.record is not None and (not node.children or node.has_checkpoint)
 
     def _evict(self, node: Node) -> None:
         """A leaf goes; a node that others build on gives up its checkpoint."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ingot.engine import engine as engines
+from ingot.engine import generation
 from ingot.engine.journal import Journal
 from ingot.http.app import build_app
 from tests import scripted
@@ -35,7 +35,7 @@ def about(caplog: pytest.LogCaptureFixture, id: str) -> list[str]:
 async def test_a_request_is_logged_from_its_beginning_to_its_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "Journal", partial(Journal, every_s=0.0))
+    monkeypatch.setattr(generation, "Journal", partial(Journal, every_s=0.0))
     engine = scripted.start(lambda prompt: "Hello.")
     try:
         made = await call(build_app(engine, settings(api_key="sk-long-enough")), body=ASK, headers=KEY)

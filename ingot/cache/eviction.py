@@ -1,0 +1,41 @@
+"""Who goes when there is no room for all: the least worth of whoever holds more than its share, pinned ones last."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from ingot.cache.shares import Shares
+from ingot.cache.tree import Node
+
+
+def removable(node: Node) -> bool:
+    """A leaf can go; a node that others build on can give up its checkpoint."""
+    return node.record is not None and (not node.children or node.has_checkpoint)
+
+
+class EvictionQueue:
+    """What may go, by tenant, the least worth first."""
+
+    def __init__(self, shares: Shares, most: int) -> None:
+        """`most` bytes are shared out to tenants."""
+        self._shares, self._most = shares, most
+        self._loose: dict[str, list[tuple[bool, float, int, Node]]] = {}
+        self._order = itertools.count()  # nodes do not compare
+
+    def add(self, tenant: str, node: Node) -> None:
+        heapq.heappush(self._loose.setdefault(tenant, []), (node.pinned, node.worth, next(self._order), node))
+
+    def pop(self) -> tuple[str, Node] | None:
+        """The next to go, and whose it is; None when nobody is left."""
+        tenants = [tenant for tenant, nodes in self._loose.items() if nodes]
+        if not tenants:
+            return None
+        exceeding = self._shares.exceeding(self._most)
+
+        def rank(tenant: str) -> tuple[bool, bool, float]:
+            pinned, worth, _, _ = self._loose[tenant][0]
+            return pinned, tenant not in exceeding, worth
+
+        tenant = min(tenants, key=rank)
+        return tenant, heapq.heappop(self._loose[tenant])[-1]
