@@ -1,6 +1,6 @@
 """What it costs to take a prefix over instead of computing it, and what keeping it costs those who wait meanwhile.
 
-python -m bench.restore                        the packaged model, 8,200 tokens
+python -m bench.restore                        the packaged model, 8,000 tokens
 python -m bench.restore --tokens 1000 --rounds 5 --json figures.json
 
 Three things, in one process: a prefix computed, kept and taken over by themselves, against copying its keys and values;
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bench.restore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="what `ingot serve` takes")
-    parser.add_argument("--tokens", type=int, default=8200)
+    parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write every round's figures here")
