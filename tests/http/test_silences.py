@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +84,11 @@ async def test_the_events_of_a_response_are_numbered_without_a_gap() -> None:
     assert [event["type"] for event in filled[:4]] == ["response.created", *["response.in_progress"] * 3]
 
 
-async def test_a_stored_response_that_is_told_along_is_filled_too() -> None:
+async def test_a_stored_response_that_is_told_along_is_filled_too(tmp_path: Path) -> None:
     """One that goes on without its client is told through a queue of its own."""
     engine = ScriptedEngine(None)
     body = {**STREAMS["/v1/responses"], "background": True}
-    app = build_app(engine, settings(idle_event_s=0.01, responses_store=":memory:"))
+    app = build_app(engine, settings(idle_event_s=0.01, responses_store=str(tmp_path / "store")))
     async with Call(app, path="/v1/responses", body=body) as made:
         await made.until(lambda: bool(engine.streams) and len(chunks(made.body)) >= 6)
         engine.streams[0].put([TextDelta(0, "x")], END)
