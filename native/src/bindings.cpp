@@ -13,6 +13,7 @@
 #include "experts.h"
 #include "floats.h"
 #include "kernels.h"
+#include "lent.h"
 #include "linear.h"
 #include "page_bindings.h"
 #include "pool.h"
@@ -27,20 +28,22 @@ using namespace nb::literals;
 
 namespace {
 
+using ingot::lent;
 using Arrays = std::vector<mlx::core::array>;
 
 void bind_experts(nb::module_& module) {
   module.def(
       "gather",
       [](const mlx::core::array& x, const mlx::core::array& indices, std::shared_ptr<ingot::Weights> weights) {
-        return ingot::gather(x, indices, std::move(weights));
+        return ingot::gather(x, indices, lent(std::move(weights)));
       },
       "x"_a, "indices"_a, "weights"_a, "x [..., columns] times the weights of experts [..., k]: [..., k, rows].");
   module.def(
       "gather_gated",
       [](const mlx::core::array& x, const mlx::core::array& indices, std::shared_ptr<ingot::Weights> gate,
          std::shared_ptr<ingot::Weights> up, std::shared_ptr<ingot::Weights> down, float slope, float limit, float offset) {
-        return ingot::gather_gated(x, indices, {std::move(gate), std::move(up), std::move(down), {slope, limit, offset}});
+        return ingot::gather_gated(x, indices,
+                                   {lent(std::move(gate)), lent(std::move(up)), lent(std::move(down)), {slope, limit, offset}});
       },
       "x"_a, "indices"_a, "gate"_a, "up"_a, "down"_a, nb::kw_only(), "slope"_a, "limit"_a, "offset"_a,
       "down(gate * sigmoid(slope * gate) * (up + offset)) of experts [..., k]: [..., k, rows of down].");
@@ -84,7 +87,7 @@ void bind_stack(nb::module_& module) {
           "__call__",
           [](std::shared_ptr<ingot::Stack> stack, const mlx::core::array& x, const Arrays& keys, const Arrays& values,
              std::shared_ptr<ingot::Spans> spans) {
-            return ingot::run_stack(std::move(stack), x, keys, values, std::move(spans));
+            return ingot::run_stack(lent(std::move(stack)), x, keys, values, lent(std::move(spans)));
           },
           "x"_a, "keys"_a, "values"_a, "spans"_a,
           "x [..., hidden] through the layers; gives the result, the keys and the values, in one list.");
@@ -119,7 +122,7 @@ void bind_attention(nb::module_& module) {
           [](std::shared_ptr<ingot::Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
              const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values,
              std::shared_ptr<ingot::Spans> spans, int window) {
-            return ingot::run_attention(std::move(attention), q, k, v, keys, values, std::move(spans), window);
+            return ingot::run_attention(lent(std::move(attention)), q, k, v, keys, values, lent(std::move(spans)), window);
           },
           "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a, "window"_a = 0,
           "What was attended to, the keys and the values. A token sees the `window` newest ones, or all where it is 0.");
@@ -165,12 +168,12 @@ NB_MODULE(_native, module) {
       "A token for each row of logits [rows, vocab]; a draw is (temperature, top_k, top_p, min_p, number in [0, 1)).");
   module.def(
       "linear",
-      [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, std::move(weights)); },
+      [](const mlx::core::array& x, std::shared_ptr<ingot::Weights> weights) { return ingot::linear(x, lent(std::move(weights))); },
       "x"_a, "weights"_a, "x [..., columns] times the transpose of weights [rows, columns], with their bias.");
   module.def(
       "lookup",
       [](const mlx::core::array& ids, std::shared_ptr<ingot::Weights> weights) {
-        return ingot::lookup(ids, std::move(weights));
+        return ingot::lookup(ids, lent(std::move(weights)));
       },
       "ids"_a, "weights"_a, "The rows of packed weights that ids name, as plain numbers.");
   module.def(

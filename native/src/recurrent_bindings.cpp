@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "lent.h"
 #include "recurrent.h"
 
 namespace nb = nanobind;
@@ -32,7 +33,9 @@ using Held = std::shared_ptr<Weights>;
 Wanted wanted(const Pieces& pieces, int earlier) { return {taken(pieces), earlier, std::nullopt}; }
 
 Wanted wanted(const Pieces& pieces, int earlier, const std::vector<Held>& inputs, Held output) {
-  return {taken(pieces), earlier, Projections{{inputs.begin(), inputs.end()}, std::move(output)}};
+  Projections projections{{}, lent(std::move(output))};
+  for (const Held& input : inputs) projections.in.push_back(lent(input));
+  return {taken(pieces), earlier, std::move(projections)};
 }
 
 Columns columns(const Place& place) { return {std::get<0>(place), std::get<1>(place), std::get<2>(place)}; }
@@ -44,14 +47,14 @@ void bind_convolution(nb::module_& module) {
       .def(
           "__call__",
           [](std::shared_ptr<Convolution> layer, const Array& x, const Array& tails, const Pieces& pieces, int earlier) {
-            return convolve(std::move(layer), {x}, tails, wanted(pieces, earlier));
+            return convolve(lent(std::move(layer)), {x}, tails, wanted(pieces, earlier));
           },
           "x"_a, "tails"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
           [](std::shared_ptr<Convolution> layer, const Array& x, const std::vector<Held>& inputs, Held output,
              const Array& tails, const Pieces& pieces, int earlier) {
-            return convolve(std::move(layer), {x}, tails, wanted(pieces, earlier, inputs, std::move(output)));
+            return convolve(lent(std::move(layer)), {x}, tails, wanted(pieces, earlier, inputs, std::move(output)));
           },
           "x"_a, "inputs"_a, "output"_a, "tails"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
@@ -73,14 +76,14 @@ void bind_delta(nb::module_& module) {
           "__call__",
           [](std::shared_ptr<GatedDelta> layer, const Array& qkv, const Array& z, const Array& b, const Array& a,
              const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
-            return gated_delta(std::move(layer), {qkv, z, b, a}, tails, states, wanted(pieces, earlier));
+            return gated_delta(lent(std::move(layer)), {qkv, z, b, a}, tails, states, wanted(pieces, earlier));
           },
           "qkv"_a, "z"_a, "b"_a, "a"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
           [](std::shared_ptr<GatedDelta> layer, const Array& x, const std::vector<Held>& inputs, Held output,
              const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
-            return gated_delta(std::move(layer), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
+            return gated_delta(lent(std::move(layer)), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
           },
           "x"_a, "inputs"_a, "output"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
@@ -101,14 +104,14 @@ void bind_scan(nb::module_& module) {
       .def(
           "__call__",
           [](std::shared_ptr<Scan> layer, const Array& x, const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
-            return scan(std::move(layer), {x}, tails, states, wanted(pieces, earlier));
+            return scan(lent(std::move(layer)), {x}, tails, states, wanted(pieces, earlier));
           },
           "x"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
           [](std::shared_ptr<Scan> layer, const Array& x, const std::vector<Held>& inputs, Held output, const Array& tails,
              const Array& states, const Pieces& pieces, int earlier) {
-            return scan(std::move(layer), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
+            return scan(lent(std::move(layer)), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
           },
           "x"_a, "inputs"_a, "output"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0, kThrough);
 }
