@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,19 @@ def post(engine: Engine, letter: Callable[[], None]) -> None:
 def answer(engine: Engine, request: Request) -> list[Event]:
     """All events of a request, run to its end."""
     return [event for batch in engine.generate(request) for event in batch]
+
+
+def preempted(engine: Engine, requests: Sequence[Request]) -> tuple[list[str], int]:
+    """Answers to all of them at once, and how many preemptions were seen meanwhile."""
+    streams = [engine.generate(request) for request in requests]
+    seen, texts = 0, []
+    for stream in streams:
+        events: list[Event] = []
+        for batch in stream:
+            seen = max(seen, sum(status.preemptions for status in engine.status()))
+            events += batch
+        texts.append(text_of(events))
+    return texts, seen
 
 
 def text_of(events: list[Event], index: int = 0) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -40,40 +41,44 @@ class PageIndex:
         return self._by_heads[heads]
 
 
-class Storage(Protocol):
-    keys: list[mx.array]
-    values: list[mx.array]
-    heads: int
-    sizes: tuple[int, int]
+class Storage(ABC):
+    """A layer's keys and values, in arrays [pages, heads, PAGE, size]."""
+
+    def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
+        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        self.keys: list[mx.array] = []
+        self.values: list[mx.array] = []
+        group.storages.append(self)
 
     @property
-    def token_bytes(self) -> int: ...
+    def token_bytes(self) -> int:
+        return self.heads * sum(self.sizes) * self._dtype.size
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Memory that exists for it now."""
-        ...
 
+    @abstractmethod
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
         """Put keys and values [tokens, heads, size] where the runs say."""
-        ...
 
     @classmethod
+    @abstractmethod
     def copy_all(cls, storages: Sequence[Any], copies: Sequence[PageCopy]) -> None:
         """Copy the beginnings of pages in several layers that are stored alike."""
-        ...
 
+    @abstractmethod
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         """Keys and values [1, heads, pages * PAGE, size]."""
-        ...
 
+    @abstractmethod
     def trim(self) -> None:
         """Give back the memory of pages that nobody holds, as far as that goes."""
-        ...
 
+    @abstractmethod
     def pending(self) -> list[mx.array]:
         """What was written to since the last time."""
-        ...
 
 
 class PageGroup:

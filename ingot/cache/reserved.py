@@ -7,26 +7,21 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ingot.cache.groups import SMALLEST_SLAB, PageGroup, PageIndex, Run
+from ingot.cache.groups import SMALLEST_SLAB, PageGroup, PageIndex, Run, Storage
 from ingot.cache.pages import PAGE, PageCopy
 from ingot.kernels import native
 from ingot.kernels.device import total_memory
 
 
-class ReservedStorage:
+class ReservedStorage(Storage):
     """Written and read by the native kernels. One array each, as long as memory could be; what is not written to does
     not exist."""
 
     def __init__(self, group: PageGroup, layers: int, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
         """`layers` are those that share the memory."""
-        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        super().__init__(group, heads, sizes, dtype)
         most = max(SMALLEST_SLAB, total_memory() // (layers * PAGE * max(1, self.token_bytes)))
         self.keys, self.values = ([native.reserve((most, heads, PAGE, size), dtype)] for size in sizes)
-        group.storages.append(self)
-
-    @property
-    def token_bytes(self) -> int:
-        return self.heads * sum(self.sizes) * self._dtype.size
 
     @property
     def nbytes(self) -> int:

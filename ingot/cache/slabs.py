@@ -12,25 +12,18 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.groups import PageGroup, PageIndex, Run
+from ingot.cache.groups import PageGroup, PageIndex, Run, Storage
 from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.kernels.paged.kernels import PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 
 
-class SlabStorage:
+class SlabStorage(Storage):
     """Written and read by mlx's own operations."""
 
     def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
-        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
-        self.keys: list[mx.array] = []
-        self.values: list[mx.array] = []
+        super().__init__(group, heads, sizes, dtype)
         self._written: set[int] = set()
-        group.storages.append(self)
-
-    @property
-    def token_bytes(self) -> int:
-        return self.heads * sum(self.sizes) * self._dtype.size
 
     @property
     def nbytes(self) -> int:

@@ -166,15 +166,7 @@ def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
     # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
     tight = engines.start("llama", context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
-    streams = [tight.generate(request) for request in asked]
-    preempted = 0
-    texts = []
-    for stream in streams:
-        events: list[Event] = []
-        for batch in stream:
-            preempted = max(preempted, sum(status.preemptions for status in tight.status()))
-            events += batch
-        texts.append(engines.text_of(events))
+    texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()
     assert preempted > 0

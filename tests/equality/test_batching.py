@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ingot.engine.engine import Engine, Limits
-from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
 
 KINDS = ["llama", "tied", "window", "hybrid", "moe"]
@@ -95,16 +95,7 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
     tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
     tight = engines.start(kind, context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
-    streams = [tight.generate(request) for request in asked]
-    preempted = 0
-    texts = []
-    for stream in streams:
-        events = []
-        for batch in stream:
-            preempted = max(preempted, sum(status.preemptions for status in tight.status()))
-            events += batch
-        assert isinstance(events[-1], Ended)
-        texts.append(engines.text_of(events))
+    texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()
     assert preempted > 0

@@ -82,15 +82,7 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     memory = engines.tight_memory(roomy, rows=2, tokens=512)
     roomy.close()
     tight = engines.start(kind, context=540, device=engines.GPU, memory=memory, limits=Limits(max_sequences=2))
-    streams = [tight.generate(request) for request in requests]
-    preempted = 0
-    found = []
-    for stream in streams:
-        events = []
-        for batch in stream:
-            preempted = max(preempted, sum(status.preemptions for status in tight.status()))
-            events += batch
-        found.append(engines.text_of(events))
+    found, preempted = engines.preempted(tight, requests)
     tight.check()
     tight.close()
     assert preempted > 0

@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
-from ingot.kernels.paged.texts import KernelText, Template, kernel_text
+from ingot.kernels.paged.texts import KernelText, Work, kernel_text
 
 COMPILER = "g++"
 FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
@@ -46,25 +46,16 @@ class Emulator:
         """The text to run; tests break it here."""
         return text
 
-    def __call__(
-        self,
-        kernel: str,
-        inputs: list[mx.array],
-        *,
-        slabs: int,
-        template: Template,
-        groups: tuple[int, int, int],
-        threads: int,
-        shape: tuple[int, ...],
-        dtype: mx.Dtype,
-    ) -> mx.array:
+    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array:
         """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has."""
         mx.eval(inputs)
-        text = self.rewritten(kernel_text(kernel, "emulator", slabs))
+        text = self.rewritten(kernel_text(kernel, "emulator", work.slabs))
         types = tuple(TYPES[array.dtype] for array in inputs)
-        values = tuple((name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in template)
-        run = _compiled(text, types, TYPES[dtype], values)
-        made = mx.zeros(shape, dtype)
+        values = tuple(
+            (name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in work.template
+        )
+        run = _compiled(text, types, TYPES[work.dtype], values)
+        made = mx.zeros(work.shape, work.dtype)
         mx.eval(made)
         views = [_memory(array) for array in (*inputs, made)]
         shapes = [np.array(view.shape, np.int32) for view in views]
@@ -74,8 +65,8 @@ class Emulator:
                 _addresses(views),
                 _addresses(shapes),
                 _addresses(strides),
-                (ctypes.c_uint * 3)(*groups),
-                threads,
+                (ctypes.c_uint * 3)(*work.groups),
+                work.threads,
                 ctypes.c_uint64(self.seed),
             )
         if wrong is not None:

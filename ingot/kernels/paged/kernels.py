@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.paged.launchers import Launcher, launcher
-from ingot.kernels.paged.texts import SLABS, Template
+from ingot.kernels.paged.texts import SLABS, Template, Work
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
@@ -217,22 +217,26 @@ class PagedAttention:
         partial = self._run(
             "attend",
             [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
-            slabs=slabs.count,
-            template=cut.attend,
-            groups=(stretches * cut.chunks, shape.kv_heads, row_count),
-            threads=self._tuning.warps * 32,
-            shape=(tokens, shape.heads, stretches, shape.value_size + 4),
-            dtype=mx.float32,
+            Work(
+                slabs=slabs.count,
+                template=cut.attend,
+                groups=(stretches * cut.chunks, shape.kv_heads, row_count),
+                threads=self._tuning.warps * 32,
+                shape=(tokens, shape.heads, stretches, shape.value_size + 4),
+                dtype=mx.float32,
+            ),
         )
         return self._run(
             "merge",
             [partial, self._numbers, rows.rows],
-            slabs=0,
-            template=cut.merge,
-            groups=(1, shape.heads, row_count * rows.most),
-            threads=_THREADS,
-            shape=(tokens, shape.heads, shape.value_size),
-            dtype=self._dtype,
+            Work(
+                slabs=0,
+                template=cut.merge,
+                groups=(1, shape.heads, row_count * rows.most),
+                threads=_THREADS,
+                shape=(tokens, shape.heads, shape.value_size),
+                dtype=self._dtype,
+            ),
         )
 
     def _cut(self, count: int) -> _Cut:
@@ -251,12 +255,14 @@ class PagedAttention:
         return self._run(
             kernel,
             [*given, *slabs.inputs],
-            slabs=slabs.count,
-            template=(*self._pages, ("THREADS", _THREADS)),
-            groups=(count, self._shape.kv_heads, 1),
-            threads=_THREADS,
-            shape=(1,),
-            dtype=mx.int32,
+            Work(
+                slabs=slabs.count,
+                template=(*self._pages, ("THREADS", _THREADS)),
+                groups=(count, self._shape.kv_heads, 1),
+                threads=_THREADS,
+                shape=(1,),
+                dtype=mx.int32,
+            ),
         )
 
     def _check(self, *dtypes: mx.Dtype) -> None:

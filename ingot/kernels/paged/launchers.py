@@ -10,27 +10,16 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, acting_as
 from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.texts import Prelude, Template, kernel_text
+from ingot.kernels.paged.texts import Prelude, Work, kernel_text
 
 
 class Launcher(Protocol):
-    """Runs a kernel of `texts` on arrays, in groups of so many threads, and gives its one output.
+    """Runs a kernel of `texts` on arrays and gives its one output.
 
     Slabs among the inputs are written in place by kernels that write.
     """
 
-    def __call__(
-        self,
-        kernel: str,
-        inputs: list[mx.array],
-        *,
-        slabs: int,
-        template: Template,
-        groups: tuple[int, int, int],
-        threads: int,
-        shape: tuple[int, ...],
-        dtype: mx.Dtype,
-    ) -> mx.array: ...
+    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array: ...
 
 
 class MlxLauncher:
@@ -41,26 +30,16 @@ class MlxLauncher:
         self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
         self._made: dict[tuple[str, int], Any] = {}
 
-    def __call__(
-        self,
-        kernel: str,
-        inputs: list[mx.array],
-        *,
-        slabs: int,
-        template: Template,
-        groups: tuple[int, int, int],
-        threads: int,
-        shape: tuple[int, ...],
-        dtype: mx.Dtype,
-    ) -> mx.array:
-        run = self._made.get((kernel, slabs)) or self._compiled(kernel, slabs)
+    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array:
+        run = self._made.get((kernel, work.slabs)) or self._compiled(kernel, work.slabs)
+        along, down, deep = work.groups
         made: list[mx.array] = run(
             inputs=inputs,
-            template=template,
-            grid=(groups[0] * threads, groups[1], groups[2]),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[shape],
-            output_dtypes=[dtype],
+            template=work.template,
+            grid=(along * work.threads, down, deep),
+            threadgroup=(work.threads, 1, 1),
+            output_shapes=[work.shape],
+            output_dtypes=[work.dtype],
         )
         return made[0]
 

@@ -12,6 +12,19 @@ import mlx.core as mx
 
 Prelude = Literal["cuda", "metal", "emulator"]
 Template = tuple[tuple[str, "int | bool | mx.Dtype"], ...]
+
+
+class Work(NamedTuple):
+    """How a kernel is run: over so many slabs, in groups of so many threads, and what it gives."""
+
+    slabs: int
+    template: Template
+    groups: tuple[int, int, int]
+    threads: int
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
 """Names in a body that stand for something else in each kernel that is made of it."""
 SOURCE = Path(__file__).parent / "source"
 SLABS = (4, 12)

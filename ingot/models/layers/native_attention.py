@@ -64,6 +64,7 @@ def spans_of(state: AppendState) -> Any:
             for number, (first, width, (_, start, position)) in enumerate(zip(firsts, widths, rows, strict=False))
         ]
         tables = [row.tables[state.group.number] for row, _, _ in rows]
+        assert opened.explicit.ndim == 1, "the native kernels turn by one axis"
         stated: Any = opened.explicit.tolist() if opened.is_stated else None
         positions = None if stated is None else array("i", stated)
         opened.memo[key] = native.spans(spans, [(table.first, table.numbers) for table in tables], positions)
