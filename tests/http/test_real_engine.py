@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -57,6 +58,17 @@ def until_idle(engine: Engine) -> None:
             return
         idle.wait(0.005)
     raise AssertionError("the engine still works for someone who has left")
+
+
+@contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """The engine thread computes nothing meanwhile, so that nobody's answer comes to its end."""
+    go_on = threading.Event()
+    engines.post(engine, lambda: go_on.wait(60) and None)
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 def test_streamed_and_whole_answers_are_the_same(client: httpx.Client) -> None:
@@ -163,7 +175,8 @@ def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engin
     with client.stream("POST", "/v1/completions", json=LONG | {"n": 6, "stream": True}) as running:
         assert running.status_code == 200
         next(running.iter_lines())
-        made = client.post("/v1/completions", json=LONG | {"n": 5})
+        with held(engine):
+            made = client.post("/v1/completions", json=LONG | {"n": 5})
     assert made.status_code == 429, made.text[:600]
     assert made.json()["error"]["code"] == "overloaded"
     assert int(made.headers["retry-after"]) >= 1
