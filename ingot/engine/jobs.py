@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ingot.engine.output import Writer
-from ingot.engine.request import CacheReport, Ended, Phase, Request, RequestStatus, Timing, Usage
+from ingot.engine.request import (
+    CacheReport,
+    Ended,
+    Phase,
+    Request,
+    RequestStatus,
+    SpeculationReport,
+    Timing,
+    Usage,
+)
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import EventSink
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -33,7 +42,14 @@ class Job:
         )
 
     def ended(self, now: float) -> Ended:
-        return Ended(self.usage(), self._timing(now), self._reports())
+        return Ended(self.usage(), self._timing(now), self._reports(), self.speculation())
+
+    def speculation(self) -> SpeculationReport:
+        return SpeculationReport(
+            proposed=sum(sequence.proposed for sequence in self.sequences),
+            accepted=sum(sequence.accepted for sequence in self.sequences),
+            passes=sum(sequence.passes for sequence in self.sequences),
+        )
 
     def _reports(self) -> tuple[CacheReport, ...]:
         firsts = self.sequences[:: self.request.n]

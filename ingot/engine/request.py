@@ -99,6 +99,7 @@ class Request:
     pin: bool = False  # what is computed of its prompts is kept while anything else can go
     background: bool = False  # runs only while nothing else does
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
+    speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
     via: str = ""  # the address that it came to, for the log
@@ -156,6 +157,16 @@ class CacheReport:
     def tier(self) -> Literal["ram"] | None:
         """Where what was taken over lay."""
         return "ram" if self.matched else None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """What guessing ahead did for a request: tokens that were proposed and accepted, and the forward passes that its
+    answers took; each pass gives a token of its own besides the accepted ones."""
+
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,7 @@ class Ended:
     usage: Usage
     timing: Timing
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
+    speculation: SpeculationReport = field(default_factory=SpeculationReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +340,7 @@ class ModelCard:
     recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
     quantization: str = ""  # what the weights are in the model's files, as people call it
     formats: str = ""  # that, and what activations and states are
+    proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class Sequence:
     cached: int = 0  # tokens that were taken over when it first ran
     report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it
+    proposed: int = 0  # tokens that were guessed ahead for it
+    accepted: int = 0  # those of them that it would have drawn anyway
+    passes: int = 0  # forward passes that drew for it
     guide: Guide | None = None  # what it is held to; has accepted the known tokens, each once
     unmasked: IngotError | None = None  # why its guide could not say what may come next: that draw will not count
     failure: IngotError | None = None  # of its guide: it must end, and its newest token is not to be shown
