@@ -32,6 +32,16 @@ class Row:
     tables: tuple[Table, ...]
     length: int = 0
     position: int = 0
+    before: Before | None = None  # where it stood before tokens that may be taken back
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Of a row with recurrent layers, whose states only move forward."""
+
+    length: int
+    position: int
+    states: tuple[list[mx.array | None], ...]  # of each such layer
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Part:
     width: int
     positions: mx.array | None = None
     following: int | None = None  # where stated positions end: the position of the next token
+    tentative: int = 0  # how many of the last tokens may be taken back (`Rows.rewind`)
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,6 +112,11 @@ class Pages:
         assert self._written[page] <= end <= PAGE, "a page is written twice"
         self._written[page] = end
 
+    def retract(self, page: int, end: int) -> None:
+        """What was written behind `end` is nobody's: whoever wrote it takes it back before anyone else has seen it."""
+        assert end <= self._written[page], "what was never written is taken back"
+        self._written[page] = end
+
     def trim(self, made: int) -> None:
         """Forget the pages from number `made` on, which nobody holds."""
         self._free = [page for page in self._free if page < made]
@@ -180,8 +185,15 @@ class Table:
             self.pages.extend(self.numbers[number - self.first], min(PAGE, end - number * PAGE))
         return copies
 
+    def rewind(self, length: int) -> None:
+        """Take back the tokens from `length` on, which this sequence wrote last and nobody has taken over since."""
+        self._cut(pages_of(length))
+        if length % PAGE:
+            self.pages.retract(self.numbers[-1], length % PAGE)
+
     def _cut(self, end: int) -> None:
-        """Let go of the pages behind the sequence's end, where a forward pass failed that would have filled them."""
+        """Let go of the pages behind the sequence's end, where a forward pass failed that would have filled them, or
+        what it wrote is taken back."""
         if self.end > end:
             self.pages.drop(self.numbers[end - self.first :], kept=self.kept)
             del self.numbers[end - self.first :]

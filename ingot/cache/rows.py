@@ -1,8 +1,9 @@
 """The live states of all running sequences: rows, the pages that they hold and the slots of their recurrent states.
 
 What is copied, by whom and when: a row that goes on from the middle of a page that others have gone on from copies that
-page, when it does (`launch`); recurrent states are copied when a record is taken or put back, and when there are more
-rows than ever before. Nothing else is: joining, leaving, growing and taking over what was kept move no states.
+page, when it does (`launch`); recurrent states are copied when a record is taken or put back, before tokens that may be
+taken back, and when there are more rows than ever before. Nothing else is: joining, leaving, growing and taking over
+what was kept move no states.
 
 Only the engine thread may call anything here.
 """
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from ingot.cache.groups import PageGroup
-from ingot.cache.launch import Launch, Mixed, Part, Row
+from ingot.cache.launch import Before, Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
 
@@ -99,6 +100,7 @@ class Rows:
         """
         assert mixed or len(parts) == 1
         launches = tuple(_opened(part) for part in parts)
+        self._remember(parts)
         self._make_room(launches)
         for state in self.states:
             state.neighbours = self.states  # no longer than for this, as they would keep each other alive
@@ -115,6 +117,38 @@ class Rows:
                 state.close()
         for part, launch in zip(parts, launches, strict=True):
             self._advance(part, launch)
+
+    def _remember(self, parts: Sequence[Part]) -> None:
+        """Keep what rows with tentative tokens are to be taken back to, where layers cannot go back themselves."""
+        for part in parts:
+            for row in part.rows:
+                row.before = self._before(row) if part.tentative and self._recurrent else None
+        kept = [row.before for part in parts for row in part.rows if row.before is not None]
+        # Now: the launch writes to the slots.
+        mx.async_eval([array for before in kept for state in before.states for array in state if array is not None])
+
+    def _before(self, row: Row) -> Before:
+        return Before(row.length, row.position, tuple(state.row(row.slot) for state in self._recurrent))
+
+    def rewind(self, row: Row, length: int) -> int:
+        """Take back the tokens from `length` on, all of them tentative in the row's last launch, of which nothing was
+        kept since; returns how long the row is now.
+
+        Where layers are recurrent that may be less than asked for: then the row stands where it stood before that
+        launch, and what was right of it is to be computed again.
+        """
+        before, row.before = row.before, None
+        if length == row.length:
+            return length
+        if before is not None:
+            for state, parts in zip(self._recurrent, before.states, strict=True):
+                state.put(row.slot, parts)
+            length = before.length
+        row.position -= row.length - length
+        row.length = length
+        for table in row.tables:
+            table.rewind(length)
+        return length
 
     def _make_room(self, launches: Sequence[Launch]) -> None:
         for group in self.groups:
@@ -139,7 +173,11 @@ class Rows:
             row.position = row.position + launch.width if part.following is None else part.following
             for group in self.groups:
                 if group.window is not None:
-                    row.tables[group.number].forget(row.length - group.window + 1)
+                    row.tables[group.number].forget(self._sure(row, part) - group.window + 1)
+
+    def _sure(self, row: Row, part: Part) -> int:
+        """How long the row is at least, whatever is taken back."""
+        return row.length - part.tentative if row.before is None else row.before.length
 
     def check(self) -> None:
         assert len(set(self._free)) == len(self._free), "a slot is free twice"

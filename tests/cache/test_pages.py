@@ -62,6 +62,20 @@ class Memory(RuleBasedStateMachine):
         if row.windowed and not fails:
             row.table.forget(len(row.tokens) - WINDOW + 1)
 
+    @rule(number=few, count=st.integers(1, PAGE + 9), right=st.integers(0, PAGE + 9))
+    def guess(self, number: int, count: int, right: int) -> None:
+        """Write tokens of which only the first `right` turn out to stay."""
+        if number >= len(self.rows):
+            return
+        row = self.rows[number]
+        oldest, windowed, row.windowed = row.oldest, row.windowed, False
+        self.write(number, count, fails=False)
+        row.windowed = windowed
+        del row.tokens[len(row.tokens) - count + min(right, count) :]
+        row.table.rewind(len(row.tokens))
+        if windowed:
+            row.table.forget(oldest)
+
     @rule(number=few, begin=st.integers(0, 2 * PAGE))
     def keep(self, number: int, begin: int) -> None:
         if number < len(self.rows) and len(self.records) < 6:

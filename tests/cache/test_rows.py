@@ -48,14 +48,14 @@ def feed(rows: Rows, kind: str, row: Row, tokens: list[int]) -> mx.array:
     return logits
 
 
-def run(rows: Rows, kind: str, parts: list[list[tuple[Row, list[int]]]]) -> list[mx.array]:
+def run(rows: Rows, kind: str, parts: list[list[tuple[Row, list[int]]]], tentative: int = 0) -> list[mx.array]:
     """Logits after each row's last token, all in one forward pass."""
     fed = [each for part in parts for each in part]
     ends = list(accumulate(len(tokens) for _, tokens in fed))
     logits = tiny.adapter(kind, WIDEST, exact=True).run(
         rows,
         mx.array([token for _, tokens in fed for token in tokens]),
-        [Part(tuple(row for row, _ in part), len(part[0][1])) for part in parts],
+        [Part(tuple(row for row, _ in part), len(part[0][1]), tentative=tentative) for part in parts],
         [end - 1 for end in ends],
     )
     mx.eval(logits, rows.pending())
@@ -91,7 +91,9 @@ def test_a_sequence_longer_than_windows_and_pages_gives_the_same_logits(kind: st
 @settings(max_examples=12)
 @given(
     moves=st.lists(
-        st.tuples(st.sampled_from(["join", "leave", "step", "beside", "branch", "keep", "fail"]), st.integers(0, 99)),
+        st.tuples(
+            st.sampled_from(["join", "leave", "step", "beside", "branch", "keep", "fail", "guess"]), st.integers(0, 99)
+        ),
         max_size=12,
     )
 )
@@ -133,6 +135,16 @@ def test_rows_hold_their_own_whatever_happens_to_the_others(kind: str, moves: li
         elif move == "fail" and live:
             with pytest.raises(RuntimeError), rows.launch([Part((live[one][0],), 1 + number % WIDEST)]):
                 raise RuntimeError
+        elif move == "guess" and live:
+            tentative = number % 7
+            guessed = [fresh(1 + tentative) for _ in live]
+            parts = [[(row, new) for (row, _), new in zip(live, guessed, strict=True)]]
+            run(rows, kind, parts, tentative=tentative)
+            for (row, own), new in zip(live, guessed, strict=True):
+                asked = len(own) + 1 + rng.randrange(tentative + 1)
+                own += new[: rows.rewind(row, asked) - len(own)]
+                assert row.length == row.position == len(own)
+                assert row.length == asked or ("recurrent" in rows.kinds and row.length < asked)
     if live:
         compute([[(each, fresh(1)) for each in live]])
     rows.check()
