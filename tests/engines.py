@@ -15,6 +15,7 @@ from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.runner import Runner
+from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
@@ -64,6 +65,8 @@ def start(
     encoders: Mapping[Role, ModelFolder] | None = None,
     device: Device | None = None,
     wait: Wait | None = None,
+    proposers: Sequence[Proposer] = (),
+    guessed_tokens: int | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch."""
 
@@ -95,7 +98,16 @@ def start(
             created=0,
         )
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
-        return Loaded(adapter, tokenizer, card, budget, cache_bytes, offered.encoders)
+        return Loaded(
+            adapter,
+            tokenizer,
+            card,
+            budget,
+            cache_bytes,
+            offered.encoders,
+            proposers=proposers,
+            guessed_tokens=guessed_tokens,
+        )
 
     tokenizer = tiny_tokenizer()
     return Engine(load, limits or Limits())

@@ -24,8 +24,11 @@ from ingot.engine.reuse import Reuse
 from ingot.engine.runner import Result, Runner, Step
 from ingot.engine.scheduler import Scheduler, StepPlan
 from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.controller import Controller
+from ingot.engine.speculation.speculation import Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
+from ingot.observe.speculation import SpeculationCounts
 
 log = logging.getLogger("ingot.engine")
 
@@ -42,9 +45,10 @@ class Generation:
         """`post` puts something into the engine thread's mailbox. Called on that thread."""
         self._loaded, self._limits, self._post = loaded, limits, post
         self._pending: Step | None = None
-        self._learned: list[list[Result]] | None = None  # of the pending step, where its rows know them already
+        self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._journal = Journal(loaded.card.name)
+        self.speculation = SpeculationCounts()
         self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats)
         self._make_rooms()
 
@@ -141,6 +145,8 @@ class Generation:
         costs = StepCosts(mixes=self._loaded.adapter.mixed)
         budget = self._loaded.budget
         self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
+        controller = Controller(fixed=self._loaded.guessed_tokens)
+        self._speculation = Speculation(self._loaded.proposers, controller, self.speculation)
 
         def widest(sequence: Sequence) -> int:
             width = budget.widest_launch(sequence.computed)
@@ -194,6 +200,7 @@ class Generation:
         self._door.left(sequence)
         self._scheduler.remove(sequence)
         self._runner.release(sequence)
+        self._speculation.forget(sequence)
 
     def _close_if_done(self, job: Job) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
@@ -217,24 +224,29 @@ class Generation:
 
     def _step(self, shared: Callable[[], bool]) -> None:
         began = time.monotonic()
+        if self._pending is not None and self._speculation.tempts(self._scheduler.running):
+            self._read(None)  # who guesses must know what came before
         plan = self._scheduler.plan(began)
         newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
         self._door.began(newcomers)
         for sequence in newcomers:
             request = sequence.request
             self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
-        step = self._runner.launch(plan, self._catch_up)
+        guesses = self._speculation.guess(plan)
+        step = self._runner.launch(plan, self._catch_up, guesses)
         self._read(step if step.launched else None)
-        if self._loaded.adapter.device.kind == "cpu" or shared():
+        if self._loaded.adapter.device.kind == "cpu" or step.verifies or shared():
             # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
             # for another workload that comes between two steps.
             self._read(None)
-        _log_if_slow(plan, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._speculation.learn(plan, seconds)
+        _log_if_slow(plan, seconds)
 
     def _catch_up(self) -> None:
         """Let the rows of the step before know their tokens now."""
         if self._pending is not None and self._learned is None:
-            self._learned = list(self._collected(self._pending))
+            self._learned = [list(waves) for waves in self._collected(self._pending)]
 
     def _read(self, following: Step | None) -> None:
         """Read the tokens of the step before; `following` is the one that now runs."""
@@ -242,22 +254,28 @@ class Generation:
         learned, self._learned = self._learned, None
         if previous is None:
             return
-        for results in learned if learned is not None else self._collected(previous):
-            self._deliver(results)
+        for waves in learned if learned is not None else self._collected(previous):
+            for results in waves:
+                self._deliver(results)
             self._flush()
 
-    def _collected(self, step: Step) -> Iterator[list[Result]]:
-        """A step's results, each known to its sequence."""
-        for results in self._runner.collect(step):
-            now = time.monotonic()
-            for result in results:
-                sequence = result.sequence
-                if result.token is None or sequence.ended or sequence.limit == 0:
-                    continue
-                sequence.tokens.append(result.token)
-                sequence.first_token_at = sequence.first_token_at or now
-                guided.accept(sequence, result.token)
-            yield results
+    def _collected(self, step: Step) -> Iterator[Iterable[list[Result]]]:
+        """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of
+        one that has ended by then."""
+        for waves in self._runner.collect(step):
+            yield (self._known(results) for results in waves)
+
+    def _known(self, results: list[Result]) -> list[Result]:
+        now = time.monotonic()
+        for result in results:
+            sequence = result.sequence
+            if result.token is None or sequence.ended or sequence.limit == 0:
+                continue
+            sequence.tokens.append(result.token)
+            del sequence.unread[:1]
+            sequence.first_token_at = sequence.first_token_at or now
+            guided.accept(sequence, result.token)
+        return results
 
     # Answers go out
 

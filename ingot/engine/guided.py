@@ -5,8 +5,6 @@ A guide's failure is its own sequence's alone: it is noted on the sequence, whos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ingot.engine.sequence import Sequence
 from ingot.errors import IngotError
 from ingot.text.grammar.guide import Mask
@@ -21,9 +19,30 @@ def begin(sequence: Sequence) -> None:
         sequence.failure = error
 
 
-def masks(rows: Iterable[Sequence]) -> list[Mask | None]:
-    """What each row's guide allows next. One that has come to its end allows anything: the draw will not count."""
-    return [_mask(row) for row in rows]
+def masks(sequence: Sequence, guess: tuple[int, ...] = ()) -> list[Mask | None]:
+    """What its guide allows next, and behind each token of a guess that the guide agreed to. A guide that has come to
+    its end allows anything: the draw will not count."""
+    guide = sequence.guide
+    if guide is None or sequence.unmasked is not None or guide.done:
+        return [None] * (len(guess) + 1)
+    try:
+        return guide.masks(guess) if guess else [guide.mask()]
+    except IngotError as error:
+        sequence.unmasked = error
+        return [None] * (len(guess) + 1)
+
+
+def agreed(sequence: Sequence, guess: tuple[int, ...]) -> tuple[int, ...]:
+    """As much of a guess as its guide could accept, without coming to its end."""
+    if sequence.guide is None or not guess:
+        return guess
+    if sequence.unmasked is not None or sequence.guide.done:
+        return ()
+    try:
+        return guess[: sequence.guide.agreed(guess)]
+    except IngotError as error:
+        sequence.unmasked = error
+        return ()
 
 
 def accept(sequence: Sequence, token: int) -> None:
@@ -44,13 +63,3 @@ def needs_tokens(sequence: Sequence) -> bool:
 
 def is_done(sequence: Sequence) -> bool:
     return sequence.guide is not None and sequence.guide.done
-
-
-def _mask(sequence: Sequence) -> Mask | None:
-    if sequence.guide is None or sequence.unmasked is not None or sequence.guide.done:
-        return None
-    try:
-        return sequence.guide.mask()
-    except IngotError as error:
-        sequence.unmasked = error
-        return None

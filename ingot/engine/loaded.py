@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
 from ingot.engine.request import ModelCard
+from ingot.engine.speculation.proposal import Proposer
 from ingot.models.adapter import Adapter
 from ingot.text.tokens.tokenizer import Tokenizer
 
@@ -23,3 +24,5 @@ class Loaded:
     cache_bytes: int = 0  # most that computed prefixes may take
     encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # further models, for vectors and scores
     folder: Path | None = None  # the model's files
+    proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
+    guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays

@@ -6,7 +6,7 @@ mix them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -16,19 +16,25 @@ from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
 from ingot.models.adapter import Adapter
 
+Guess = tuple[int, ...]
+"""Tokens that a sequence may draw next."""
+NO_GUESSES: Mapping[Sequence, Guess] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchPart:
-    """The next `width` tokens of each sequence, after which it draws one if it `draws`."""
+    """The next `width` tokens of each sequence, the last of them `guessed`. If it `draws`, it does so after each of the
+    guessed ones and after the one before them."""
 
     sequences: tuple[Sequence, ...]
     width: int
     draws: bool
     scoring: bool = False  # a prompt alone, whose logprobs are asked for
+    guessed: int = 0
 
     @property
     def part(self) -> Part:
-        return Part(tuple(_row(sequence) for sequence in self.sequences), self.width)
+        return Part(tuple(_row(sequence) for sequence in self.sequences), self.width, tentative=self.guessed)
 
     @property
     def tokens(self) -> int:
@@ -49,24 +55,33 @@ def _row(sequence: Sequence) -> Row:
     return sequence.row
 
 
+def _alike(rows: Many[Sequence], guesses: Mapping[Sequence, Guess]) -> list[tuple[list[Sequence], int, int]]:
+    """Rows with as many tokens to compute, and as many of them guessed; the fewest first."""
+    found: dict[tuple[int, int], list[Sequence]] = {}
+    for row in rows:
+        found.setdefault((row.remaining, len(guesses.get(row, ()))), []).append(row)
+    return [(alike, *key) for key, alike in sorted(found.items(), key=lambda item: item[0])]
+
+
 class Passes:
     def __init__(self, adapter: Adapter, budget: Budget) -> None:
         self._adapter, self._budget = adapter, budget
 
-    def of(self, decoding: Many[Sequence], chunks: Many[Chunk]) -> list[list[LaunchPart]]:
+    def of(
+        self, decoding: Many[Sequence], chunks: Many[Chunk], guesses: Mapping[Sequence, Guess] = NO_GUESSES
+    ) -> list[list[LaunchPart]]:
         """The parts of each forward pass, decoding ones first."""
-        decode = [LaunchPart(tuple(rows), 1, draws=True) for rows in self._together(decoding)]
+        decode = [part for alike in _alike(decoding, guesses) for part in self._together(*alike)]
         prompts = [LaunchPart((chunk.sequence,), chunk.count, chunk.final, chunk.sequence.scoring) for chunk in chunks]
         if not self._adapter.mixed:
             return [[part] for part in (*decode, *prompts)]
         scored = [[part] for part in prompts if part.scoring]
         return [*self._packed([*decode, *(part for part in prompts if not part.scoring)]), *scored]
 
-    def _together(self, rows: Many[Sequence]) -> list[list[Sequence]]:
+    def _together(self, rows: Many[Sequence], remaining: int, guessed: int) -> list[LaunchPart]:
         """Decoding rows that are one part: all of them, where the model's code takes rows of different lengths."""
-        if not rows:
-            return []
-        return [list(rows)] if self._adapter.ragged else [[row] for row in rows]
+        parts = [rows] if self._adapter.ragged else [[row] for row in rows]
+        return [LaunchPart(tuple(part), remaining + guessed, draws=True, guessed=guessed) for part in parts]
 
     def _packed(self, parts: Iterable[LaunchPart]) -> list[list[LaunchPart]]:
         """As few forward passes as memory allows."""

@@ -7,6 +7,7 @@ be read back, and a step costs the same however long the context is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import mlx.core as mx
 import numpy as np
@@ -31,6 +32,13 @@ class TokenHistory:
     def learn(self, token: mx.array) -> None:
         """A token that was drawn, known to the device alone."""
         self.counts = self.counts.at[token].add(mx.array(1.0))
+
+    def ahead(self, tokens: Sequence[int]) -> TokenHistory:
+        """What it will be if these are drawn next."""
+        made = copy(self)
+        for token in tokens:
+            made.learn(mx.array(token))
+        return made
 
 
 def penalised(logits: mx.array, samplings: Sequence[Sampling], histories: Sequence[TokenHistory | None]) -> mx.array:

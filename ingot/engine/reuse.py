@@ -199,7 +199,7 @@ class Reuse:
         computed = row.length
         made = self.index.insert(
             _owner(sequence.request),
-            sequence.tokens,
+            sequence.stored,
             computed,
             lambda begin, back: take(self.rows, row, begin, back),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],

@@ -2,32 +2,32 @@
 
 `launch` only queues work on the device. The tokens of a step are read by `collect`, usually while the next step is
 already running, so that the device never waits for Python. Where a draw depends on tokens that were not read yet, the
-forward pass before it does not: it is under way while they are read.
+forward pass before it does not: it is under way while they are read. Where tokens were guessed, how far a sequence got
+is known only when its draws are: such a step is collected before the next is launched.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import mlx.core as mx
 
 from ingot.cache.rows import Rows
-from ingot.engine import guided
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
-from ingot.engine.passes import LaunchPart, Passes
-from ingot.engine.penalties import TokenHistory, needs_history
+from ingot.engine.draws import Draws
+from ingot.engine.passes import NO_GUESSES, Guess, LaunchPart, Passes
 from ingot.engine.reuse import Reuse
 from ingot.engine.room import Room
-from ingot.engine.sampling import Drawn, draw, score
+from ingot.engine.sampling import Drawn, score
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.ahead import Ahead, agreement, places
 from ingot.models.adapter import Adapter
-from ingot.text.grammar.guide import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,25 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A forward pass on its way. `rows` each draw a token; `scored` is a prompt and its logprobs."""
+    """A forward pass on its way. At each of `places` a token is drawn; `scored` is a prompt and its logprobs."""
 
-    rows: tuple[Sequence, ...]
+    places: tuple[Ahead, ...]
     drawn: Drawn | None
     witness: mx.array | None  # where nothing is drawn: something small that exists when the pass is done
     tokens: int
     prefill: bool
     began: float  # when its graph was begun, on the clock of time.perf_counter()
     scored: tuple[Sequence, Drawn] | None = None
+
+    @property
+    def rows(self) -> list[Sequence]:
+        """Those that draw."""
+        return [place.sequence for place in self.places if not place.guessed]
+
+    @property
+    def guesses(self) -> dict[Sequence, Guess]:
+        """What is verified."""
+        return {place.sequence: place.guessed for place in self.places if place.guessed}
 
     def arrays(self) -> list[mx.array]:
         drawn = self.drawn.arrays() if self.drawn else []
@@ -69,6 +79,11 @@ class Launched:
 @dataclass(frozen=True, slots=True)
 class Step:
     launched: list[Launched]
+
+    @property
+    def verifies(self) -> bool:
+        """Whether how far its sequences got is known only when it is collected."""
+        return any(place.guessed for launched in self.launched for place in launched.places)
 
 
 def leave_device() -> None:
@@ -90,32 +105,39 @@ class Runner:
         # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
         # a record of them that is being made, are copied first.
         self._in_step = adapter.device.kind == "cpu"
+        self._draws = Draws(adapter.vocab)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
-        self._histories: dict[Sequence, TokenHistory] = {}  # of those with penalties, from their first draw on
+        self._unverified: dict[Sequence, int] = {}  # how long those were for which something was guessed
         self._free_at = 0.0
         self._reserved: list[tuple[Sequence, int]] = []
 
-    def launch(self, plan: StepPlan, catch_up: Callable[[], None]) -> Step:
-        """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done.
+    def launch(
+        self, plan: StepPlan, catch_up: Callable[[], None], guesses: Mapping[Sequence, Guess] = NO_GUESSES
+    ) -> Step:
+        """Queue the plan's work. Afterwards every sequence of it is as long as if the work were done, but those for
+        which something was guessed: all their tokens are known, and they are as long as they were until `collect`.
 
         `catch_up` is called where a row's draw depends on the tokens of the step before: it sees to it that the rows
         know them, and changes nothing else.
         """
         self._seat(plan)
-        return Step([self._run(parts, catch_up) for parts in self._passes.of(plan.decode, plan.chunks)])
+        passes = self._passes.of(plan.decode, plan.chunks, guesses)
+        return Step([self._run(parts, guesses, catch_up) for parts in passes])
 
-    def collect(self, step: Step) -> Iterable[list[Result]]:
-        """Wait for the step's launches, one after another, and yield each one's results."""
+    def collect(self, step: Step) -> Iterable[list[list[Result]]]:
+        """Wait for the step's launches, one after another, and yield each one's results: those with each sequence's
+        first token, then those with its second, where a guess was right, and so on."""
         for launched in step.launched:
             mx.eval(launched.arrays())
             if not self._in_step:
                 self._measure(launched)
-            yield _results(launched)
+            yield self._waves(launched)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was cancelled."""
         self._latest.pop(sequence, None)
-        self._histories.pop(sequence, None)
+        self._draws.forget(sequence)
+        self._take_back(sequence)
         self.reuse.keep(sequence, last=True)
         self._leave(sequence)
 
@@ -124,7 +146,8 @@ class Runner:
         for sequence in list(self.seated):
             self._leave(sequence)
         self._latest.clear()
-        self._histories.clear()
+        self._unverified.clear()
+        self._draws.clear()
 
     def rest(self) -> None:
         """Nothing runs: give back the memory of states that nobody holds."""
@@ -167,19 +190,22 @@ class Runner:
 
     # Forward passes
 
-    def _run(self, parts: list[LaunchPart], catch_up: Callable[[], None]) -> Launched:
+    def _run(
+        self, parts: list[LaunchPart], guesses: Mapping[Sequence, Guess], catch_up: Callable[[], None]
+    ) -> Launched:
         """Start a forward pass and account for it as done."""
         if self._in_step:
             mx.synchronize()
         began = time.perf_counter()
-        logits = self._forward(parts)
-        rows = tuple(row for part in parts if part.draws for row in part.sequences)
+        logits = self._forward(parts, guesses)
+        drawing = [row for part in parts if part.draws for row in part.sequences]
+        drawn_at = tuple(place for row in drawing for place in places(row, guesses.get(row, ())))
         scored = self._score(parts[0], logits) if parts[0].scoring else None
-        drawn = self._draw(logits[-len(rows) :], rows, catch_up) if rows else None
+        drawn = self._draws.draw(logits[-len(drawn_at) :], drawn_at, catch_up) if drawn_at else None
         prefill = not all(part.decoding for part in parts)
         tokens = sum(part.tokens for part in parts)
         witness = mx.sum(logits) if drawn is None and scored is None else None
-        launched = Launched(rows, drawn, witness, tokens, prefill, began, scored)
+        launched = Launched(drawn_at, drawn, witness, tokens, prefill, began, scored)
         mx.async_eval(launched.arrays(), self.rows.pending())
         if self._in_step:
             mx.synchronize()
@@ -187,15 +213,26 @@ class Runner:
         self._account(launched, parts)
         return launched
 
-    def _forward(self, parts: list[LaunchPart]) -> mx.array:
-        """Logits of each sequence that draws, or of all tokens of a prompt that is scored."""
-        tokens = [self._next_tokens(part.sequences) if part.decoding else _prompt(part) for part in parts]
+    def _forward(self, parts: list[LaunchPart], guesses: Mapping[Sequence, Guess]) -> mx.array:
+        """Logits wherever something is drawn, or of all tokens of a prompt that is scored."""
+        tokens = [self._tokens(part, guesses) for part in parts]
         ends = list(accumulate(part.width for part in parts for _ in part.sequences))
-        draws = [part.draws for part in parts for _ in part.sequences]
-        at = [end - 1 for end, draws in zip(ends, draws, strict=True) if draws]
+        drawn = [part.guessed + 1 if part.draws else 0 for part in parts for _ in part.sequences]
+        at = [place for end, count in zip(ends, drawn, strict=True) for place in range(end - count, end)]
         # Where nobody draws, the last token's stand for the work: there is nothing else that is small and made last.
         wanted = None if parts[0].scoring else at or [ends[-1] - 1]
         return self._adapter.run(self.rows, _in_one_row(tokens), [part.part for part in parts], wanted)
+
+    def _tokens(self, part: LaunchPart, guesses: Mapping[Sequence, Guess]) -> mx.array:
+        if part.decoding and part.width == 1:
+            return self._next_tokens(part.sequences)
+        # Whoever has more than one to compute, a prompt's or guessed ones, knows them.
+        known = part.width - part.guessed
+        rows = [
+            [*row.tokens[row.computed : row.computed + known], *guesses.get(row, ())[: part.guessed]]
+            for row in part.sequences
+        ]
+        return mx.array([token for row in rows for token in row], dtype=mx.uint32)
 
     def _next_tokens(self, rows: tuple[Sequence, ...]) -> mx.array:
         """The rows' newest tokens, from the device where Python has not seen them yet."""
@@ -213,27 +250,6 @@ class Runner:
             ]
         )
 
-    def _draw(self, logits: mx.array, rows: tuple[Sequence, ...], catch_up: Callable[[], None]) -> Drawn:
-        histories = [self._history(row) for row in rows]
-        drawn = draw(logits, rows, histories, self._masks(logits, rows, catch_up))
-        for place, history in enumerate(histories):
-            if history is not None:
-                history.learn(drawn.tokens[place])
-        return drawn
-
-    def _masks(self, logits: mx.array, rows: tuple[Sequence, ...], catch_up: Callable[[], None]) -> list[Mask | None]:
-        if all(row.guide is None for row in rows):
-            return []
-        mx.async_eval(logits)  # the device works while tokens are read and masks are made
-        if any(guided.needs_tokens(row) for row in rows):
-            catch_up()
-        return guided.masks(rows)
-
-    def _history(self, row: Sequence) -> TokenHistory | None:
-        if needs_history(row.sampling) and row not in self._histories:
-            self._histories[row] = TokenHistory(self._adapter.vocab, row.prompt, row.generated)
-        return self._histories.get(row)
-
     def _score(self, part: LaunchPart, logits: mx.array) -> tuple[Sequence, Drawn] | None:
         """Logprobs of the prompt tokens that follow the chunk's; the prompt's last token has none to predict. What
         was scored before the row was preempted is not scored again."""
@@ -247,11 +263,16 @@ class Runner:
         return row, score(logits[known : known + len(targets)].astype(mx.float32), mx.array(targets), top)
 
     def _account(self, launched: Launched, parts: list[LaunchPart]) -> None:
-        for place, row in enumerate(launched.rows):
+        for number, place in enumerate(launched.places):
             assert launched.drawn is not None
-            self._latest[row] = (launched.drawn.tokens, place)
+            if not place.guessed:
+                self._latest[place.sequence] = (launched.drawn.tokens, number)
         for part in parts:
             for row in part.sequences:
+                row.passes += part.draws
+                if part.guessed:
+                    self._unverified[row] = row.computed
+                    continue  # how far it got is not known yet
                 row.computed += part.width
                 row.sampled += part.draws
                 if not row.decoding:
@@ -264,13 +285,47 @@ class Runner:
         self._free_at = now
         if launched.prefill:
             self._costs.observe_prefill(launched.tokens, 1000 * spent)
-        else:
-            self._costs.observe_decode(len(launched.rows), 1000 * spent)
+        elif launched.tokens == len(launched.places) == len(launched.rows):
+            self._costs.observe_decode(launched.tokens, 1000 * spent)
 
+    # Results
 
-def _prompt(part: LaunchPart) -> mx.array:
-    row = part.sequences[0]
-    return mx.array(row.tokens[row.computed : row.computed + part.width], dtype=mx.uint32)
+    def _waves(self, launched: Launched) -> list[list[Result]]:
+        tokens = _listed(launched.drawn.tokens) if launched.drawn is not None else []
+        found: list[Logprobs | None] = [None] * len(tokens)
+        if launched.drawn is not None and launched.drawn.logprobs is not None:
+            found = [*_logprobs(launched.drawn, tokens)]
+        drawn: dict[Sequence, list[Result]] = {}
+        for place, token, logprobs in zip(launched.places, tokens, found, strict=True):
+            drawn.setdefault(place.sequence, []).append(Result(place.sequence, token, logprobs))
+        if launched.scored is not None:
+            row, scores = launched.scored
+            scored = tuple(_logprobs(scores, _listed(scores.tokens)))
+            [last] = drawn.get(row, [Result(row, None)])
+            return [[replace(last, prompt=scored)]]
+        guesses = launched.guesses
+        given = [self._verified(row, guesses[row], own) if row in guesses else own for row, own in drawn.items()]
+        return [[result for result in wave if result is not None] for wave in zip_longest(*given)]
+
+    def _verified(self, row: Sequence, guess: Guess, drawn: list[Result]) -> list[Result]:
+        """The draws that count; the sequence is as long as they make it."""
+        tokens = [result.token for result in drawn if result.token is not None]
+        right = agreement(guess, tokens)
+        if self._unverified.pop(row, None) is None or row.row is None:  # it ended while the pass ran
+            return drawn[:1]
+        row.computed = self.rows.rewind(row.row, row.computed + row.remaining + right)
+        row.sampled += right + 1
+        row.proposed += len(guess)
+        row.accepted += right
+        row.unread = tokens[: right + 1]
+        self._draws.learn(row, row.unread)
+        return drawn[: right + 1]
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Let a row forget guessed tokens that were never verified."""
+        sure = self._unverified.pop(sequence, None)
+        if sure is not None and sequence.row is not None:
+            self.rows.rewind(sequence.row, sure)
 
 
 def _in_one_row(tokens: list[mx.array]) -> mx.array:
@@ -280,20 +335,6 @@ def _in_one_row(tokens: list[mx.array]) -> mx.array:
 def _listed(array: mx.array) -> list[Any]:
     values: Any = array.tolist()
     return list(values)
-
-
-def _results(launched: Launched) -> list[Result]:
-    tokens = _listed(launched.drawn.tokens) if launched.drawn is not None else []
-    found: list[Logprobs | None] = [None] * len(tokens)
-    if launched.drawn is not None and launched.drawn.logprobs is not None:
-        found = [*_logprobs(launched.drawn, tokens)]
-    results = [Result(*drawn) for drawn in zip(launched.rows, tokens, found, strict=True)]
-    if launched.scored is None:
-        return results
-    row, scores = launched.scored
-    scored = tuple(_logprobs(scores, _listed(scores.tokens)))
-    last = results[0] if results else Result(row, None)
-    return [Result(row, last.token, last.logprobs, scored)]
 
 
 def _logprobs(drawn: Drawn, tokens: list[int]) -> list[Logprobs]:

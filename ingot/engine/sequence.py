@@ -46,6 +46,7 @@ class Sequence:
     proposed: int = 0  # tokens that were guessed ahead for it
     accepted: int = 0  # those of them that it would have drawn anyway
     passes: int = 0  # forward passes that drew for it
+    unread: list[int] = field(default_factory=list)  # drawn and verified, but not yet among its known tokens
     guide: Guide | None = None  # what it is held to; has accepted the known tokens, each once
     unmasked: IngotError | None = None  # why its guide could not say what may come next: that draw will not count
     failure: IngotError | None = None  # of its guide: it must end, and its newest token is not to be shown
@@ -64,6 +65,11 @@ class Sequence:
     @property
     def arrived(self) -> float:
         return self.request.arrived
+
+    @property
+    def stored(self) -> Many[int]:
+        """The tokens whose states its row has, and perhaps more."""
+        return [*self.tokens, *self.unread] if self.unread else self.tokens
 
     @property
     def generated(self) -> Many[int]:
@@ -99,9 +105,9 @@ class Sequence:
         """All its tokens are drawn; what is left is to read them."""
         return self.sampled >= max(1, self.limit)  # a prompt that is only scored still runs to its end
 
-    @property
-    def banned(self) -> Many[int]:
-        return sorted(self.stop_tokens) if self.sampled < self.request.stop.min_tokens else ()
+    def banned_at(self, sampled: int) -> Many[int]:
+        """Tokens that may not come next when so many are drawn."""
+        return sorted(self.stop_tokens) if sampled < self.request.stop.min_tokens else ()
 
     @property
     def scoring(self) -> bool:

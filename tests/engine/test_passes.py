@@ -20,7 +20,8 @@ SHAPE = Footprint(groups=((None, 1),), recurrent=0, activation=1, score=0, logit
 
 
 def row(slot: int, computed: int, *, decoding: bool = False, **sampling: Any) -> Sequence:
-    request = Request(f"r{slot}", ((1,) * 500,), sampling=Sampling(**sampling))
+    length = computed + 1 if decoding else 500
+    request = Request(f"r{slot}", ((1,) * length,), sampling=Sampling(**sampling))
     made = Sequence(request, 0, slot, request.prompts[0], 10, 0)
     made.row, made.computed, made.decoding = Row(slot, ()), computed, decoding
     return made
@@ -67,3 +68,14 @@ def test_a_model_that_cannot_mix_decodes_first_and_runs_one_part_after_another()
 
 def test_with_nothing_to_do_there_is_no_pass() -> None:
     assert passes().of([], []) == passes(mixed=False).of([], []) == []
+
+
+def test_rows_with_as_many_guessed_tokens_are_one_part() -> None:
+    decoding = [row(slot, 40 + slot, decoding=True) for slot in range(5)]
+    behind = row(5, 90, decoding=True)
+    behind.computed -= 3
+    guesses = {decoding[1]: (1, 2), decoding[3]: (3, 4), decoding[4]: (5,), behind: (6, 7)}
+    found = passes().of([*decoding, behind], [Chunk(row(6, 0), 100, False)], guesses)
+    assert slots(found) == [[[0, 2], [4], [1, 3], [5], [6]]]
+    widths = [(part.width, part.guessed, part.part.tentative) for part in found[0]]
+    assert widths == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (6, 2, 2), (100, 0, 0)]

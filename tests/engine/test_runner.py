@@ -58,8 +58,8 @@ class Steps:
         return found
 
     def _read(self, step: Step) -> Iterator[Result]:
-        for results in self.runner.collect(step):
-            for result in results:
+        for waves in self.runner.collect(step):
+            for result in (result for results in waves for result in results):
                 if result.token is not None:
                     result.sequence.tokens.append(result.token)
                 yield result

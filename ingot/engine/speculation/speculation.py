@@ -1,0 +1,137 @@
+"""Whose tokens are guessed, by whom and how far: proposers offer, the controller chooses, and what came of it is told.
+
+Only the engine thread may call anything here. What fails in guessing costs time, never a token: a proposer that raises
+is not asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from ingot.engine import guided
+from ingot.engine.passes import Guess
+from ingot.engine.scheduler import StepPlan
+from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.proposal import Offer, Proposal, Proposer
+from ingot.observe.speculation import SpeculationCounts
+
+log = logging.getLogger("ingot.engine")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Guessed:
+    proposal: Proposal
+    accepted: int  # tokens that its sequence had been given by guessing before
+
+
+class Speculation:
+    def __init__(self, proposers: Many[Proposer], controller: Controller, counts: SpeculationCounts) -> None:
+        self._proposers = {proposer.name: proposer for proposer in proposers}
+        self._controller, self._counts = controller, counts
+        self._round: dict[Sequence, _Guessed] = {}
+        self._tokens = 0  # that the round computes for sequences that decode
+
+    def tempts(self, running: Iterable[Sequence]) -> bool:
+        """Whether guessing seems worth it for sequences that decode, by the tokens of theirs that are known: the newest
+        may still be on their way."""
+        rows = [row for row in running if row.decoding]
+        return bool(self._proposers and rows) and any(chosen.count for chosen in self._chosen(rows, 0))
+
+    def guess(self, plan: StepPlan) -> dict[Sequence, Guess]:
+        """For sequences that decode, whose tokens are all known, what may come next; it will be verified."""
+        for sequence in plan.preempted:
+            self.forget(sequence)
+        self._round, self._tokens = {}, sum(row.remaining for row in plan.decode)
+        if not self._proposers or not all(row.known for row in plan.decode):
+            return {}
+        chosen = self._chosen(plan.decode, sum(chunk.count for chunk in plan.chunks))
+        for name in self._proposers.keys() & {each.source for each in chosen if each.count}:
+            self._ask(
+                name, [(row, each.count) for row, each in zip(plan.decode, chosen, strict=True) if each.source == name]
+            )
+        return {row: guessed.proposal.tokens for row, guessed in self._round.items()}
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """What came of the step, which took so long from its beginning to where its tokens were known."""
+        if not self._proposers or not plan.decode:
+            return
+        outcomes = tuple(self._outcome(row, guessed) for row, guessed in self._round.items())
+        for outcome in outcomes:
+            self._counts.add(outcome.proposed, outcome.accepted)
+        tokens = self._tokens + sum(outcome.proposed for outcome in outcomes)
+        prompt_tokens = sum(chunk.count for chunk in plan.chunks)
+        plain = not outcomes
+        self._controller.observe(Round(seconds, len(plan.decode), tokens, prompt_tokens, plain, outcomes))
+        for row in self._round:
+            if row.ended:
+                self._controller.forget(row)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It ended or was preempted."""
+        self._controller.forget(sequence)
+        for name in list(self._proposers):
+            self._guarded(name, lambda proposer: proposer.forget(sequence))
+
+    def _outcome(self, row: Sequence, guessed: _Guessed) -> Outcome:
+        proposal = guessed.proposal
+        return Outcome(row, proposal.source, len(proposal.tokens), row.accepted - guessed.accepted, cut=row.ended)
+
+    def _chosen(self, rows: Many[Sequence], prompt_tokens: int) -> list[Chosen]:
+        offers: list[list[Offer]] = [[] for _ in rows]
+        for name in list(self._proposers):
+            able = [number for number, row in enumerate(rows) if _may(row, name)]
+            asked = [rows[number] for number in able]
+            made = self._guarded(name, partial(_offers, rows=asked))
+            for number, offer in zip(able, made or [], strict=False):
+                if offer is not None and offer.most > 0:
+                    offers[number].append(replace(offer, most=min(offer.most, _room(rows[number]))))
+        return self._controller.choose(
+            [Asked(row, tuple(own)) for row, own in zip(rows, offers, strict=True)], prompt_tokens
+        )
+
+    def _ask(self, name: str, wanted: Many[tuple[Sequence, int]]) -> None:
+        rows, counts = [row for row, _ in wanted], [count for _, count in wanted]
+        made = self._guarded(name, partial(_proposals, rows=rows, counts=counts))
+        for row, proposal in zip(rows, made or [], strict=False):
+            tokens = guided.agreed(row, _before_stop(row, proposal.tokens[: _room(row)]))
+            if tokens:
+                self._round[row] = _Guessed(replace(proposal, tokens=tokens), row.accepted)
+
+    def _guarded(self, name: str, work: Callable[[Proposer], T]) -> T | None:
+        try:
+            return work(self._proposers[name])
+        except Exception:
+            log.exception("%s failed to guess; answers go on without it", name)
+            del self._proposers[name]
+            return None
+
+
+def _offers(proposer: Proposer, rows: Many[Sequence]) -> list[Offer | None]:
+    return proposer.offers(rows)
+
+
+def _proposals(proposer: Proposer, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+    return proposer.propose(rows, counts)
+
+
+def _may(row: Sequence, name: str) -> bool:
+    wanted = row.request.speculate
+    return _room(row) > 0 and (wanted is None or name in wanted)
+
+
+def _room(row: Sequence) -> int:
+    """How many tokens may be guessed: the last one that it may have is drawn, and what is guessed is stored."""
+    return min(row.limit - row.sampled - 1, row.reserved - row.total)
+
+
+def _before_stop(row: Sequence, tokens: Guess) -> Guess:
+    """What comes before the first token that would end it: that one is drawn where it would have been guessed."""
+    return tokens[: next((at for at, token in enumerate(tokens) if token in row.stop_tokens), len(tokens))]
