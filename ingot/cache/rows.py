@@ -23,11 +23,19 @@ from ingot.cache.pages import Table
 
 class Rows:
     def __init__(
-        self, layers: list[LayerState], most: int | None = None, token_bytes: Sequence[int] | None = None
+        self,
+        layers: list[LayerState],
+        most: int | None = None,
+        token_bytes: Sequence[int] | None = None,
+        beside: Sequence[LayerState] = (),
     ) -> None:
-        """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known."""
-        self.layers, self._most = layers, most
-        self.states = [part for layer in layers for part in _parts(layer)]
+        """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known.
+
+        What layers `beside` the model's own keep of each token, a head's say, lies in the same pages and shares their
+        fate; they are computed apart (`aside`).
+        """
+        self.layers, self.beside, self._most = layers, list(beside), most
+        self.states = [part for layer in (*layers, *beside) for part in _parts(layer)]
         self.groups = _grouped(self.states, token_bytes or ())
         self._slots = 1
         self._free = [0]  # slots
@@ -102,21 +110,50 @@ class Rows:
         launches = tuple(_opened(part) for part in parts)
         self._remember(parts)
         self._make_room(launches)
-        for state in self.states:
-            state.neighbours = self.states  # no longer than for this, as they would keep each other alive
-            if not mixed:
-                state.open(launches[0])
+        with self._opened(launches, mixed=mixed):
+            yield self.layers
+        for part, launch in zip(parts, launches, strict=True):
+            self._advance(part, launch)
+
+    @contextmanager
+    def aside(self, launches: Sequence[Launch]) -> Iterator[list[LayerState]]:
+        """The caches of a forward pass of the layers beside the model's own, over tokens that the rows have room for.
+        The rows stay as long as they are."""
+        with self._opened(tuple(launches), mixed=True):
+            yield self.beside
+
+    @contextmanager
+    def _opened(self, launches: tuple[Launch, ...], *, mixed: bool) -> Iterator[None]:
         whole = Mixed(launches) if mixed else None
         for state in self.states:
+            state.neighbours = self.states  # no longer than for this, as they would keep each other alive
             state.mixed = whole
+            if not mixed:
+                state.open(launches[0])
         try:
-            yield self.layers
+            yield
         finally:
             for state in self.states:
                 state.mixed, state.neighbours = None, ()
                 state.close()
-        for part, launch in zip(parts, launches, strict=True):
-            self._advance(part, launch)
+
+    @contextmanager
+    def room_ahead(self, ends: Sequence[tuple[Row, int]]) -> Iterator[None]:
+        """While this is open, rows have room for tokens up to these ends, where layers that keep every token are
+        concerned. What is stored there is lost afterwards."""
+        for group in self.groups:
+            if group.window is None:
+                copies = [copy for row, end in ends for copy in row.tables[group.number].grow(row.length, end)]
+                self.provide(group)
+                if copies:
+                    group.copy(copies)
+        try:
+            yield
+        finally:
+            for group in self.groups:
+                if group.window is None:
+                    for row, _ in ends:
+                        row.tables[group.number].rewind(row.length)
 
     def _remember(self, parts: Sequence[Part]) -> None:
         """Keep what rows with tentative tokens are to be taken back to, where layers cannot go back themselves."""

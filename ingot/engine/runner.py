@@ -27,6 +27,7 @@ from ingot.engine.sampling import Drawn, score
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import Ahead, agreement, places
+from ingot.engine.speculation.heads import WAITING, HeadStates
 from ingot.models.adapter import Adapter
 
 
@@ -108,6 +109,7 @@ class Runner:
         self._draws = Draws(adapter.vocab)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._unverified: dict[Sequence, int] = {}  # how long those were for which something was guessed
+        self.heads: HeadStates | None = None  # whom to tell what passes computed, where the model has a head
         self._free_at = 0.0
         self._reserved: list[tuple[Sequence, int]] = []
 
@@ -138,7 +140,7 @@ class Runner:
         self._latest.pop(sequence, None)
         self._draws.forget(sequence)
         self._take_back(sequence)
-        self.reuse.keep(sequence, last=True)
+        self._keep(sequence, last=True)
         self._leave(sequence)
 
     def abandon(self) -> None:
@@ -170,17 +172,24 @@ class Runner:
 
     def _seat(self, plan: StepPlan) -> None:
         for sequence in plan.retired:
-            self.reuse.keep(sequence, last=True)
+            self._keep(sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
             self._leave(sequence)
         for sequence in plan.admitted:
             sequence.row = self.rows.new()
             self.seated.append(sequence)
             self.reuse.restore(sequence)
+            if self.heads is not None:
+                self.heads.begin(sequence)
         reserved = [(sequence, sequence.reserved) for sequence in self.seated]
         if reserved != self._reserved:
             self._reserved = reserved
             self.reuse.make_way(self.room.needed(reserved))
+
+    def _keep(self, sequence: Sequence, *, last: bool) -> None:
+        if self.heads is not None:
+            self.heads.catch_up([sequence])  # whoever takes over its pages finds there what the head needs
+        self.reuse.keep(sequence, last=last)
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence.row is not None:
@@ -211,6 +220,8 @@ class Runner:
             mx.synchronize()
             self._measure(launched)
         self._account(launched, parts)
+        if self.heads is not None:
+            self.heads.catch_up(launched.rows, least=WAITING)
         return launched
 
     def _forward(self, parts: list[LaunchPart], guesses: Mapping[Sequence, Guess]) -> mx.array:
@@ -221,7 +232,14 @@ class Runner:
         at = [place for end, count in zip(ends, drawn, strict=True) for place in range(end - count, end)]
         # Where nobody draws, the last token's stand for the work: there is nothing else that is small and made last.
         wanted = None if parts[0].scoring else at or [ends[-1] - 1]
-        return self._adapter.run(self.rows, _in_one_row(tokens), [part.part for part in parts], wanted)
+        launched = [part.part for part in parts]
+        if self.heads is None:
+            return self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted)
+        logits, hidden = self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, hidden=True)
+        owners = [(row, part.width) for part in parts for row in part.sequences]
+        for (row, width), end in zip(owners, ends, strict=True):
+            self.heads.saw(row, hidden, end - width, end)
+        return logits
 
     def _tokens(self, part: LaunchPart, guesses: Mapping[Sequence, Guess]) -> mx.array:
         if part.decoding and part.width == 1:
@@ -276,7 +294,7 @@ class Runner:
                 row.computed += part.width
                 row.sampled += part.draws
                 if not row.decoding:
-                    self.reuse.keep(row, last=part.draws)
+                    self._keep(row, last=part.draws)
                     row.decoding = part.draws
 
     def _measure(self, launched: Launched) -> None:
@@ -313,7 +331,10 @@ class Runner:
         right = agreement(guess, tokens)
         if self._unverified.pop(row, None) is None or row.row is None:  # it ended while the pass ran
             return drawn[:1]
-        row.computed = self.rows.rewind(row.row, row.computed + row.remaining + right)
+        before = row.computed
+        row.computed = self.rows.rewind(row.row, row.total + right)
+        if self.heads is not None:
+            self.heads.settled(row, row.computed - before)
         row.sampled += right + 1
         row.proposed += len(guess)
         row.accepted += right

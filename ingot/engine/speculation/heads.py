@@ -1,0 +1,185 @@
+"""Guesses of a head that the model was trained with (MTP): from the model's hidden states and the tokens behind them.
+
+A head keeps keys and values of its own. Those of a token's place are made from the hidden state *before* it and the
+token itself, so that they depend on what is stored up to that place and on nothing behind it: they lie in the row's own
+pages, are kept and taken over with them, and are taken back with them. The hidden state before the first token that is
+computed after a prefix was taken over is not known; zeros stand for it, as for the one before a sequence's first.
+
+What a head has not been shown yet waits, a few tokens at most, until a guess is asked for or pages are to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import mlx.core as mx
+
+from ingot.cache.launch import Launch, Row
+from ingot.cache.rows import Rows
+from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.proposal import Offer, Proposal
+
+FURTHEST = 8
+"""Most tokens that are guessed by chaining a head that was trained for one."""
+WAITING = 64
+"""Tokens of an answer that the head is shown at once, while nobody asks it."""
+
+
+class HeadModule(Protocol):
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array: ...
+    def logits(self, hidden: mx.array) -> mx.array: ...
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What the head knows of a row: places before `written` are there. `hidden` are the states that wait, of the tokens
+    from written - 1 on, as pieces of what passes gave: (array [tokens, size], begin, end)."""
+
+    written: int
+    hidden: list[tuple[mx.array, int, int]]
+
+    def states(self, count: int) -> mx.array:
+        """The first so many that wait."""
+        taken: list[mx.array] = []
+        for array, begin, end in self.hidden:
+            if count > 0:
+                taken.append(array[begin : min(end, begin + count)])
+                count -= end - begin
+        return taken[0] if len(taken) == 1 else mx.concatenate(taken)
+
+    def drop(self, count: int) -> None:
+        """Let go of the first so many."""
+        kept: list[tuple[mx.array, int, int]] = []
+        for array, begin, end in self.hidden:
+            gone = min(count, end - begin)
+            count -= gone
+            if begin + gone < end:
+                kept.append((array, begin + gone, end))
+        self.hidden = kept
+
+
+@dataclass(eq=False)
+class HeadStates:
+    """Guesses, and sees to it that the head has seen what the model computed. Only the engine thread calls it."""
+
+    head: HeadModule
+    rows: Rows
+    size: int  # of a hidden state
+    dtype: mx.Dtype
+    name: str = "mtp"
+    _shown: dict[Sequence, _Shown] = field(default_factory=dict)
+
+    # What the runner tells
+
+    def begin(self, sequence: Sequence) -> None:
+        """It was given a row, which may hold tokens already."""
+        nothing = mx.zeros((1, self.size), self.dtype)
+        self._shown[sequence] = _Shown(_row(sequence).length, [(nothing, 0, 1)])
+
+    def saw(self, sequence: Sequence, hidden: mx.array, begin: int, end: int) -> None:
+        """A pass computed its next tokens, whose hidden states are hidden[begin:end]."""
+        self._shown[sequence].hidden.append((hidden, begin, end))
+
+    def settled(self, sequence: Sequence, count: int) -> None:
+        """Of what the last pass computed, only the first so many tokens stay."""
+        shown = self._shown[sequence]
+        array, begin, _ = shown.hidden.pop()
+        if count:
+            shown.hidden.append((array, begin, begin + count))
+
+    def catch_up(self, sequences: Iterable[Sequence], *, least: int = 1) -> None:
+        """Show the head all that the model computed of those of whom at least so many tokens wait."""
+        waiting = [
+            (sequence, count)
+            for sequence in sequences
+            if (count := self._waiting(sequence)) >= least and sequence.row is not None
+        ]
+        if waiting:
+            mx.async_eval(self._show(waiting), self.rows.pending())
+
+    def forget(self, sequence: Sequence) -> None:
+        self._shown.pop(sequence, None)
+
+    # What is asked of a proposer
+
+    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+        return [Offer(self.name, FURTHEST) if row in self._shown else None for row in rows]
+
+    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+        order = sorted(range(len(rows)), key=lambda number: -counts[number])
+        ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
+        with self.rows.room_ahead(
+            [(_row(row), _row(row).length + count) for row, count in zip(ordered, depths, strict=True)]
+        ):
+            tokens, sure = self._chain(ordered, depths)
+        guessed, likely = _columns(tokens, len(rows)), _columns(sure, len(rows))
+        found = [Proposal(tuple(map(int, own)), self.name, tuple(likely[at])) for at, own in enumerate(guessed)]
+        return [found[order.index(number)] for number in range(len(rows))]
+
+    def _chain(self, rows: list[Sequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
+        """Guesses, and how likely they are, by depth: each for as many of the first rows as go that deep."""
+        waits = [self._waiting(row) for row in rows]
+        hidden = self._show([(row, count + 1) for row, count in zip(rows, waits, strict=True)])
+        tokens: list[mx.array] = []
+        sure: list[mx.array] = []
+        for depth in range(1, depths[0] + 1):
+            going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
+            hidden = hidden[: len(going)]
+            if depth > 1:
+                places = [_row(row).length + depth - 1 for row in going]
+                launch = Launch(tuple(map(_row, going)), 1, tuple(places), tuple(place - 1 for place in places))
+                with self.rows.aside([launch]) as caches:
+                    hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
+            likelihoods = mx.softmax(self.head.logits(hidden).astype(mx.float32), axis=-1)
+            tokens.append(mx.argmax(likelihoods, axis=-1).astype(mx.uint32))
+            sure.append(mx.max(likelihoods, axis=-1))
+        mx.eval(tokens, sure, self.rows.pending())
+        return tokens, sure
+
+    def _waiting(self, sequence: Sequence) -> int:
+        """Tokens that are known and stored, and that the head has not seen."""
+        shown = self._shown.get(sequence)
+        if shown is None or sequence.row is None:
+            return 0
+        return min(sequence.row.length, len(sequence.stored)) - shown.written
+
+    def _show(self, wanted: Many[tuple[Sequence, int]]) -> mx.array:
+        """Let the head see the next so many tokens of each; what it gives behind the last of them, in their order. A
+        token that is not stored yet may be the last: it will be shown again."""
+        launches: list[Launch] = []
+        tokens: list[int] = []
+        hidden: list[mx.array] = []
+        lasts: list[int] = []
+        at = 0
+        for sequence, count in wanted:
+            shown, row = self._shown[sequence], _row(sequence)
+            launches.append(Launch((row,), count, (shown.written,), (shown.written - 1,)))
+            tokens += sequence.stored[shown.written : shown.written + count]
+            hidden.append(shown.states(count))
+            at += count
+            lasts.append(at - 1)
+            stored = row.length - shown.written
+            shown.drop(min(count, stored))
+            shown.written += min(count, stored)
+        states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
+        with self.rows.aside(launches) as caches:
+            out = self.head(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
+        return out if lasts == list(range(at)) else out[mx.array(lasts)]
+
+
+def _row(sequence: Sequence) -> Row:
+    assert sequence.row is not None
+    return sequence.row
+
+
+def _columns(by_depth: list[mx.array], rows: int) -> list[list[float]]:
+    """What each row was given, depth by depth."""
+    found: list[list[float]] = [[] for _ in range(rows)]
+    for given in by_depth:
+        values: list[float] = given.tolist()  # type: ignore[assignment]
+        for number, value in enumerate(values):
+            found[number].append(value)
+    return found
