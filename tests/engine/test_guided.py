@@ -16,6 +16,7 @@ from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Sequen
 from ingot.engine.sampling import draw, masked
 from ingot.errors import IngotError
 from ingot.text.formats.registry import format_named
+from ingot.text.grammar.ahead import LookingAhead
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.grammar.guide import GrammarTooComplex, GuideBroken, Mask
 from ingot.text.parse.parser import ThinkingStart
@@ -247,7 +248,7 @@ class Trap:
 
 
 @dataclass
-class _Trapped:
+class _Trapped(LookingAhead):
     trap: Trap
     accepted: list[int] = field(default_factory=list)
     free: bool = False
@@ -262,6 +263,12 @@ class _Trapped:
         if self.trap.place == "accept" and len(self.accepted) == self.trap.after:
             raise self.trap.error("trapped")
         self.accepted.append(token)
+
+    def standing(self) -> int:
+        return len(self.accepted)
+
+    def go_back(self, standing: int) -> None:
+        del self.accepted[standing:]
 
 
 @pytest.mark.parametrize("error", [GuideBroken, GrammarTooComplex])

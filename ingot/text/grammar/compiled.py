@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingot.text.grammar import limits
+from ingot.text.grammar.ahead import LookingAhead
 from ingot.text.grammar.guide import GrammarTooComplex, Guide, GuideBroken, Mask
+from ingot.text.grammar.lexicon import allows
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -57,7 +59,7 @@ class CompiledGrammar:
         return GrammarTooComplex(TOO_COMPLEX)
 
 
-class GrammarGuide:
+class GrammarGuide(LookingAhead):
     """Never free: what may come next follows from each token."""
 
     free = False
@@ -66,6 +68,7 @@ class GrammarGuide:
         self._matcher = matcher
         self._grammar = grammar
         self._mask: Mask | None = None
+        self._accepted = 0
 
     @property
     def done(self) -> bool:
@@ -82,8 +85,31 @@ class GrammarGuide:
 
     def accept(self, token: int) -> None:
         self._mask = None
+        self._accepted += 1
         self._matcher.consume_token(token)
         self._check()
+
+    def admits(self, token: int) -> bool:
+        if self._mask is not None:
+            return allows(self._mask, token)
+        # Of several ways to write what must come, the library's masks allow the tokenizer's own alone.
+        forced = self._matcher.compute_ff_tokens()
+        admitted = token == forced[0] if forced else self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return admitted
+
+    @property
+    def narrow(self) -> bool:
+        return bool(self._matcher.compute_ff_bytes())
+
+    def standing(self) -> tuple[int, Mask | None]:
+        return self._accepted, self._mask
+
+    def go_back(self, standing: tuple[int, Mask | None]) -> None:
+        # A copy to look ahead with would cost more the longer the answer is. What fails in looking ahead stays failed.
+        accepted, self._mask = standing
+        self._matcher.rollback(self._accepted - accepted)
+        self._accepted = accepted
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -6,7 +6,8 @@ engine thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ingot.errors import BadRequest, IngotError
 
@@ -53,6 +54,42 @@ class Guide(Protocol):
 
     def accept(self, token: int) -> None:
         """The token that was drawn. Raises GrammarTooComplex or GuideBroken."""
+        ...
+
+    def admits(self, token: int) -> bool:
+        """Whether the mask allows the token, for less work than the whole mask takes. Raises as `mask` does."""
+        ...
+
+    @property
+    def narrow(self) -> bool:
+        """Whether there may be but one token that can come next. Cheap, where it takes work to say which."""
+        ...
+
+    def agreed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may come next in this order and leave the answer incomplete: a
+        guide is never done by a token that others are to follow.
+
+        Leaves the guide as it was. Never raises: a guide that fails says so when it is asked for a mask.
+        """
+        ...
+
+    def masks(self, tokens: Sequence[int]) -> list[Mask | None]:
+        """What `mask` says now, and would say after each of these tokens, which it agreed to: one mask more than there
+        are tokens. They are the caller's to keep. Leaves the guide as it was, and raises as `mask` does.
+        """
+        ...
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Tokens, so many at most, that come next whatever is drawn, as each mask allows but one, and that it would
+        agree to. Leaves the guide as it was, and never raises."""
+        ...
+
+    def standing(self) -> Any:
+        """Where the guide is, to `go_back` to."""
+        ...
+
+    def go_back(self, standing: Any) -> None:
+        """Be as it was there: earlier on its way here, with nothing gone back to in between that was earlier still."""
         ...
 
 

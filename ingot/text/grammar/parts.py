@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from ingot.text.grammar.ahead import LookingAhead
 from ingot.text.grammar.guide import Guide, GuideBroken, Mask
 from ingot.text.grammar.lexicon import SPACE, Lexicon, allow, allows, forbid
 
@@ -13,7 +15,7 @@ SPARE_TOKENS = 3
 """By which a budget may be exceeded, to finish a character."""
 
 
-class ForcedTokens:
+class ForcedTokens(LookingAhead):
     """These tokens and no others."""
 
     free = False
@@ -38,8 +40,14 @@ class ForcedTokens:
             raise GuideBroken("The answer did not go on with the text it was to go on with, and was given up.")
         self._at += 1
 
+    def standing(self) -> int:
+        return self._at
 
-class ThinkingGuide:
+    def go_back(self, standing: int) -> None:
+        self._at = standing
+
+
+class ThinkingGuide(LookingAhead):
     """Anything up to `close`; after `budget` tokens, `closing` is forced.
 
     Where the rest of the answer is held to something (`before_plan`), the answer cannot end here, nor may a token that
@@ -86,6 +94,17 @@ class ThinkingGuide:
             self._left -= 1
             self._cutting = self._left <= 0 and (_whole(self._written) or self._left <= -SPARE_TOKENS)
 
+    @property
+    def narrow(self) -> bool:
+        return self._cutting
+
+    def standing(self) -> Any:
+        return self._left, self._written, self._cutting, self._closed, self._cut.standing()
+
+    def go_back(self, standing: Any) -> None:
+        self._left, self._written, self._cutting, self._closed, cut = standing
+        self._cut.go_back(cut)
+
     def _without_ends(self) -> Mask:
         mask = self._lexicon.unended.copy()
         for id in self._overshooting():
@@ -105,7 +124,7 @@ class ThinkingGuide:
         return found + [id for id in lexicon.holding(close) if lexicon.tokens[id].partition(close)[2].strip(SPACE)]
 
 
-class SpacedGuide:
+class SpacedGuide(LookingAhead):
     """A guide before which some white space may come."""
 
     def __init__(self, lexicon: Lexicon, guide: Guide) -> None:
@@ -125,15 +144,28 @@ class SpacedGuide:
         return mask if mask is None or self._left == 0 else mask[: len(self._lexicon.spaces)] | self._lexicon.spaces
 
     def accept(self, token: int) -> None:
-        own = self._guide.mask()
-        if self._left and own is not None and not allows(own, token) and allows(self._lexicon.spaces, token):
+        if self._left and allows(self._lexicon.spaces, token) and not self._guide.admits(token):
             self._left -= 1
             return
         self._left = 0
         self._guide.accept(token)
 
+    def admits(self, token: int) -> bool:
+        return self._guide.admits(token) or (self._left > 0 and allows(self._lexicon.spaces, token))
 
-class OpeningGuide:
+    @property
+    def narrow(self) -> bool:
+        return self._left == 0 and self._guide.narrow
+
+    def standing(self) -> Any:
+        return self._left, self._guide.standing()
+
+    def go_back(self, standing: Any) -> None:
+        self._left, own = standing
+        self._guide.go_back(own)
+
+
+class OpeningGuide(LookingAhead):
     """The beginning of an answer that may open with `tag`: then it is `tagged`, else `untagged` or, without, free."""
 
     def __init__(self, lexicon: Lexicon, tag: bytes, tagged: Guide, untagged: Guide | None) -> None:
@@ -183,12 +215,33 @@ class OpeningGuide:
         if not begun:
             self._decide(self._untagged)
 
+    def admits(self, token: int) -> bool:
+        if self._undecided or self._chosen is None:
+            return super().admits(token)
+        return self._chosen.admits(token)
+
+    @property
+    def narrow(self) -> bool:
+        return self._held if self._undecided else self._chosen is not None and self._chosen.narrow
+
+    def standing(self) -> Any:
+        untagged = self._untagged
+        chosen = self._undecided, self._chosen, self._written
+        return chosen, untagged, untagged and untagged.standing(), self._tagged.standing()
+
+    def go_back(self, standing: Any) -> None:
+        chosen, self._untagged, untagged, tagged = standing
+        self._undecided, self._chosen, self._written = chosen
+        if self._untagged is not None:
+            self._untagged.go_back(untagged)
+        self._tagged.go_back(tagged)
+
     def _decide(self, chosen: Guide | None) -> None:
         self._undecided = False
         self._chosen = chosen
 
 
-class AnyGuide:
+class AnyGuide(LookingAhead):
     """What any of several guides allows, for as long as it goes on to."""
 
     free = False
@@ -215,8 +268,23 @@ class AnyGuide:
         if not self._guides:
             raise GuideBroken("The answer went on as nothing it was to go on as, and was given up.")
 
+    def admits(self, token: int) -> bool:
+        return any(guide.admits(token) for guide in self._guides)
 
-class GuideChain:
+    @property
+    def narrow(self) -> bool:
+        return all(guide.narrow for guide in self._guides)
+
+    def standing(self) -> Any:
+        return [(guide, guide.standing()) for guide in self._guides]
+
+    def go_back(self, standing: Any) -> None:
+        self._guides = [guide for guide, _ in standing]
+        for guide, own in standing:
+            guide.go_back(own)
+
+
+class GuideChain(LookingAhead):
     """Guides one after another: the next begins where one is done. Behind the last, unless it `ends`, all is free."""
 
     def __init__(self, guides: Sequence[Guide], *, ends: bool) -> None:
@@ -241,6 +309,21 @@ class GuideChain:
             self._guides[self._at].accept(token)
             self._advance()
 
+    def admits(self, token: int) -> bool:
+        return self._at == len(self._guides) or self._guides[self._at].admits(token)
+
+    @property
+    def narrow(self) -> bool:
+        return self._at < len(self._guides) and self._guides[self._at].narrow
+
+    def standing(self) -> Any:
+        return self._at, [guide.standing() for guide in self._guides]
+
+    def go_back(self, standing: Any) -> None:
+        self._at, each = standing
+        for guide, own in zip(self._guides, each, strict=True):
+            guide.go_back(own)
+
     def _advance(self) -> None:
         last = len(self._guides) - 1 if self._ends else len(self._guides)
         while self._at < last and self._guides[self._at].done:
@@ -249,8 +332,7 @@ class GuideChain:
 
 def _follows(guide: Guide, token: int) -> bool:
     """Whether the token is for this guide, which then has accepted it."""
-    mask = guide.mask()
-    if mask is not None and not allows(mask, token):
+    if not guide.admits(token):
         return False
     guide.accept(token)
     return True
