@@ -10,10 +10,19 @@ import pytest
 
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, Stop
-from tests import engines
+from ingot.engine.speculation.forced import Forced
+from ingot.text.grammar.grammars import Grammars
+from ingot.text.grammar.guide import GuidePlan
+from tests import engines, tiny
 from tests.rehearsed import Rehearsed
 
 KINDS = ["llama", "window", "hybrid", "moe"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "w": {"enum": ["yes", "no"]}},
+    "required": ["n", "w"],
+    "additionalProperties": False,
+}
 PLACES = [(kind, device) for device in (None, engines.GPU) for kind in KINDS]
 
 
@@ -28,6 +37,13 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine, Rehea
     for engine in (plain, guessing):
         engine.check()
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(engines.tiny_tokenizer(), tiny.VOCAB)
+    yield made
+    made.close()
 
 
 def ask(seed: int, count: int = 8, *, stop: Stop | None = None) -> list[Request]:
@@ -136,6 +152,54 @@ def test_a_second_turn_takes_over_what_was_guessed(pair: tuple[Engine, Engine, R
     same([found], told)
     assert isinstance(found[-1], Ended)
     assert found[-1].usage.cached_tokens >= 150 + 80 - 16
+
+
+def held(grammars: Grammars) -> list[GuidePlan]:
+    return [
+        grammars.json_schema(SCHEMA),
+        grammars.json_object(),
+        grammars.regex("(ab|cd)+[0-9]{4,40}x"),
+        grammars.choice(["yellow", "yes", "no"]),
+    ]
+
+
+@pytest.mark.parametrize("right", [0.3, 1.0])
+def test_guesses_change_no_token_of_a_constrained_answer(
+    pair: tuple[Engine, Engine, Rehearsed], grammars: Grammars, right: float
+) -> None:
+    plain, guessing, rehearsed = pair
+    rehearsed.right = right
+    asked = [
+        Request(
+            f"g{right}-{number}-{at}",
+            ((7, at, number),),
+            max_tokens=60,
+            sampling=SAMPLINGS[at % len(SAMPLINGS)],
+            guide=plan,
+        )
+        for number, plan in enumerate(held(grammars))
+        for at in range(3)
+    ]
+    told = rehearse(plain, rehearsed, asked)
+    same(together(guessing, asked), told)
+
+
+def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> None:
+    plain, forced = engines.start("llama"), engines.start("llama", proposers=[Forced()])
+    plan = grammars.regex("[ab]the same long words again and again[0-9]{3} and a little more")
+    asked = [
+        Request(f"f{number}", ((7, number),), max_tokens=90, guide=plan, sampling=sampling)
+        for number, sampling in enumerate(SAMPLINGS)
+    ]
+    told = [engines.answer(plain, request) for request in asked]
+    found = together(forced, asked)
+    for engine in (plain, forced):
+        engine.check()
+        engine.close()
+    same(found, told)
+    for events in found:
+        assert isinstance(events[-1], Ended)
+        assert events[-1].speculation.accepted == events[-1].speculation.proposed > 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
