@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -192,9 +192,11 @@ class ScriptedKeeping:
 class ScriptedEngine:
     """`script` makes the batches of each request; with None a test puts them by hand."""
 
-    def __init__(self, script: Script | None = hello, *, tokenizer: Any = None) -> None:
+    def __init__(
+        self, script: Script | None = hello, *, tokenizer: Any = None, proposers: tuple[str, ...] = ()
+    ) -> None:
         self.script = script
-        self.card = CARD
+        self.card = replace(CARD, proposers=proposers)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.kept = ScriptedKeeping()
         self.encoders: dict[Any, Any] = {}
