@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ingot.config import SETTINGS, Config, Setting, load
+from ingot.config import FOREIGN, SETTINGS, Config, Setting, load
 from ingot.errors import ConfigError, nearest
 
-SECTIONS = tuple(dict.fromkeys(known.section for known in SETTINGS.values()))
+KNOWN = {**SETTINGS, **FOREIGN}
+SECTIONS = tuple(dict.fromkeys(known.section for known in KNOWN.values()))
+LAST_SECTION = list(SETTINGS.values())[-1].section
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -72,14 +74,15 @@ def _columns() -> int:
 
 
 def add_settings(parser: CommandParser, sections: Iterable[str] = SECTIONS, leave_out: Collection[str] = ()) -> None:
-    """One flag a setting, in the settings' order and sections, plus `--config`."""
+    """One flag a setting, in the settings' order and sections, plus `--config`. What other servers call them comes
+    last."""
     wanted = set(sections)
-    for known in SETTINGS.values():
+    for known in KNOWN.values():
         if known.section in wanted and known.name not in leave_out and known.positional is None:
             parser.flag(known.flag, section=known.section, **_options(known))
     parser.flag(
         "--config",
-        section=SECTIONS[-1],
+        section=LAST_SECTION,
         metavar="FILE",
         type=Path,
         help="a TOML file with settings (default: ~/.config/ingot/config.toml, if it is there)",
@@ -90,7 +93,8 @@ def _options(known: Setting) -> dict[str, Any]:
     default = "" if known.default in (None, (), False) or known.secret else f" (default: {known.default})"
     options: dict[str, Any] = {"dest": known.name, "help": (known.help + default).replace("%", "%%")}
     if known.kind is bool:
-        return options | {"action": argparse.BooleanOptionalAction}
+        action = "store_true" if known.name in FOREIGN else argparse.BooleanOptionalAction
+        return options | {"action": action}
     if known.kind is tuple:
         options["action"] = "append"
     return options | {"metavar": _metavar(known)}
@@ -107,7 +111,7 @@ def settle(namespace: argparse.Namespace) -> Config:
         # A list may be given at once, with commas, or one by one.
         name: ",".join(value) if isinstance(value, list) else value
         for name, value in vars(namespace).items()
-        if name in SETTINGS and value is not None
+        if name in KNOWN and value is not None
     }
     config = load(given, os.environ, vars(namespace).get("config"))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

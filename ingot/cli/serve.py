@@ -70,6 +70,7 @@ def _serve(settings: Settings) -> None:
 
 def start_engine(settings: Settings) -> Engine:
     """Find the model, fetching or converting it if need be, and load it. Raises IngotError."""
+    from ingot.engine.speculation.choice import Choice
     from ingot.models.files.locate import locate
     from ingot.models.files.progress import TerminalProgress
 
@@ -78,14 +79,22 @@ def start_engine(settings: Settings) -> Engine:
         folder = locate(settings.model, settings, progress)
         further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
         encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
-        progress(f"loading {', '.join(found.name for found in (folder, *encoders.values()))}")
+        models = Choice.parse(settings.speculate).models
+        guessing = {proposer: locate(name, settings, progress) for proposer, name in models.items()}
+        progress(f"loading {', '.join(found.name for found in (folder, *encoders.values(), *guessing.values()))}")
     finally:
         progress.finish()
 
     from ingot.engine.start import start_engine as start
 
     return start(
-        settings, folder.path, name=served_name(settings, folder.name), source=folder.source, encoders=encoders
+        settings,
+        folder.path,
+        name=served_name(settings, folder.name),
+        source=folder.source,
+        encoders=encoders,
+        draft=guessing.get("draft"),
+        eagle=guessing.get("eagle"),
     )
 
 

@@ -1,11 +1,13 @@
 """One frozen settings object. Flags, `INGOT_*` variables and a TOML file all map to it, and nowhere else.
 
 A field's metadata holds its help text and its limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
-key in the file `field_name`. Precedence: flag, then variable, then file, then the default of the field.
+key in the file `field_name`. Precedence: flag, then variable, then file, then the default of the field. What other
+servers call a setting (`foreign`) is known too, and becomes ours where it is read.
 """
 
 from ingot.config.checks import is_loopback
 from ingot.config.field import Setting
+from ingot.config.foreign import FOREIGN
 from ingot.config.keys import own_key_problem, read_keys
 from ingot.config.memory import GIB, memory_bytes
 from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
@@ -13,6 +15,7 @@ from ingot.config.sources import Config, load
 
 __all__ = [
     "DEFAULT_MODEL",
+    "FOREIGN",
     "GIB",
     "SETTINGS",
     "Config",

@@ -66,3 +66,13 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
     from ingot.protocol.schema.template_variables import variables_problem
 
     return variables_problem(variables)
+
+
+def speculate_problem(text: str) -> str | None:
+    from ingot.engine.speculation.choice import Choice
+
+    try:
+        Choice.parse(text)
+    except ConfigError as error:
+        return error.message
+    return None

@@ -67,6 +67,19 @@ class Setting:
         return value.expanduser() if isinstance(value, Path) else value
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a source says of a setting: where that came from, and what to call the place in an error."""
+
+    known: Setting
+    value: Any
+    origin: str
+    place: str
+
+    def checked(self) -> Any:
+        return self.known.checked(self.value, self.place)
+
+
 def settings_of(table: type) -> Iterator[Setting]:
     """The fields of a dataclass that were made by `setting`."""
     hints = typing.get_type_hints(table)

@@ -18,6 +18,7 @@ from ingot.config.checks import (
     names_problem,
     origin_problem,
     override_problem,
+    speculate_problem,
     variables_problem,
 )
 from ingot.config.field import Setting, setting, settings_of
@@ -181,6 +182,15 @@ class Settings:
         high=60_000.0,
     )
     prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
+    speculate: str = setting(
+        "auto",
+        "who guesses tokens ahead, for the model to check: auto for whatever it has, off, or some of forced, lookup, "
+        "mtp, draft:MODEL, eagle:MODEL, joined by commas",
+        check=speculate_problem,
+    )
+    speculate_tokens: int | None = setting(
+        None, "most tokens guessed ahead for an answer at once (default: as many as pay)", low=1, high=16
+    )
     deterministic: bool = setting(
         False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"
     )

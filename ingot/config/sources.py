@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.config.field import PREFIX, Setting
+from ingot.config.field import PREFIX, Given, Setting
+from ingot.config.foreign import FOREIGN, in_our_words
 from ingot.config.settings import SETTINGS, Settings
 from ingot.errors import ConfigError, nearest
 
 OTHER_VARIABLES = frozenset({"INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"})
 """Variables with our prefix that are no settings: the file's place, and the choice of kernels for one process."""
+KNOWN: Mapping[str, Setting] = {**SETTINGS, **FOREIGN}
 WORDS = {
     "true": True,
     "yes": True,
@@ -45,30 +47,33 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     path = _file_path(environ, file)
     values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, "default")
-    for known, value, origin, place in _sources(flags, environ, path):
-        values[known.name] = known.checked(value, place)
-        origins[known.name] = origin
+    for source in (_from_file(path), _from_variables(environ), _from_flags(flags)):  # the weakest first
+        for given in in_our_words(source):
+            values[given.known.name] = given.checked()
+            origins[given.known.name] = given.origin
     return Config(Settings(**values), origins, path)
 
 
-def _sources(
-    flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
-) -> Iterator[tuple[Setting, Any, str, str]]:
-    """(setting, typed value, origin, place to name in an error), weakest source first."""
-    if path is not None:
-        for name, raw in _read(path).items():
-            known, place = _known(name, f"{path}: unknown key", SETTINGS), f"{path}: {name}"
-            yield known, _from_toml(known, raw, place), f"file {path}", place
-    variables = {known.variable: known for known in SETTINGS.values()}
+def _from_file(path: Path | None) -> Iterable[Given]:
+    for name, raw in _read(path).items() if path is not None else ():
+        known, place = _known(name, f"{path}: unknown key", KNOWN), f"{path}: {name}"
+        yield Given(known, _from_toml(known, raw, place), f"file {path}", place)
+
+
+def _from_variables(environ: Mapping[str, str]) -> Iterable[Given]:
+    variables = {known.variable: known for known in KNOWN.values()}
     for name, raw in environ.items():
         if name.startswith(PREFIX) and name not in OTHER_VARIABLES:
             known = _known(name, "unknown variable", variables, OTHER_VARIABLES)
-            yield known, _from_text(known, raw, name), f"env {name}", name
+            yield Given(known, _from_text(known, raw, name), f"env {name}", name)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterable[Given]:
     for name, raw in flags.items():
-        known = _known(name, "unknown flag", SETTINGS)
+        known = _known(name, "unknown flag", KNOWN)
         origin = f"argument {known.positional}" if known.positional else f"flag {known.flag}"
         place = known.positional or known.flag
-        yield known, _from_text(known, raw, place) if isinstance(raw, str) else raw, origin, place
+        yield Given(known, _from_text(known, raw, place) if isinstance(raw, str) else raw, origin, place)
 
 
 def _known(name: str, what: str, table: Mapping[str, Setting], also: frozenset[str] = frozenset()) -> Setting:

@@ -23,6 +23,8 @@ from ingot.engine.request import Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import leave_device
 from ingot.engine.stream import BlockingStream, EventSink, Stream
 from ingot.errors import Cancelled, ClientLeft
+from ingot.observe.figures import Figures
+from ingot.observe.speculation import SpeculationCounts
 from ingot.text.tokens.tokenizer import Tokenizer
 
 __all__ = ["Engine", "Limits", "Loaded", "Stream"]
@@ -125,6 +127,15 @@ class Engine:
     def memory(self) -> tuple[int, int]:
         """Bytes that exist for states, and those of them that running sequences and kept prefixes hold."""
         return self._loop.run(lambda: self._generation.memory)
+
+    def figures(self) -> Figures:
+        """What was read and written since the start, and how full the engine is."""
+        return self._loop.run(lambda: self._generation.figures)
+
+    @property
+    def speculation(self) -> SpeculationCounts:
+        """What guessing ahead did; any thread may read it."""
+        return self._generation.speculation
 
     def close(self) -> None:
         """Cancel what runs and end the thread. A process that leaves without it does it on its way out."""

@@ -28,6 +28,7 @@ from ingot.engine.speculation.controller import Controller
 from ingot.engine.speculation.speculation import Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
+from ingot.observe.figures import Figures, Traffic
 from ingot.observe.speculation import SpeculationCounts
 
 log = logging.getLogger("ingot.engine")
@@ -48,8 +49,9 @@ class Generation:
         self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._journal = Journal(loaded.card.name)
-        self.speculation = SpeculationCounts()
         self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats)
+        self._past = Traffic()  # of requests that ended
+        self.speculation = SpeculationCounts()
         self._make_rooms()
 
     # For any thread
@@ -75,6 +77,13 @@ class Generation:
     def memory(self) -> tuple[int, int]:
         """Bytes that exist for states, and those of them that somebody holds."""
         return self._runner.rows.nbytes, self._runner.rows.held_bytes
+
+    @property
+    def figures(self) -> Figures:
+        jobs = list(self._door.jobs.values())
+        reserved = [(sequence, sequence.reserved) for sequence in self._scheduler.running]
+        occupied = self._runner.room.needed(reserved) / self._loaded.budget.states
+        return Figures(sum((job.traffic() for job in jobs), self._past), occupied)
 
     @property
     def reuse(self) -> Reuse:
@@ -205,6 +214,7 @@ class Generation:
     def _close_if_done(self, job: Job) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
             now = time.monotonic()
+            self._past += job.traffic()
             self._door.took(now - job.request.arrived)
             self._journal.ended(job.status(now), job.outcome())
             self._tell(job, [job.ended(now)])
@@ -215,6 +225,7 @@ class Generation:
             return
         stood = job.status(time.monotonic())
         self._tell(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
+        self._past += job.traffic()
         self._journal.ended(stood, outcome_of(error))
         for sequence in job.sequences:
             if not sequence.ended:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ingot.engine.output import Writer
 from ingot.engine.request import (
+    CacheReason,
     CacheReport,
     Ended,
     Phase,
@@ -17,9 +18,12 @@ from ingot.engine.request import (
 )
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import EventSink
+from ingot.observe.figures import Traffic
 from ingot.text.tokens.tokenizer import Tokenizer
 
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
+UNSEARCHED: frozenset[CacheReason] = frozenset({"off", "scored", "disabled"})
+"""Why no prefix was looked for."""
 
 
 class Job:
@@ -49,6 +53,17 @@ class Job:
             proposed=sum(sequence.proposed for sequence in self.sequences),
             accepted=sum(sequence.accepted for sequence in self.sequences),
             passes=sum(sequence.passes for sequence in self.sequences),
+        )
+
+    def traffic(self) -> Traffic:
+        """What it has read and written so far."""
+        reports = self._reports()
+        searched = [report for report in reports if report.reason not in UNSEARCHED]
+        return Traffic(
+            prompt=sum(report.prompt_tokens for report in reports),
+            generated=sum(sequence.produced for sequence in self.sequences),
+            asked=sum(report.prompt_tokens for report in searched),
+            matched=sum(report.matched for report in searched),
         )
 
     def _reports(self) -> tuple[CacheReport, ...]:

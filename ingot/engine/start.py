@@ -11,6 +11,7 @@ from ingot.engine.budget import Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
+from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_encoders import offer
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
@@ -32,8 +33,13 @@ def start_engine(
     name: str,
     source: str,
     encoders: Mapping[Role, ModelFolder] | None = None,
+    draft: ModelFolder | None = None,
+    eagle: ModelFolder | None = None,
 ) -> Engine:
-    """Load the model and start the engine thread. Raises ModelError or ConfigError with what is wrong."""
+    """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models.
+
+    Raises ModelError or ConfigError with what is wrong.
+    """
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
@@ -94,6 +100,7 @@ def load(
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
     )
+    Choice.parse(settings.speculate, settings.speculate_tokens).refuse_missing(card.proposers)
     return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders, folder)
 
 

@@ -21,6 +21,7 @@ from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.endpoints.cache import cache_endpoints
 from ingot.http.endpoints.encoders import EncodingEndpoint
 from ingot.http.endpoints.generation import Generation
+from ingot.http.endpoints.metrics import metrics_endpoint
 from ingot.http.endpoints.ollama import ollama_endpoints, refused_routes
 from ingot.http.endpoints.page import page_routes
 from ingot.http.endpoints.reading import reader
@@ -126,6 +127,7 @@ def endpoints_of(service: Service) -> dict[str, Any]:
         "ollamaShow": reader(service, show),
         "live": probe(lambda health: health.alive),
         "ready": probe(lambda health: health.ready),
+        "metrics": metrics_endpoint(service),
     }
 
 

@@ -88,7 +88,7 @@ class Reply:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
         # Probes come every few seconds for as long as the server lives.
-        level = logging.DEBUG if path.startswith("/health/") else logging.INFO
+        level = logging.DEBUG if path.startswith("/health/") or path == "/metrics" else logging.INFO
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ingot.observe.exposition import MEDIA_TYPE
 from ingot.protocol.anthropic.answers import MESSAGE_EVENTS, MessageBody
 from ingot.protocol.anthropic.body import COUNT_BODY, MESSAGES_BODY, TokenCount
 from ingot.protocol.anthropic.errors import AnthropicError
@@ -62,7 +63,7 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[Struct] | None  # None: a file
+    answer: type[Struct] | None  # None: a file, or text of another `media` type
     body: Kind | None = None
     errors: tuple[int, ...] = ()
     other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
@@ -72,6 +73,7 @@ class Operation:
     failure: type[Struct] = ErrorBody  # what errors look like
     query: ObjectOf | None = None  # what may follow the path
     takes_file: bool = False  # as its body
+    media: str = FILE  # of an answer that is no JSON
     public: bool = False
 
 
@@ -234,6 +236,14 @@ OPERATIONS = (
     ),
     tells("live", "/health/live", "Whether the engine is alive.", HealthBody, **PROBE),
     tells("ready", "/health/ready", "Whether a request would be taken.", HealthBody, **PROBE),
+    tells(
+        "metrics",
+        "/metrics",
+        "What the server did and does, for Prometheus; for the administrator's key.",
+        None,
+        503,
+        media=MEDIA_TYPE,
+    ),
 )
 
 
@@ -278,7 +288,8 @@ def described(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]
 
 
 def responses(operation: Operation, keyed: bool) -> dict[str, Any]:
-    content: dict[str, Any] = FILE_CONTENT
+    text = {operation.media: {"schema": {"type": "string"}}}
+    content: dict[str, Any] = FILE_CONTENT if operation.media == FILE else text
     if operation.answer is not None:
         content = {"application/json": {"schema": reference(operation.answer)}}
     if operation.chunk is not None:

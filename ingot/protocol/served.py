@@ -80,6 +80,7 @@ class Served:
             vocab=card.vocab,
             timeout_s=settings.request_timeout_s,
             strict=settings.strict,
+            proposers=card.proposers,
             encoders={
                 role: terms_of(encoder, with_aliases(further[role], settings.alias))
                 for role, encoder in (encoders or {}).items()

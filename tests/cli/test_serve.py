@@ -92,6 +92,14 @@ def test_the_ready_record_says_what_numbers_are() -> None:
     assert f"| tiny ({formats}) |" in ready_record("http://x", replace(CARD, formats=formats), found, needs_key=False)
 
 
+def test_the_ready_record_says_who_guesses_ahead() -> None:
+    found = FoundFormat(format_named("qwen"), "template")
+    guessing = replace(CARD, proposers=("forced", "lookup"))
+    line = ready_record("http://x", guessing, found, needs_key=False).splitlines()[0]
+    assert line.endswith(" | guessing ahead: forced, lookup")
+    assert "guessing" not in ready_record("http://x", CARD, found, needs_key=False)
+
+
 def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
     guess = found_format("{{ messages }}", "unheard_of")
     line, *notes = ready_record("http://x", CARD, guess, needs_key=False).splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
+from ingot.observe.figures import Figures, Traffic
+from ingot.observe.speculation import SpeculationCounts
 from ingot.text.prompt.control_tokens import Controls
 from ingot.text.template.chat_template import ChatTemplate
 
@@ -192,12 +194,15 @@ class ScriptedKeeping:
 class ScriptedEngine:
     """`script` makes the batches of each request; with None a test puts them by hand."""
 
-    def __init__(self, script: Script | None = hello, *, tokenizer: Any = None) -> None:
+    def __init__(
+        self, script: Script | None = hello, *, tokenizer: Any = None, proposers: tuple[str, ...] = ()
+    ) -> None:
         self.script = script
-        self.card = CARD
+        self.card = replace(CARD, proposers=proposers)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.kept = ScriptedKeeping()
         self.encoders: dict[Any, Any] = {}
+        self.speculation = SpeculationCounts()
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.running: dict[str, ScriptedStream] = {}
@@ -230,6 +235,9 @@ class ScriptedEngine:
     def status(self) -> list[RequestStatus]:
         running = [stream.request for stream in self.running.values()]
         return [RequestStatus(one.id, "prefill", 10, 4, 0, 16, 0.5, 0.0, tenant=one.tenant) for one in running]
+
+    def figures(self) -> Figures:
+        return Figures(Traffic(prompt=90, generated=30, asked=80, matched=60), occupied=0.25)
 
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)

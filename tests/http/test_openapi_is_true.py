@@ -46,7 +46,7 @@ def examined(url: str, document: str, folder: Path, *flags: str) -> None:
 
 
 def test_the_document_is_true(tmp_path: Path) -> None:
-    engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE))
+    engine = EncodingEngine(tokenizer=ByteTokenizer(TALKATIVE), proposers=("forced", "lookup"))
     with running(
         engine, settings(responses_store=str(tmp_path / "responses.db"), archive_key_file=tmp_path / "archive.key")
     ) as url:

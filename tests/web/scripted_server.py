@@ -56,6 +56,7 @@ class Answer:
     finish: str = "stop"
     prompt_tokens: int = 12
     cached_tokens: int = 0
+    receipt: dict[str, Any] = field(default_factory=dict)
     disconnected: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -182,7 +183,7 @@ async def _stream(request: Request, answer: Answer) -> AsyncIterator[str]:
             return
         await _passage(answer.gate)
         yield _chunk(choices=[_choice({}, answer.finish)])
-        yield _chunk(choices=[], usage=_usage(answer))
+        yield _chunk(choices=[], usage=_usage(answer), ingot=answer.receipt)
         yield "data: [DONE]\n\n"
         answer.finished.set()
     finally:

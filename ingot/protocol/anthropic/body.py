@@ -23,6 +23,7 @@ from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, Number, OneOf, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -220,6 +221,7 @@ class MessagesBody(PromptBody):
     cache_salt: str = accepts(
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
+    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
 
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
@@ -264,10 +266,12 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         marks=wanted.marks,
         cache=body.cache == "auto",
         salt=body.cache_salt,
+        speculate=body.speculate,
         deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
     )
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
     # Agents drop the thinking of an answer that does not carry the name they asked for.
-    head = replace(AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources), model=body.model)
+    head = replace(head, model=body.model)
     telling = AnswerOptions(
         head,
         served.seal,

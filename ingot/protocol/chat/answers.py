@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Ended, Event, Request, Usage
+from ingot.engine.request import Ended, Event, Request, SpeculationReport, Usage
 from ingot.errors import IngotError
 from ingot.protocol.chat.receipts import CacheReceipt, PromptNote, Source
 from ingot.protocol.chat.turns import Turn
@@ -75,6 +75,7 @@ class AnswerHead:
     fingerprint: str
     ignored: list[str] = field(default_factory=list)
     source: Source | None = None  # of the prompts, for the receipt
+    speculate: tuple[str, ...] | None = None  # who was asked to guess ahead
 
     @classmethod
     def of(
@@ -84,9 +85,10 @@ class AnswerHead:
         served: Served,
         reading: BodyReading,
         prompts: Sequence[Prompt | tuple[int, ...]] | None = None,
+        speculate: tuple[str, ...] | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else Source.of(served, prompts)
-        return cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
+        return cls(id, created, served.card.name, served.fingerprint, reading.ignored, source, speculate)
 
 
 class PromptTokensDetails(Struct):
@@ -119,13 +121,32 @@ class TimingBody(Struct):
     decode_s: float
 
 
+class SpeculationBody(Struct):
+    """Tokens that were guessed ahead, those of them that were right, the forward passes that drew the answer, and how
+    many tokens each of them gave."""
+
+    proposed: int
+    accepted: int
+    passes: int
+    tokens_per_pass: float
+
+    @classmethod
+    def of(cls, report: SpeculationReport, asked: tuple[str, ...] | None) -> SpeculationBody | UnsetType:
+        """UNSET where nothing was guessed and nobody was asked to."""
+        if not report.proposed and not asked:
+            return UNSET
+        each = 1 + report.accepted / report.passes if report.passes else 0.0
+        return cls(report.proposed, report.accepted, report.passes, round(each, 3))
+
+
 class Receipt(Struct):
-    """What the server did beyond the text: how long it took, what it did not have to compute, and which fields nobody
-    knew."""
+    """What the server did beyond the text: how long it took, what it did not have to compute, what was guessed ahead,
+    and which fields nobody knew."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
     prompt: PromptNote | UnsetType = UNSET
+    speculation: SpeculationBody | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -134,7 +155,8 @@ class Receipt(Struct):
             *(round(seconds, 6) for seconds in (ended.timing.queue, ended.timing.prefill, ended.timing.decode))
         )
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
-        return cls(timing, cache, prompt, head.ignored or UNSET)
+        guessed = SpeculationBody.of(ended.speculation, head.speculate)
+        return cls(timing, cache, prompt, guessed, head.ignored or UNSET)
 
 
 class Note(Struct):

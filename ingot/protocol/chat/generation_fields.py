@@ -12,6 +12,7 @@ from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Int, Number, OneOf, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
+from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.stopping import STOP, stop_strings
 from ingot.protocol.schema.token_ids import Biases, TokenIds
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -72,6 +73,7 @@ class GenerationBody:
     cache_salt: str = accepts(
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
+    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property

@@ -312,10 +312,12 @@ def job(
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        speculate=options.speculate,
         deadline=time.monotonic() + served.terms.timeout_s,
     )
     reading.ignored.extend(wanted.ignored)
-    head = replace(AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources), model=body.model)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
+    head = replace(head, model=body.model)
     made = ChatShape if isinstance(body, OllamaChatBody) else CompletionShape
     shape = made(head, logprobs=body.logprobs)
     return GenerationTask(

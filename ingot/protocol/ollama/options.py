@@ -11,6 +11,7 @@ from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, Number
 from ingot.protocol.schema.objects import accepts, refuses
+from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.stopping import STOP, stop_strings
 
 SIZE = Int((-(2**31), 2**31 - 1))
@@ -60,6 +61,7 @@ class Options:
         Int((0, bounds.PROMPT_TOKENS)),
         "Most tokens of prompt and answer together; without effect above the model's context, 0 is that.",
     )
+    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
 
     mirostat: None = refuses(NO_SUCH_SAMPLER, 0)
     mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")

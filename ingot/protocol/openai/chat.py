@@ -276,10 +276,11 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         marks=wanted.marks,
         cache=body.cache == "auto",
         salt=body.cache_salt,
+        speculate=body.speculate,
         deadline=body.deadline(served),
     )
     reading.ignored.extend(wanted.ignored)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
     return GenerationTask(request, chat_view(body, head), "messages", head, wanted.turn)
 
 

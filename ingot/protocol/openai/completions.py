@@ -100,6 +100,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
         stop=body.stopping(),
         cache=body.cache == "auto",
         salt=body.cache_salt,
+        speculate=body.speculate,
         deadline=body.deadline(served),
     )
     plan = CompletionPlan(
@@ -113,7 +114,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
             if body.echo
         ),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens, request.speculate)
     streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
     return GenerationTask(request, streamed if body.stream else CompletionWhole(head, plan), "prompt", head)
 

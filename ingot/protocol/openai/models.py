@@ -32,6 +32,7 @@ class ModelBody(Struct, kw_only=True):
     tool_format: str | None = None
     thinking_format: str | None = None
     format_source: FormatSource | None = None
+    proposers: list[str] | UnsetType = UNSET  # who guesses ahead, as `speculate` may name them
 
     @classmethod
     def of(cls, card: ModelCard | EncoderCard, length: int) -> ModelBody:
@@ -78,6 +79,7 @@ def model_body(served: Served) -> ModelBody:
         tool_format=served.format.name,
         thinking_format=thinking.name if thinking is not None else None,
         format_source=served.format_source,
+        proposers=list(served.card.proposers),
     )
 
 

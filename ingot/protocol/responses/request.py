@@ -131,9 +131,10 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         marks=wanted.marks,
         cache=body.cache == "auto",
         salt=body.cache_salt,
+        speculate=body.speculate,
         deadline=body.deadline(served),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
     telling = ResponseOptions(
         summary=body.summary is not None,
         seal=served.seal if SEALED in body.include else None,

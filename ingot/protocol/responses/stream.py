@@ -18,6 +18,7 @@ from ingot.engine.request import (
     Ended,
     Event,
     SequenceEnded,
+    SpeculationReport,
     TextDelta,
     ThinkingDelta,
     Timing,
@@ -67,6 +68,7 @@ class Spent:
 
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
+    speculation: SpeculationReport = field(default_factory=SpeculationReport)
     last: Ended | None = None
 
     def add(self, ended: Ended) -> None:
@@ -79,11 +81,15 @@ class Spent:
         )
         took, longer = self.timing, ended.timing
         self.timing = Timing(took.queue + longer.queue, took.prefill + longer.prefill, took.decode + longer.decode)
+        guessed, anew = self.speculation, ended.speculation
+        self.speculation = SpeculationReport(
+            guessed.proposed + anew.proposed, guessed.accepted + anew.accepted, guessed.passes + anew.passes
+        )
         self.last = ended
 
     def receipt(self, head: AnswerHead) -> Receipt:
         assert self.last is not None, "asked for after the last round"
-        return Receipt.of(head, replace(self.last, usage=self.usage, timing=self.timing))
+        return Receipt.of(head, replace(self.last, usage=self.usage, timing=self.timing, speculation=self.speculation))
 
 
 class ResponseBuilder(Streamed):

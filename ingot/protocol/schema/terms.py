@@ -24,6 +24,7 @@ class Terms:
     timeout_s: float
     strict: bool = False
     template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
+    proposers: tuple[str, ...] = ()  # who can guess ahead, by name
     encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
 
     @property

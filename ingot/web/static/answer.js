@@ -41,6 +41,7 @@ export class Answer {
     if (chunk.model) message.facts = { ...message.facts, model: chunk.model };
     if (choice?.finish_reason) message.facts = { ...message.facts, finish: choice.finish_reason };
     if (chunk.usage) message.facts = { ...message.facts, ...usageFacts(chunk.usage) };
+    if (chunk.ingot?.speculation) message.facts = { ...message.facts, ...speculationFacts(chunk.ingot.speculation) };
   }
 
   #fail(error) {
@@ -61,6 +62,10 @@ function usageFacts(usage) {
     completionTokens: usage.completion_tokens,
     cachedTokens: usage.prompt_tokens_details?.cached_tokens ?? 0,
   };
+}
+
+function speculationFacts({ proposed, accepted, tokens_per_pass: tokensPerPass }) {
+  return { proposedTokens: proposed, acceptedTokens: accepted, tokensPerPass };
 }
 
 // Speed is measured here, as the user feels it: from the first piece of text to the last.

@@ -10,6 +10,7 @@ export function describe({ state, facts = {} }) {
   if (facts.firstTokenMs !== undefined) parts.push(`first after ${(facts.firstTokenMs / 1000).toFixed(2)} s`);
   if (facts.promptTokens) parts.push(`prompt ${count(facts.promptTokens)}`);
   if (facts.cachedTokens) parts.push(`${count(facts.cachedTokens)} cached`);
+  if (facts.proposedTokens) parts.push(guesses(facts));
   return parts.join(' · ');
 }
 
@@ -19,6 +20,10 @@ export function count(number) {
 
 export function speed(perSecond) {
   return perSecond < 100 ? perSecond.toFixed(1) : count(Math.round(perSecond));
+}
+
+function guesses({ proposedTokens, acceptedTokens, tokensPerPass }) {
+  return `${count(acceptedTokens)} of ${count(proposedTokens)} guesses right, ${tokensPerPass.toFixed(1)} tokens a pass`;
 }
 
 function tokens(number, isGuess) {

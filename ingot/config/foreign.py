@@ -1,0 +1,152 @@
+"""Settings that other servers know by other names. Each is read as what it means here, wherever it stands: a flag, a
+variable or the file."""
+
+# ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingot.config.field import Given, Setting, setting, settings_of
+from ingot.config.settings import SETTINGS
+from ingot.errors import ConfigError
+
+OF_THE_MODEL: Final = frozenset(
+    {"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp", "mimo_mtp", "ernie_mtp", "exaone_moe_mtp"}
+    | {"longcat_flash_mtp", "nemotron_h_mtp", "step3p5_mtp"}
+)
+"""vLLM's methods whose head is part of the model."""
+LOOKUPS: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
+OF_ANOTHER: Final = {"draft_model": "draft", "eagle3": "eagle"}
+"""Its methods that take a model of their own, and what we call them."""
+METHODS: Final = ("mtp", "ngram", "suffix", *OF_ANOTHER)
+"""The ones that an error names."""
+KEYS: Final = ("method", "model", "num_speculative_tokens")
+NOT_KNOWN: Final = f"is not known; known are {', '.join(KEYS)}"
+UNHEEDED: Final = {
+    **dict.fromkeys(
+        ("prompt_lookup_max", "prompt_lookup_min"), "is not supported: the longest match is found. Leave it out"
+    ),
+    **dict.fromkeys(
+        (
+            *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+            *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+        ),
+        "is not supported: how much is guessed is measured. Leave it out",
+    ),
+    "disable_by_batch_size": "is not supported: guessing stops by itself where it does not pay. Leave it out",
+    "draft_tensor_parallel_size": "is not supported: a model runs on one device. Leave it out",
+}
+"""Its keys that a recipe may hold and that cannot be honoured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens."""
+
+    words: str | None = None
+    tokens: Any = None
+
+
+def on_problem(on: bool) -> str | None:
+    return None if on else "it can only be switched on; --speculate says who guesses ahead, and off for nobody"
+
+
+def model_problem(model: str) -> str | None:
+    return "a name with a comma cannot be told from several" if "," in model else None
+
+
+def vllm_problem(config: dict[str, Any]) -> str | None:
+    try:
+        from_vllm(config)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSettings:
+    speculative_config: dict[str, Any] | None = setting(
+        None,
+        "vLLM's way to say --speculate and --speculate-tokens, as JSON: "
+        '{"method": "mtp", "num_speculative_tokens": 3}',
+        section="the same in other servers' words",
+        check=vllm_problem,
+    )
+    enable_mtp: bool = setting(False, "the same as --speculate mtp", check=on_problem)
+    suffix_decoding: bool = setting(False, "the same as --speculate lookup", check=on_problem)
+    draft_model: str | None = setting(None, "the same as --speculate draft:MODEL", check=model_problem)
+    num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
+    mtp_num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
+
+
+def from_vllm(config: Mapping[str, Any]) -> Speculation:
+    """Raises ConfigError for whatever cannot be honoured, by its name."""
+    said = {name: value for name, value in config.items() if value is not None}
+    for name in said:
+        if name not in KEYS:
+            raise ConfigError(f"{name[:100]!r} {UNHEEDED.get(name, NOT_KNOWN)}")
+    model = said.get("model")
+    if not isinstance(model, str | None) or model == "":
+        raise ConfigError("'model' must be the name of a model")
+    if model is None and "method" not in said:
+        raise ConfigError("it says neither a 'method' nor a 'model'")
+    return Speculation(_words(said.get("method", "draft_model"), model), said.get("num_speculative_tokens"))
+
+
+def _words(method: Any, model: str | None) -> str:
+    if not isinstance(method, str) or method not in {*OF_THE_MODEL, *LOOKUPS, *OF_ANOTHER}:
+        raise ConfigError(f"the method {str(method)[:100]!r} is not known; known are {', '.join(METHODS)}")
+    if method in OF_ANOTHER:
+        if model is None:
+            raise ConfigError(f"the method {method!r} needs a 'model'")
+        if (problem := model_problem(model)) is not None:
+            raise ConfigError(f"'model': {problem}")
+        return f"{OF_ANOTHER[method]}:{model}"
+    if model is not None:
+        raise ConfigError(f"the method {method!r} takes no 'model' of its own: leave it out")
+    return "mtp" if method in OF_THE_MODEL else "lookup"
+
+
+FOREIGN: Final[Mapping[str, Setting]] = {known.name: known for known in settings_of(ForeignSettings)}
+MEANINGS: Final[Mapping[str, Callable[[Any], Speculation]]] = {
+    "speculative_config": from_vllm,
+    "enable_mtp": lambda on: Speculation("mtp"),
+    "suffix_decoding": lambda on: Speculation("lookup"),
+    "draft_model": lambda model: Speculation(f"draft:{model}"),
+    "num_draft_tokens": lambda tokens: Speculation(tokens=tokens),
+    "mtp_num_draft_tokens": lambda tokens: Speculation(tokens=tokens),
+}
+
+
+def in_our_words(source: Iterable[Given]) -> list[Given]:
+    """What one source says, foreign settings put as ours. Raises ConfigError where it says a thing twice."""
+    said = list(source)
+    own = [given for given in said if given.known.name not in FOREIGN]
+    foreign = [given for given in said if given.known.name in FOREIGN and given.checked() is not None]
+    meant = [(given, MEANINGS[given.known.name](given.value)) for given in foreign]
+    words = [_as("speculate", given, meaning.words) for given, meaning in meant if meaning.words is not None]
+    tokens = [_as("speculate_tokens", given, meaning.tokens) for given, meaning in meant if meaning.tokens is not None]
+    made = [*own, *_joined(words), *tokens]
+    _refuse_twice(made)
+    return made
+
+
+def _as(name: str, given: Given, value: Any) -> Given:
+    return Given(SETTINGS[name], value, given.origin, given.place)
+
+
+def _joined(words: Sequence[Given]) -> list[Given]:
+    """Several proposers may be named by a setting each."""
+    if not words:
+        return []
+    origin, place = (" and ".join(parts) for parts in zip(*((each.origin, each.place) for each in words), strict=True))
+    return [Given(words[0].known, ",".join(each.value for each in words), origin, place)]
+
+
+def _refuse_twice(made: Sequence[Given]) -> None:
+    for given in made:
+        places = [other.place for other in made if other.known is given.known]
+        if len(places) > 1:
+            raise ConfigError(f"{' and '.join(places)} say the same thing: give one of them")

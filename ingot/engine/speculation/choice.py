@@ -1,0 +1,65 @@
+"""Who may guess ahead for a server's answers, as its settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingot.errors import ConfigError, nearest
+
+ALONE: Final = ("auto", "off")
+"""Words that say everything: what the model has, or nobody."""
+PROPOSERS: Final = ("forced", "lookup", "mtp", "draft", "eagle")
+OF_A_MODEL: Final = frozenset({"draft", "eagle"})
+"""Proposers that are models of their own, which have to be named."""
+WORDS: Final = (*ALONE, *(f"{name}:MODEL" if name in OF_A_MODEL else name for name in PROPOSERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`names` are the proposers that were asked for, in the order in which they are to be asked; none: nobody guesses.
+    None is `auto`: whatever there is. `models` are those of proposers that are models of their own."""
+
+    names: tuple[str, ...] | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    tokens: int | None = None  # most that are guessed ahead for a row; None: as many as pay
+
+    @classmethod
+    def parse(cls, text: str, tokens: int | None = None) -> Choice:
+        """From words joined by commas. Raises ConfigError, which names the words that exist."""
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word in ALONE and len(words) > 1:
+                raise ConfigError(f"{word!r} stands alone: leave it out, or the others")
+        if words == ["auto"]:
+            return cls(None, {}, tokens)
+        if words == ["off"]:
+            return cls((), {}, tokens)
+        read = [_proposer(word) for word in words]
+        names = tuple(name for name, _ in read)
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"{name!r} is named twice")
+        return cls(names, {name: model for name, model in read if model}, tokens)
+
+    def refuse_missing(self, offered: Collection[str]) -> None:
+        """Raises ConfigError where a proposer was asked for that there is none of."""
+        for name in self.names or ():
+            if name not in offered:
+                others = ", ".join(("auto", "off", *offered))
+                raise ConfigError(f"speculate: this model has no {name}; what can be asked for: {others}")
+
+
+def _proposer(word: str) -> tuple[str, str]:
+    """Its name and its model, which is empty where it has none."""
+    name, _, model = word.partition(":")
+    if name not in PROPOSERS:
+        near = nearest(name, [*ALONE, *PROPOSERS])
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"{word[:100]!r} is not one of {', '.join(WORDS)}{hint}")
+    if name in OF_A_MODEL and not model:
+        raise ConfigError(f"{name!r} needs a model: write it like {name}:MODEL")
+    if name not in OF_A_MODEL and word != name:
+        raise ConfigError(f"{name!r} takes no model of its own: write {name}")
+    return name, model

@@ -1,0 +1,62 @@
+"""Figures in Prometheus' text format: https://prometheus.io/docs/instrumenting/exposition_formats/"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+MEDIA_TYPE: Final = "text/plain"
+CONTENT_TYPE: Final = f"{MEDIA_TYPE}; version=0.0.4; charset=utf-8"
+METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    value: int | float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure, once for each set of labels. A counter only grows, and its name ends in `_total`; a gauge is as it is
+    now."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    samples: tuple[Sample, ...]
+
+    def __post_init__(self) -> None:
+        labels = {label for sample in self.samples for label in sample.labels}
+        assert METRIC.fullmatch(self.name) and all(map(LABEL.fullmatch, labels)), f"{self.name} cannot be told"
+        assert self.name.endswith("_total") == (self.kind == "counter"), f"{self.name} is no name for a {self.kind}"
+
+
+def exposition(metrics: Iterable[Metric]) -> str:
+    return "".join(f"{line}\n" for metric in metrics for line in _lines(metric))
+
+
+def _lines(metric: Metric) -> Iterable[str]:
+    yield f"# HELP {metric.name} {_escaped(metric.help)}"
+    yield f"# TYPE {metric.name} {metric.kind}"
+    for sample in metric.samples:
+        labels = ",".join(f'{name}="{_quoted(value)}"' for name, value in sample.labels.items())
+        yield (
+            f"{metric.name}{{{labels}}} {_number(sample.value)}" if labels else f"{metric.name} {_number(sample.value)}"
+        )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', '\\"')
+
+
+def _number(value: int | float) -> str:
+    """The format has words of its own for what is no number."""
+    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(repr(value), repr(value))
