@@ -65,6 +65,8 @@ class Launch:
     starts: tuple[int, ...]
     positions: tuple[int, ...]  # of each row's first token, where they are not stated
     stated: mx.array | None = None
+    tentative: int = 0
+    """Tokens that may be taken back: where there are some, each is to be computed as it would be alone."""
     memo: dict[object, Any] = field(default_factory=dict)
     """What layers compute once for all of them."""
 

@@ -110,7 +110,7 @@ class Rows:
         launches = tuple(_opened(part) for part in parts)
         self._remember(parts)
         self._make_room(launches)
-        with self._opened(launches, mixed=mixed):
+        with self._opened(self.layers, launches, mixed=mixed):
             yield self.layers
         for part, launch in zip(parts, launches, strict=True):
             self._advance(part, launch)
@@ -119,21 +119,21 @@ class Rows:
     def aside(self, launches: Sequence[Launch]) -> Iterator[list[LayerState]]:
         """The caches of a forward pass of the layers beside the model's own, over tokens that the rows have room for.
         The rows stay as long as they are."""
-        with self._opened(tuple(launches), mixed=True):
+        with self._opened(self.beside, tuple(launches), mixed=True):
             yield self.beside
 
     @contextmanager
-    def _opened(self, launches: tuple[Launch, ...], *, mixed: bool) -> Iterator[None]:
-        whole = Mixed(launches) if mixed else None
-        for state in self.states:
-            state.neighbours = self.states  # no longer than for this, as they would keep each other alive
+    def _opened(self, layers: Sequence[LayerState], launches: tuple[Launch, ...], *, mixed: bool) -> Iterator[None]:
+        whole, states = Mixed(launches) if mixed else None, [part for layer in layers for part in _parts(layer)]
+        for state in states:
+            state.neighbours = states  # no longer than for this, as they would keep each other alive
             state.mixed = whole
             if not mixed:
                 state.open(launches[0])
         try:
             yield
         finally:
-            for state in self.states:
+            for state in states:
                 state.mixed, state.neighbours = None, ()
                 state.close()
 
@@ -224,7 +224,7 @@ class Rows:
 
 def _opened(part: Part) -> Launch:
     starts, positions = tuple(row.length for row in part.rows), tuple(row.position for row in part.rows)
-    return Launch(part.rows, part.width, starts, positions, part.positions)
+    return Launch(part.rows, part.width, starts, positions, part.positions, part.tentative)
 
 
 def _parts(layer: LayerState) -> list[LayerState]:

@@ -231,6 +231,10 @@ PageTable = tuple[int, "Integers"]
 """(how many pages at the front were forgotten, the pages after them) of one sequence."""
 
 
+FEW_QUERIES = 47
+"""Queries, times the heads that share keys, that attention still takes as it takes one (native/src/attend.cpp)."""
+
+
 def spans(spans: Sequence[KernelSpan], tables: Sequence[PageTable], positions: Integers | None = None) -> Any:
     """Which tokens of a launch belong to which sequence, and in which pages; for all layers that share tables.
 

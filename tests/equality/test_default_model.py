@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 
+from ingot.cache.launch import Part, Row
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.start import start_engine
+from ingot.kernels import native
+from ingot.kernels.device import current
+from ingot.models import adapter as adapters
 from ingot.models.files.packaged import ensure
 from ingot.models.files.progress import silent
 from tests.engines import answer, text_of
@@ -57,3 +62,19 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(engine: Engin
         return text_of(answer(engine, asked(engine, 1, sampling=Sampling(temperature=1.2, top_p=0.95, seed=seed))))
 
     assert text(1) == text(1) != text(2)
+
+
+@pytest.mark.skipif(native.has_wide(), reason="a machine with AMX computes more than twelve tokens in another way")
+def test_tokens_that_may_be_taken_back_are_computed_as_they_would_be_one_by_one() -> None:
+    settings = Settings()
+    adapter = adapters.load(ensure(DEFAULT_MODEL, settings, silent), current())
+    rows, tokens = adapter.new_rows(), [(37 * number) % 40_000 for number in range(324)]
+
+    def run(row: Row, new: list[int], tentative: int = 0) -> mx.array:
+        return adapter.run(rows, mx.array(new), [Part((row,), len(new), tentative=tentative)])
+
+    alone, together = rows.new(), rows.new()
+    for row in (alone, together):
+        mx.eval(run(row, tokens[:300]))
+    one_by_one = mx.concatenate([run(alone, [token]) for token in tokens[300:]])
+    assert mx.array_equal(run(together, tokens[300:], tentative=23), one_by_one)

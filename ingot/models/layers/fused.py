@@ -23,12 +23,13 @@ class FusedLayers(nn.Module):
 
     _stack: native.Stack
     _kv_heads: int
+    _sharing: int  # heads that share keys
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
         keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
-        y, keys, values = self._stack(x, keys, values, spans_of(cache))
+        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing))
         for storage, own_keys, own_values in zip(storages, keys, values, strict=True):
             storage.keys[0], storage.values[0] = own_keys, own_values
         return y.astype(x.dtype)
@@ -54,6 +55,7 @@ def fuse_layers(model: Any) -> bool:
     fused: FusedLayers = adopt(layers[0], _extended(FusedLayers, kind))
     fused._stack = stack
     fused._kv_heads = attention.n_kv_heads
+    fused._sharing = attention.n_heads // attention.n_kv_heads
     fused._head_size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
     model.model.update_modules(
         {"layers": [fused, *(adopt(layer, _extended(SkippedLayer, kind)) for layer in layers[1:])]}

@@ -51,17 +51,25 @@ class Rotations:
         return self._known[key]
 
 
-def spans_of(state: AppendState) -> Any:
-    """Where the tokens of what is open stand, as the native kernels take it; made once for all layers of a group."""
-    opened, key = state.opened, ("spans", state.group.number)
+def spans_of(state: AppendState, heads: int) -> Any:
+    """Where the tokens of what is open stand, as the native kernels take it; made once for all layers of a group.
+
+    So many heads share keys. Tokens that may be taken back are few at a time: many would be computed in another way
+    than one is.
+    """
+    opened, few = state.opened, max(1, native.FEW_QUERIES // heads)
+    parts = opened.parts if isinstance(opened, Mixed) else (opened,)
+    key = ("spans", state.group.number, few if any(part.tentative for part in parts) else None)
     if key not in opened.memo:
-        parts = opened.parts if isinstance(opened, Mixed) else (opened,)
         rows = [each for part in parts for each in zip(part.rows, part.starts, part.positions, strict=True)]
-        widths = [part.width for part in parts for _ in part.rows]
-        firsts = [0, *accumulate(widths)]
+        widths = [(part.width, few if part.tentative else part.width) for part in parts for _ in part.rows]
+        firsts = [0, *accumulate(width for width, _ in widths)]
         spans = [
-            (first, width, number, start, position)
-            for number, (first, width, (_, start, position)) in enumerate(zip(firsts, widths, rows, strict=False))
+            (first + at, min(most, width - at), number, start + at, position + at)
+            for number, (first, (width, most), (_, start, position)) in enumerate(
+                zip(firsts, widths, rows, strict=False)
+            )
+            for at in range(0, width, most)
         ]
         tables = [row.tables[state.group.number] for row, _, _ in rows]
         assert opened.explicit.ndim == 1, "the native kernels turn by one axis"
@@ -119,7 +127,13 @@ class RaggedAttention:
         assert storage is not None
         window = masks.window if isinstance(masks, Masks) else state.window
         attended, storage.keys[0], storage.values[0] = self._operate(size)(
-            queries, keys, values, storage.keys[0], storage.values[0], spans_of(state), window or 0
+            queries,
+            keys,
+            values,
+            storage.keys[0],
+            storage.values[0],
+            spans_of(state, self._heads // self._kv_heads),
+            window or 0,
         )
         return attended
 
