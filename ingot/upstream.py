@@ -46,8 +46,9 @@ import_upstream("mlx_lm")
 from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.activations import SwigluOAI  # noqa: E402
+from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
-from mlx_lm.utils import load_config, load_model  # noqa: E402
+from mlx_lm.utils import infer_quant_config, load_config, load_model  # noqa: E402
 
 model_classes: Any = inspect.signature(load_model).parameters["get_model_classes"].default
 """How mlx-lm itself finds the classes of a model."""
@@ -63,6 +64,8 @@ __all__ = [
     "SwitchGLU",
     "SwitchLinear",
     "caches",
+    "create_attention_mask",
+    "infer_quant_config",
     "load_config",
     "load_model",
     "model_classes",

@@ -36,9 +36,9 @@ class Held(Adapter):
         known = {each.name: getattr(adapter, each.name) for each in fields(Adapter)}
         return cls(**known | {"config": {**adapter.config, "wait": wait}})
 
-    def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None) -> Any:
+    def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None, *, hidden: Any = False) -> Any:
         self.config["wait"](tokens.size)
-        return super().run(rows, tokens, parts, at)
+        return super().run(rows, tokens, parts, at, hidden=hidden)
 
 
 def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:

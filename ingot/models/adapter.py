@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,20 +22,17 @@ from ingot.cache.layers import AppendState, WindowState, state_for
 from ingot.cache.pages import PAGE
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
-from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.gguf.block_layers import with_blocks
+from ingot.models.heads.finding import without_heads
 from ingot.models.layers.attention import TILE, MixedAttention
-from ingot.models.layers.fused import fuse_layers
-from ingot.models.layers.mixers import swap_mixers, tiled
-from ingot.models.layers.mlp import swap_gates
-from ingot.models.layers.modules import Selection, parameters, select_at_heads, swap_ropes
-from ingot.models.layers.norms import swap_norms
-from ingot.models.layers.recurrent import swap_recurrences
+from ingot.models.layers.mixers import tiled
+from ingot.models.layers.modules import Selection, parameters, select_at_heads
+from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
 from ingot.upstream import caches, load_config, load_model, model_classes
@@ -106,22 +103,61 @@ class Adapter:
         token_bytes = [size for _, size in self.footprint.groups]
         return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes)
 
-    def run(self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None) -> mx.array:
+    @overload
+    def run(
+        self,
+        rows: Rows,
+        tokens: mx.array,
+        parts: Sequence[Part],
+        at: Sequence[int] | None = ...,
+        *,
+        hidden: Literal[False] = ...,
+    ) -> mx.array: ...
+
+    @overload
+    def run(
+        self,
+        rows: Rows,
+        tokens: mx.array,
+        parts: Sequence[Part],
+        at: Sequence[int] | None = ...,
+        *,
+        hidden: Literal[True],
+    ) -> tuple[mx.array, mx.array]: ...
+
+    def run(
+        self,
+        rows: Rows,
+        tokens: mx.array,
+        parts: Sequence[Part],
+        at: Sequence[int] | None = None,
+        *,
+        hidden: bool = False,
+    ) -> mx.array | tuple[mx.array, mx.array]:
         """One forward pass over the parts' tokens [tokens], part by part, row by row: logits [n, vocab] after each of
-        the tokens `at`, or after all of them. Afterwards the rows are longer.
+        the tokens `at`, or after all of them; with `hidden`, also the hidden states [tokens, size] of all of them, as
+        the model's head wants them. Afterwards the rows are longer.
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
-        return run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+        if not hidden:
+            return run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+        assert self.selection is not None, "a model whose output head is not known hands over no hidden states"
+        with self.selection.handing_over():
+            logits = run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+            states = self.selection.hidden
+        assert states is not None, "no hidden states came by"
+        return logits, states.reshape(-1, states.shape[-1])
 
 
 def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
-        changes = older_names(load_config(folder))
-        model, config = load_model(
-            folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes)
-        )
+        stated = load_config(folder)
+        classes = without_heads(with_blocks(model_classes), folder, stated)
+        model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
+    except ModelError:
+        raise
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error
@@ -148,19 +184,10 @@ def adapt(
     family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
-    swap_ropes(model)
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    fused = device.kind == "cpu" and fuse_layers(model)
-    if device.kind == "cpu":
-        swap_recurrences(model)
-    if not fused:
-        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
-    if device.kind == "cpu" and not fused:
-        swap_gates(model)
-    if device.kind == "cpu" and native.available():
-        swap_norms(model)
+    fused = swap_modules(model, device, kernels)
     selection = select_at_heads(model)
-    kept = None if exact or not (fused or _attends_natively(model)) else mx.float16
+    kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
     found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
@@ -182,7 +209,7 @@ def adapt(
     )
 
 
-def _attends_natively(model: Any) -> bool:
+def attends_natively(model: Any) -> bool:
     """Whether the native kernels read all keys and values that the model keeps."""
     covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
     return 0 < covered == sum(isinstance(state, AppendState) for state in new_rows(model, 0, None, None).states)

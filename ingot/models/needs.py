@@ -27,6 +27,7 @@ from ingot.models.gguf.block_layers import BlockEmbedding, BlockLinear, affine_b
 from ingot.models.gguf.file import TensorEntry
 from ingot.models.gguf.parts import GGUFModel
 from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
+from ingot.models.heads.finding import without_heads
 from ingot.models.layers.fused import layers_of
 from ingot.models.layers.modules import parameters
 from ingot.models.precision import NARROW
@@ -55,8 +56,9 @@ def needs(path: Path, device: Device) -> MemoryNeeds | None:
 
 
 def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
-    changes = older_names(load_config(folder))
-    model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(model_classes))
+    stated = load_config(folder)
+    classes = without_heads(with_blocks(model_classes), folder, stated)
+    model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
     return _told(model, config, _weights(model, device), device)
 
 

@@ -22,10 +22,10 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter, adapt
-from ingot.models.encoders import tensors
 from ingot.models.encoders.encoder import Encoder, EncoderTraits, Numbers, Work, numbers, weight_bytes
 from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.pooling import Pooling
+from ingot.models.files import tensors
 from ingot.models.files.config_names import older_names
 from ingot.models.gguf.block_layers import with_blocks
 from ingot.models.layers.modules import SELECTIVE, Selection, adopt

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.models.encoders import tensors
 from ingot.models.encoders.activations import activation
 from ingot.models.encoders.padded import PaddedTexts
 from ingot.models.encoders.recipe import Dense, Normalize, Recipe
+from ingot.models.files import tensors
 
 LEAST_NORM = 1e-12
 

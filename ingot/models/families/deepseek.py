@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Wiring
+from ingot.models.families.description import Family, HeadWiring, MLPWiring, Wiring
 
 FAMILIES = (
     Family(
@@ -11,6 +11,6 @@ FAMILIES = (
         mlps={"DeepseekMLP": MLPWiring()},
     ),
     Family("deepseek_v2", mlps={"DeepseekV2MLP": MLPWiring()}),
-    Family("deepseek_v3", mlps={"DeepseekV3MLP": MLPWiring()}),
+    Family("deepseek_v3", mlps={"DeepseekV3MLP": MLPWiring()}, head=HeadWiring(array_masks=True)),
     Family("deepseek_v32", mlps={"DeepseekV32MLP": MLPWiring()}),
 )

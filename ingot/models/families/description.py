@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,34 @@ Recurrence = GatedDelta | Scan | ShortConvolution
 
 
 @dataclass(frozen=True)
+class HeadWiring:
+    """A head that guesses the token behind the next one, by a layer like the model's over pairs of a token's embedding
+    and the hidden state before that token. Where checkpoints hold it, and what they call its parts: mostly what
+    DeepSeek does.
+
+    In names, `{layers}` stands for how many layers the model has.
+    """
+
+    inside: str = "layers.{layers}."  # what its tensors' names begin with, behind those of modules around the model's
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    joint: str = "eh_proj"  # the projection that makes one of both
+    norm: str | None = "shared_head.norm"  # of what goes to the output head; None: nothing norms that
+    layers: tuple[str, ...] = ("",)  # what the names of its layers' tensors begin with, inside
+    stored: str = "model.layers."  # what those of the model's own layers begin with
+    copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # tensors that repeat the model's own
+    alone: Mapping[str, Any] = field(
+        default_factory=lambda: {"num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1}
+    )  # in the config, what makes a model of nothing but the head's layers
+    eps: str = "rms_norm_eps"  # what the config calls that of the norms
+    wants: Literal["normed", "raw"] = "normed"  # hidden states behind the model's last norm, or before it
+    hidden_first: bool = False  # the projection takes the hidden state first, not the embedding
+    blind_first: bool = True  # the embedding in a sequence's first pair counts as zeros
+    offset_norms: bool = False  # published checkpoints store what norms multiply by as its difference from one
+    array_masks: bool = False  # its attention takes masks as arrays alone
+
+
+@dataclass(frozen=True)
 class Family:
     """A module of mlx-lm's, and what is known of its classes by their names. What is not known runs its own code."""
 
@@ -85,6 +113,7 @@ class Family:
     refused: str | None = None  # why its answers would be wrong
     unmixed: str | None = None  # why rows of unlike lengths go wrong together where no probe gets
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision part of this one
+    head: HeadWiring | None = None  # what its checkpoints hold besides the model
 
     @property
     def classes(self) -> frozenset[str]:

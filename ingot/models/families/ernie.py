@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Wiring
+from ingot.models.families.description import Family, HeadWiring, MLPWiring, Wiring
 
 FAMILIES = (
     Family(
@@ -15,5 +15,15 @@ FAMILIES = (
         "ernie4_5_moe",
         attention={"Attention": Wiring()},
         mlps={"Ernie4_5_MLP": MLPWiring()},
+        head=HeadWiring(
+            inside="mtp_",
+            embedding_norm="emb_norm.0",
+            hidden_norm="hidden_norm.0",
+            joint="linear_proj.0",
+            norm=None,
+            layers=("block.0.",),
+            copies=(),
+            alone={"num_hidden_layers": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 1},
+        ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Wiring
+from ingot.models.families.description import Family, HeadWiring, MLPWiring, Wiring
 
 FAMILIES = (
     Family(
@@ -19,6 +19,7 @@ FAMILIES = (
         "glm4_moe",
         attention={"Attention": Wiring(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MLPWiring()},
+        head=HeadWiring(),
     ),
-    Family("glm4_moe_lite", mlps={"Glm4MoeLiteMLP": MLPWiring()}),
+    Family("glm4_moe_lite", mlps={"Glm4MoeLiteMLP": MLPWiring()}, head=HeadWiring(array_masks=True)),
 )

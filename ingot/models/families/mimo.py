@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import Family, MLPWiring, Wiring
+from ingot.models.families.description import Family, HeadWiring, MLPWiring, Wiring
 
 FAMILIES = (
     Family(
@@ -10,6 +10,15 @@ FAMILIES = (
         attention={"Attention": Wiring()},
         mlps={"MLP": MLPWiring()},
         fused=("TransformerBlock",),
+        head=HeadWiring(
+            inside="mtp_layers.0.",
+            embedding_norm="token_layernorm",
+            hidden_norm="hidden_layernorm",
+            joint="input_proj",
+            norm="final_layernorm",
+            copies=(),
+            hidden_first=True,
+        ),
     ),
     Family("mimo_v2_flash", mlps={"MLP": MLPWiring()}),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 
 from ingot.models import families
-from ingot.models.families.description import Family, MLPWiring, Norm, Recurrence, Wiring
+from ingot.models.families.description import Family, HeadWiring, MLPWiring, Norm, Recurrence, Wiring
 
 UPSTREAM = "mlx_lm.models"
 _OURS = ("description", "registry")
@@ -51,6 +51,11 @@ def of_type(model_type: str) -> Family:
 def whole_type(model_type: str) -> str | None:
     """The type whose family also reads models of `model_type`, which were saved without their vision part."""
     return _WHOLE.get(model_type)
+
+
+def head_of(model_type: str) -> HeadWiring | None:
+    """The head that checkpoints of this type may hold."""
+    return of_type(_WHOLE.get(model_type, model_type)).head
 
 
 def wiring_of(module: object) -> Wiring | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingot.errors import ModelError
+from ingot.models.files.safetensors_header import read_header
 
 READ: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
 CONFIG_BYTES: Final = 16 << 20
 TOKENIZER_BYTES: Final = 512 << 20
-HEADER_BYTES: Final = 100 << 20  # of a safetensors file, as its own library has it
 LAYER_KEYS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_decoder_layers")
 
 
@@ -35,7 +35,7 @@ def _check_layers(folder: Path, name: str) -> None:
     claimed = max(_layers(_config(folder, name)), default=0)
     if claimed <= 1:
         return
-    tensors = sum(_tensors(file, name) for file in sorted(folder.glob("model*.safetensors")))
+    tensors = sum(len(read_header(file)) for file in sorted(folder.glob("model*.safetensors")))
     if claimed > tensors:
         raise ModelError(f"{name}: config.json claims {claimed} layers, and there are weights of {tensors} tensors")
 
@@ -56,17 +56,3 @@ def _layers(config: dict[str, Any]) -> list[int]:
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     stated = [part.get(key) for part in parts for key in LAYER_KEYS]
     return [value for value in stated if isinstance(value, int)]
-
-
-def _tensors(file: Path, name: str) -> int:
-    """How many tensors the header of a safetensors file names."""
-    try:
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if size > HEADER_BYTES:
-                raise ModelError(f"{name}: {file.name} is no safetensors file")
-            return len(json.loads(stream.read(size)))
-    except (ValueError, RecursionError, TypeError):
-        raise ModelError(f"{name}: {file.name} is no safetensors file, or cut short") from None
-    except OSError as error:
-        raise ModelError(f"{name}: {file.name} cannot be read: {error.strerror}") from error

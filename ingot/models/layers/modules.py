@@ -5,7 +5,8 @@ RoPE modules learn to read explicit positions, and output heads to compute only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,22 @@ class Selection:
     def __init__(self) -> None:
         self.at: mx.array | None = None
         self.obeyed = False
+        self.raw = False  # the hidden states that are handed over are those before the last norm, which keeps them
+        self.hands_over = False
+        self.hidden: mx.array | None = None
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """While this is open, a forward pass leaves the hidden states [rows, width, size] of all tokens in `hidden`."""
+        self.hands_over = True
+        try:
+            yield
+        finally:
+            self.hands_over, self.hidden = False, None
 
     def of(self, hidden: mx.array) -> mx.array:
+        if self.hands_over and not self.raw:
+            self.hidden = hidden
         if self.at is None or hidden.ndim != 3:
             return hidden
         self.obeyed = True
@@ -166,6 +181,9 @@ SELECTIVE: dict[type, type] = {
 }
 
 
+KNOWN_HEADS = {*SELECTIVE, *SELECTIVE.values()}
+
+
 def parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Every weight with its path."""
     flat: Any = tree_flatten(model.parameters())
@@ -182,9 +200,43 @@ def adopt(module: nn.Module, cls: type) -> Any:
     return taken
 
 
+def embedding_of(model: nn.Module) -> nn.Module | None:
+    """What looks tokens up; None if the model has none that is known."""
+    found = _only_module(model, TIED_NAMES)
+    return None if found is None else found[1]
+
+
+def output_head_of(model: nn.Module) -> nn.Module | None:
+    """What gives logits, which may be the embedding; None if the model has none that is known."""
+    found = _output_head(model)
+    return None if found is None else found[1]
+
+
+def _output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
+    return _only_module(model, HEAD_NAMES) or _only_module(model, TIED_NAMES)
+
+
+class _KeepsInput:
+    selection: Selection
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.selection.hands_over:
+            self.selection.hidden = x
+        y: mx.array = super().__call__(x)  # type: ignore[misc]
+        return y
+
+
+def hand_over_raw(model: nn.Module, norm: str, selection: Selection) -> None:
+    """Swap the model's last norm, which lies at `norm`, for one that keeps what it is given when that is asked for."""
+    module = dict(model.named_modules())[norm]
+    keeping = adopt(module, type(f"Keeping{type(module).__name__}", (_KeepsInput, type(module)), {}))
+    keeping.selection, selection.raw = selection, True
+    model.update_modules(tree_unflatten([(norm, keeping)]))
+
+
 def select_at_heads(model: nn.Module) -> Selection | None:
     """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
-    found = _only_module(model, HEAD_NAMES) or _only_module(model, TIED_NAMES)
+    found = _output_head(model)
     if found is None:
         return None
     path, module = found
@@ -200,7 +252,7 @@ def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module
     found = [
         (path, module)
         for path, module in model.named_modules()
-        if path.rsplit(".", 1)[-1] in names and type(module) in SELECTIVE
+        if path.rsplit(".", 1)[-1] in names and type(module) in KNOWN_HEADS
     ]
     return found[0] if len(found) == 1 else None
 

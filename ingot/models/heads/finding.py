@@ -1,0 +1,197 @@
+"""Where a checkpoint holds a head, told by the names of its tensors. Flags in configs are wrong both ways.
+
+A head lies among the model's own tensors, or in a file beside them, which somebody put there on purpose and is looked
+at first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ModelError
+from ingot.models.families.description import HeadWiring
+from ingot.models.families.registry import head_of
+from ingot.models.files.safetensors_header import StoredTensor, read_header
+
+SIDE_FILE = "model-mtp.safetensors"
+"""What ingot itself calls a head's file."""
+SIDE_PLACES = (SIDE_FILE, "mtp.safetensors", "mtp")
+"""Files beside a model, and a folder, that hold its head and nothing else."""
+AROUND = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
+"""What checkpoints name the modules around a model's layers."""
+_INDEX = "model.safetensors.index.json"
+_CONVOLUTION = "conv1d.weight"
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A head that was found. Nothing of it but headers has been read."""
+
+    wiring: HeadWiring
+    tensors: Mapping[str, StoredTensor]  # by their names inside the head
+    said: str  # where that is, for people
+    published: bool | None
+    """Whether the model's tensors around it are as they were published, not converted; None: nothing tells."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted({tensor.file for tensor in self.tensors.values()})
+
+
+def find_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | None:
+    """The head of the model in `folder`; None where there is none, or none that is known for its family.
+
+    Raises ModelError where a file that should hold it cannot be read.
+    """
+    wiring = head_of(str(config.get("model_type")))
+    if wiring is None:
+        return None
+    beside = (head_in(folder / place, config) for place in SIDE_PLACES if (folder / place).exists())
+    return next((found for found in beside if found is not None), None) or _among_own(folder, config, wiring)
+
+
+def _among_own(folder: Path, config: Mapping[str, Any], wiring: HeadWiring) -> HeadSource | None:
+    checkpoint = Checkpoint(folder)
+    for around in AROUND:
+        prefix = around + wiring.inside.format(layers=_layers(config))
+        if any(name.startswith(f"{prefix}{wiring.joint}.") for name in checkpoint.files):
+            names = [name for name in checkpoint.files if name.startswith(prefix)]
+            return _source(wiring, checkpoint, names, prefix, folder.name, checkpoint.published)
+    return None
+
+
+def head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
+    """The head in a file or folder that holds little else, whatever its tensors' names begin with."""
+    wiring = head_of(str(config.get("model_type")))
+    if wiring is None:
+        return None
+    if place.is_dir() and not any(place.glob("model*.safetensors")):
+        return None
+    held = Checkpoint(place) if place.is_dir() else OneFile(place)
+    prefixes = sorted(
+        {name.removesuffix(ending) for name in held.files for ending in _endings(wiring) if _ends(name, ending)}
+    )
+    if not prefixes:
+        return None
+    names = [name for name in held.files if name.startswith(prefixes[0])]
+    return _source(wiring, held, names, prefixes[0], place.name, None)
+
+
+def head_tensors(folder: Path, config: Mapping[str, Any]) -> frozenset[str]:
+    """The names of all tensors in `model*.safetensors` that are a head's and none of the model's."""
+    wiring = head_of(str(config.get("model_type")))
+    if wiring is None:
+        return frozenset()
+    found = _among_own(folder, config, wiring)
+    own = () if found is None else (tensor.name for tensor in found.tensors.values())
+    beside = read_header(folder / SIDE_FILE) if (folder / SIDE_FILE).is_file() else {}
+    return frozenset((*own, *beside))
+
+
+def without_heads(
+    classes: Callable[..., tuple[type, type]], folder: Path, config: Mapping[str, Any]
+) -> Callable[..., tuple[type, type]]:
+    """What finds a model's classes, but the model leaves a head's tensors alone, which not all of mlx-lm's do."""
+    heads = head_tensors(folder, config)
+    if not heads:
+        return classes
+
+    def found(config: dict[str, Any]) -> tuple[type, type]:
+        model_class, args_class = classes(config=config)
+
+        class Headless(model_class):  # type: ignore[misc, valid-type]
+            def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+                own = {name: weight for name, weight in weights.items() if name not in heads}
+                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
+
+        return Headless, args_class
+
+    return found
+
+
+class OneFile:
+    """A safetensors file, and what it holds."""
+
+    def __init__(self, file: Path) -> None:
+        self._header = read_header(file)
+        self.files: Mapping[str, Path] = dict.fromkeys(self._header, file)
+
+    def stored(self, name: str) -> StoredTensor:
+        return self._header[name]
+
+
+class Checkpoint:
+    """A folder's `model*.safetensors`, without a head's own file: which of them holds a tensor, and as what."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._headers: dict[Path, dict[str, StoredTensor]] = {}
+        self.files: Mapping[str, Path] = dict(self._listed())
+
+    @cached_property
+    def published(self) -> bool | None:
+        """Whether convolutions still lie as they were published, with their channels before their width."""
+        name = next((name for name in self.files if name.endswith(_CONVOLUTION)), None)
+        return None if name is None else self.stored(name).shape[-1] != 1
+
+    def stored(self, name: str) -> StoredTensor:
+        file = self.files[name]
+        if file not in self._headers:
+            self._headers[file] = read_header(file)
+        if name not in self._headers[file]:
+            raise ModelError(f"{file.name} does not hold {name}, which the checkpoint's index says it does")
+        return self._headers[file][name]
+
+    def _listed(self) -> Iterator[tuple[str, Path]]:
+        index = self._folder / _INDEX
+        if index.is_file():
+            yield from ((name, self._folder / file) for name, file in _weight_map(index).items() if file != SIDE_FILE)
+            return
+        for file in sorted(self._folder.glob("model*.safetensors")):
+            if file.name != SIDE_FILE:
+                self._headers[file] = read_header(file)
+                yield from ((name, file) for name in self._headers[file])
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        listed = json.loads(index.read_bytes())["weight_map"]
+        sound = all(isinstance(file, str) and Path(file).name == file for file in listed.values())
+    except OSError as error:
+        raise ModelError(f"{index.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise ModelError(f"{index.name} is not the index of a checkpoint")
+    weight_map: dict[str, str] = listed
+    return weight_map
+
+
+def _source(
+    wiring: HeadWiring, held: OneFile | Checkpoint, names: list[str], prefix: str, said: str, published: bool | None
+) -> HeadSource:
+    tensors = {name.removeprefix(prefix): held.stored(name) for name in names}
+    return HeadSource(wiring, tensors, said, published)
+
+
+def _endings(wiring: HeadWiring) -> tuple[str, ...]:
+    return f"{wiring.joint}.weight", f"{wiring.joint}.scales"
+
+
+def _ends(name: str, ending: str) -> bool:
+    """Whether a name ends so, at the beginning of a word of it."""
+    return name == ending or name.endswith((f".{ending}", f"_{ending}"))
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    text = {**config, **(config.get("text_config") or {})}
+    return int(text.get("num_hidden_layers") or 0)

@@ -1,0 +1,73 @@
+"""From where a head was found to a head that runs beside its model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_unflatten
+
+from ingot.cache.rows import Rows
+from ingot.errors import ModelError
+from ingot.models.adapter import Adapter, attends_natively, new_rows
+from ingot.models.files.tensors import give
+from ingot.models.heads.finding import HeadSource
+from ingot.models.heads.head import Head, Shared
+from ingot.models.heads.tensors import pack_like, path_of_layers, read_tensors
+from ingot.models.layers.modules import embedding_of, hand_over_raw, output_head_of, parameters
+from ingot.models.layers.swapping import swap_modules
+from ingot.models.precision import DTYPES, settle
+from ingot.upstream import model_classes
+
+
+def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None) -> Head:
+    """The head, in memory and swapped for the adapter's device; the adapter hands over what it wants from now on.
+
+    Raises ModelError where tensors are missing, of the wrong shape, or cannot be a head's of this model.
+    """
+    selection, shared = adapter.selection, _shared(adapter.model)
+    if selection is None or not selection.obeyed or shared is None:
+        raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
+    head = _built(source, adapter, shared)
+    settle(head, adapter.device, dtype)
+    mx.eval(head.parameters())
+    head.eval()
+    swap_modules(head, adapter.device, adapter.kernels)
+    if head.wants == "raw" and not selection.raw:
+        hand_over_raw(adapter.model, path_of_layers(adapter.model).removesuffix("layers") + "norm", selection)
+    return head
+
+
+def head_rows(head: Head, adapter: Adapter) -> Rows:
+    """Live states for a head's own keys and values, of sequences of the adapter's model."""
+    kept = adapter.kept if attends_natively(head) else None
+    return new_rows(head, 0, kept, adapter.kernels)
+
+
+def _built(source: HeadSource, adapter: Adapter, shared: Shared) -> Head:
+    changed = copy.deepcopy(adapter.config)
+    text = changed["text_config"] if isinstance(changed.get("text_config"), dict) else changed
+    size, eps = int(text["hidden_size"]), float(text.get(source.wiring.eps) or 1e-6)
+    text.update(source.wiring.alone)
+    model_class, args_class = model_classes(config=changed)
+    alone = model_class(args_class.from_dict(changed))
+    tensors = read_tensors(source, alone)
+    head = Head(source.wiring, alone, shared, size=size, eps=eps)
+    pack_like(head, tensors)
+    give(head, tensors, unneeded=(), whose=f"the head in {source.said}")
+    if adapter.device.kind != "cpu":
+        _cast(head, DTYPES[adapter.dtype], getattr(alone, "cast_predicate", lambda path: True))
+    return head
+
+
+def _cast(head: Head, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:
+    """To what the model computes in: where two formats of 16 bits meet, MLX goes on in float32."""
+    floats = [(path, array) for path, array in parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
+    head.update(tree_unflatten([(path, array.astype(dtype)) for path, array in floats if wanted(path)]))
+
+
+def _shared(model: Any) -> Shared | None:
+    embedding, output = embedding_of(model), output_head_of(model)
+    return None if embedding is None or output is None else Shared(embedding, output)

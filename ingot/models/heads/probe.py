@@ -1,0 +1,61 @@
+"""Whether a head is worth running, found out at load: how many of the model's own next tokens it guesses.
+
+A head that was made from packed weights, or of another model, loads like any other and guesses nearly nothing; nobody
+would notice but by the speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ingot.cache.launch import Part
+from ingot.errors import ModelError
+from ingot.models.adapter import Adapter
+from ingot.models.heads.head import Head
+from ingot.models.heads.loading import head_rows
+
+TOKENS = 48
+"""The model writes so many, greedily, one forward pass each; then the head runs once over all of them."""
+PROMPT = (5, 17, 3, 29, 11, 23, 7, 19, 2)
+LEAST = 0.05
+"""A head that guesses no larger share of them is not worth running, whatever it costs."""
+
+
+def check_head(head: Head, adapter: Adapter, prompt: Sequence[int] = PROMPT) -> float:
+    """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that is next to
+    nothing."""
+    share = acceptance(head, adapter, prompt)
+    if share < LEAST:
+        raise ModelError(
+            f"The head guesses {share:.0%} of {TOKENS} tokens that its model writes: it does not belong to this model, "
+            "or was made from packed weights. `ingot convert --head-from` takes one out of the original checkpoint."
+        )
+    return share
+
+
+def acceptance(head: Head, adapter: Adapter, prompt: Sequence[int]) -> float:
+    tokens, hidden = _written(adapter, list(prompt))
+    rows = head_rows(head, adapter)
+    with rows.launch([Part((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:
+        states = head(hidden[None, :-1], mx.array([tokens[1:]]), layers[0])
+    # What it makes of place p is about token p + 2, and the first that the model wrote follows the prompt.
+    guesses = mx.argmax(head.logits(states[:, len(prompt) - 2 : -1]), axis=-1)
+    right: Any = mx.sum(guesses[0] == mx.array(tokens[len(prompt) :])).item()
+    return float(right / TOKENS)
+
+
+def _written(adapter: Adapter, tokens: list[int]) -> tuple[list[int], mx.array]:
+    """The prompt and what the model writes behind it, and the hidden states of all of them."""
+    rows = adapter.new_rows()
+    row, new, hidden = rows.new(), list(tokens), []
+    for number in range(TOKENS + 1):
+        logits, states = adapter.run(rows, mx.array(new), [Part((row,), len(new))], [len(new) - 1], hidden=True)
+        hidden.append(states)
+        if number < TOKENS:
+            new = [int(mx.argmax(logits[0]).item())]  # type: ignore[arg-type]
+            tokens.extend(new)
+        mx.eval(hidden, rows.pending())
+    return tokens, mx.concatenate(hidden)

@@ -1,0 +1,31 @@
+"""All that is swapped in a loaded model, or in a part of one, for the device that it runs on."""
+
+from __future__ import annotations
+
+import mlx.nn as nn
+
+from ingot.kernels import native
+from ingot.kernels.device import Device
+from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.layers.fused import fuse_layers
+from ingot.models.layers.mixers import swap_mixers
+from ingot.models.layers.mlp import swap_gates
+from ingot.models.layers.modules import swap_ropes
+from ingot.models.layers.norms import swap_norms
+from ingot.models.layers.recurrent import swap_recurrences
+
+
+def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | None) -> bool:
+    """Swap the modules that we compute otherwise than mlx-lm. Whether all layers became one operation."""
+    swap_ropes(model)
+    if device.kind != "cpu":
+        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
+        return False
+    fused = fuse_layers(model)
+    swap_recurrences(model)
+    if not fused:
+        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
+        swap_gates(model)
+    if native.available():
+        swap_norms(model)
+    return fused

@@ -1,0 +1,61 @@
+"""A head that guesses nearly nothing is refused when it is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from ingot.errors import ModelError
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import load
+from ingot.models.heads.finding import find_head
+from ingot.models.heads.loading import load_head
+from ingot.models.heads.probe import check_head
+from tests.engines import GPU
+from tests.models.heads.making import Tensors
+from tests.models.heads.test_hybrid import HYBRID
+
+
+def drowned(tensors: Tensors) -> Tensors:
+    """What rounding has left of the weights is mostly noise."""
+    mx.random.seed(0)
+    return {
+        name: array + 4 * mx.std(array) * mx.random.normal(array.shape, array.dtype) if array.ndim > 1 else array
+        for name, array in tensors.items()
+    }
+
+
+def mistaken(tensors: Tensors) -> Tensors:
+    """The hidden state where the embedding belongs."""
+    embedded, hidden = mx.split(tensors["mtp.fc.weight"], 2, axis=1)
+    return {**tensors, "mtp.fc.weight": mx.concatenate([hidden, embedded], axis=1)}
+
+
+def checked(folder: Path, device: Device | None = None) -> float:
+    adapter = load(folder, device or current())
+    source = find_head(folder, adapter.config)
+    assert source is not None
+    return check_head(load_head(source, adapter), adapter)
+
+
+@pytest.mark.parametrize("device", [None, GPU], ids=["here", "as-on-a-gpu"])
+def test_a_trained_head_guesses_much_of_what_its_model_writes(device: Device | None) -> None:
+    assert checked(HYBRID, device) > 0.4
+
+
+@pytest.mark.parametrize("changed", [drowned, mistaken])
+def test_a_head_that_guesses_next_to_nothing_is_refused_with_the_reason(
+    changed: Callable[[Tensors], Tensors], tmp_path: Path
+) -> None:
+    folder = tmp_path / "hybrid"
+    shutil.copytree(HYBRID, folder)
+    stored = mx.load(str(HYBRID / "model.safetensors"))
+    assert isinstance(stored, dict)
+    head = {name: array for name, array in stored.items() if name.startswith("mtp.")}
+    mx.save_safetensors(str(folder / "mtp.safetensors"), changed(head))
+    with pytest.raises(ModelError, match=r"guesses \d% of 48 tokens .* made from packed weights"):
+        checked(folder)
