@@ -64,9 +64,17 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(engine: Engin
     assert text(1) == text(1) != text(2)
 
 
+@pytest.fixture
+def several_paths() -> Iterator[None]:
+    """As it is served: many tokens are computed in other ways than few."""
+    native.use_one_path(False)
+    yield
+    native.use_one_path()
+
+
+@pytest.mark.usefixtures("several_paths")
 @pytest.mark.skipif(native.has_wide(), reason="a machine with AMX computes more than twelve tokens in another way")
 def test_tokens_that_may_be_taken_back_are_computed_as_they_would_be_one_by_one() -> None:
-    native.use_one_path(False)  # which holds for everyone else here
     settings = Settings()
     adapter = adapters.load(ensure(DEFAULT_MODEL, settings, silent), current())
     rows, tokens = adapter.new_rows(), [(37 * number) % 40_000 for number in range(324)]
