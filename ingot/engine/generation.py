@@ -25,6 +25,7 @@ from ingot.engine.runner import Result, Runner, Step
 from ingot.engine.scheduler import Scheduler, StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Controller
+from ingot.engine.speculation.heads import HeadStates
 from ingot.engine.speculation.speculation import Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
@@ -154,8 +155,12 @@ class Generation:
         costs = StepCosts(mixes=self._loaded.adapter.mixed)
         budget = self._loaded.budget
         self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
+        proposers = [*self._loaded.proposers]
+        if self._loaded.adapter.head is not None:
+            self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
+            proposers.append(self._runner.heads)
         controller = Controller(fixed=self._loaded.guessed_tokens)
-        self._speculation = Speculation(self._loaded.proposers, controller, self.speculation)
+        self._speculation = Speculation(proposers, controller, self.speculation)
 
         def widest(sequence: Sequence) -> int:
             width = budget.widest_launch(sequence.computed)

@@ -162,7 +162,7 @@ class CacheReport:
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
     """What guessing ahead did for a request: tokens that were proposed and accepted, and the forward passes that its
-    answers took; each pass gives a token of its own besides the accepted ones."""
+    answers took behind their prompts; each pass gives a token of its own besides the accepted ones."""
 
     proposed: int = 0
     accepted: int = 0

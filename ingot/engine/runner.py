@@ -287,7 +287,7 @@ class Runner:
                 self._latest[place.sequence] = (launched.drawn.tokens, number)
         for part in parts:
             for row in part.sequences:
-                row.passes += part.draws
+                row.passes += row.decoding
                 if part.guessed:
                     self._unverified[row] = row.computed
                     continue  # how far it got is not known yet
@@ -331,10 +331,9 @@ class Runner:
         right = agreement(guess, tokens)
         if self._unverified.pop(row, None) is None or row.row is None:  # it ended while the pass ran
             return drawn[:1]
-        before = row.computed
-        row.computed = self.rows.rewind(row.row, row.total + right)
         if self.heads is not None:
-            self.heads.settled(row, row.computed - before)
+            self.heads.settled(row, row.total + right)
+        row.computed = self.rows.rewind(row.row, row.total + right)
         row.sampled += right + 1
         row.proposed += len(guess)
         row.accepted += right

@@ -45,7 +45,7 @@ class Sequence:
     kept: int = 0  # tokens that the prefix index holds of it
     proposed: int = 0  # tokens that were guessed ahead for it
     accepted: int = 0  # those of them that it would have drawn anyway
-    passes: int = 0  # forward passes that drew for it
+    passes: int = 0  # forward passes that drew for it, behind its prompt's
     unread: list[int] = field(default_factory=list)  # drawn and verified, but not yet among its known tokens
     guide: Guide | None = None  # what it is held to; has accepted the known tokens, each once
     unmasked: IngotError | None = None  # why its guide could not say what may come next: that draw will not count

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_request import Role
@@ -13,6 +15,7 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_encoders import offer
+from ingot.engine.start_proposers import offer_proposers
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
@@ -63,19 +66,22 @@ def load(
     )
     _refuse_what_cannot_fit(folder, total)
     adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk)
+    choice = Choice.parse(settings.speculate, settings.speculate_tokens)
+    guessing = offer_proposers(choice, folder, adapter, dtype=settings.dtype)
+    adapter = guessing.adapter
     offered = offer(encoders, settings, here, total - adapter.weight_bytes)
     context = _context(settings, adapter.context)
     budget = Budget(
         total,
         adapter.weight_bytes + offered.weights + offered.batch,
-        adapter.footprint,
+        _with_what_is_taken_back(adapter.footprint) if guessing.names else adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
     )
     device.bound_memory(here, total, budget.transient)
     fitting = budget.longest(context)
-    notes = [*adapter.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
+    notes = [*adapter.notes, *guessing.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
     if fitting < min(SHORTEST_CONTEXT, context):
         raise ModelError(
             f"The weights take {_gb(adapter.weight_bytes)} of a memory budget of {_gb(total)}; what is left holds a "
@@ -99,9 +105,25 @@ def load(
         recommended=generation_config(settings.generation_config, folder),
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
+        proposers=guessing.names,
     )
-    Choice.parse(settings.speculate, settings.speculate_tokens).refuse_missing(card.proposers)
-    return Loaded(adapter, tokenizer, card, budget, _cache_bytes(settings, budget), offered.encoders, folder)
+    cache_bytes = _cache_bytes(settings, budget)
+    return Loaded(
+        adapter,
+        tokenizer,
+        card,
+        budget,
+        cache_bytes,
+        offered.encoders,
+        folder,
+        proposers=guessing.proposers,
+        guessed_tokens=choice.tokens,
+    )
+
+
+def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
+    """Recurrent states are held twice while guesses are verified, so that they can go back."""
+    return replace(footprint, recurrent=2 * footprint.recurrent)
 
 
 def _advice() -> list[str]:

@@ -73,6 +73,7 @@ class Adapter:
     notes: tuple[str, ...]
     rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
     kernels: CheckedKernels | None = None  # of a GPU
+    head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
 
     @property
     def family(self) -> str:
@@ -84,7 +85,7 @@ class Adapter:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in parameters(self.model))
+        return sum(array.nbytes for _, array in parameters(self.model)) + (self.head.weight_bytes if self.head else 0)
 
     @property
     def dtype(self) -> str:
@@ -101,7 +102,7 @@ class Adapter:
     def new_rows(self, most: int | None = None) -> Rows:
         """Live states for this model, which take no more than `most` bytes ahead of what they need."""
         token_bytes = [size for _, size in self.footprint.groups]
-        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes)
+        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head)
 
     @overload
     def run(
@@ -222,11 +223,14 @@ def new_rows(
     kernels: CheckedKernels | None = None,
     most: int | None = None,
     token_bytes: Sequence[int] | None = None,
+    head: Any = None,
 ) -> Rows:
-    """Live states of the kinds that the model asks for. Keys and values are rounded to `kept`, if that is given."""
-    asked = caches.make_prompt_cache(model)
+    """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
+    that is given."""
+    asked, beside = caches.make_prompt_cache(model), [] if head is None else head.make_cache()
     try:
-        rows = Rows([state_for(cache, margin) for cache in asked], most, token_bytes)
+        states = [state_for(cache, margin) for cache in asked]
+        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside])
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error

@@ -1,6 +1,8 @@
 from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from ingot.engine.speculation.proposal import Offer
 
 

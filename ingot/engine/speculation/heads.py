@@ -29,6 +29,8 @@ WAITING = 64
 
 
 class HeadModule(Protocol):
+    size: int  # of a hidden state
+
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array: ...
     def logits(self, hidden: mx.array) -> mx.array: ...
 
@@ -36,10 +38,25 @@ class HeadModule(Protocol):
 @dataclass(slots=True)
 class _Shown:
     """What the head knows of a row: places before `written` are there. `hidden` are the states that wait, of the tokens
-    from written - 1 on, as pieces of what passes gave: (array [tokens, size], begin, end)."""
+    from written - 1 on, as pieces of what passes gave: (array [tokens, size], begin, end). There may be states of more
+    tokens than the row has: it may have been taken back further than what was wrong."""
 
     written: int
     hidden: list[tuple[mx.array, int, int]]
+
+    @property
+    def end(self) -> int:
+        """The first token whose state is not known."""
+        return self.written - 1 + sum(end - begin for _, begin, end in self.hidden)
+
+    def cut(self, length: int) -> None:
+        """Forget the states of tokens from `length` on."""
+        surplus = self.end - length
+        while surplus > 0:
+            array, begin, end = self.hidden.pop()
+            if end - begin > surplus:
+                self.hidden.append((array, begin, end - surplus))
+            surplus -= end - begin
 
     def states(self, count: int) -> mx.array:
         """The first so many that wait."""
@@ -48,7 +65,7 @@ class _Shown:
             if count > 0:
                 taken.append(array[begin : min(end, begin + count)])
                 count -= end - begin
-        return taken[0] if len(taken) == 1 else mx.concatenate(taken)
+        return taken[0] if len(taken) == 1 else mx.concatenate([piece.astype(taken[-1].dtype) for piece in taken])
 
     def drop(self, count: int) -> None:
         """Let go of the first so many."""
@@ -67,8 +84,6 @@ class HeadStates:
 
     head: HeadModule
     rows: Rows
-    size: int  # of a hidden state
-    dtype: mx.Dtype
     name: str = "mtp"
     _shown: dict[Sequence, _Shown] = field(default_factory=dict)
 
@@ -76,19 +91,19 @@ class HeadStates:
 
     def begin(self, sequence: Sequence) -> None:
         """It was given a row, which may hold tokens already."""
-        nothing = mx.zeros((1, self.size), self.dtype)
+        nothing = mx.zeros((1, self.head.size), mx.bfloat16)  # which is any float's zero, and widens none
         self._shown[sequence] = _Shown(_row(sequence).length, [(nothing, 0, 1)])
 
     def saw(self, sequence: Sequence, hidden: mx.array, begin: int, end: int) -> None:
-        """A pass computed its next tokens, whose hidden states are hidden[begin:end]."""
-        self._shown[sequence].hidden.append((hidden, begin, end))
-
-    def settled(self, sequence: Sequence, count: int) -> None:
-        """Of what the last pass computed, only the first so many tokens stay."""
+        """A pass computes its next tokens, whose hidden states are hidden[begin:end]."""
         shown = self._shown[sequence]
-        array, begin, _ = shown.hidden.pop()
-        if count:
-            shown.hidden.append((array, begin, begin + count))
+        begin += max(0, shown.end - sequence.computed)
+        if begin < end:
+            shown.hidden.append((hidden, begin, end))
+
+    def settled(self, sequence: Sequence, length: int) -> None:
+        """Of what the last pass computed, the tokens before `length` were right."""
+        self._shown[sequence].cut(length)
 
     def catch_up(self, sequences: Iterable[Sequence], *, least: int = 1) -> None:
         """Show the head all that the model computed of those of whom at least so many tokens wait."""
@@ -106,13 +121,18 @@ class HeadStates:
     # What is asked of a proposer
 
     def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
-        return [Offer(self.name, FURTHEST) if row in self._shown else None for row in rows]
+        return [Offer(self.name, FURTHEST) if self._can(row) else None for row in rows]
+
+    def _can(self, row: Sequence) -> bool:
+        """Whether it knows what came before the newest token."""
+        shown = self._shown.get(row)
+        return shown is not None and row.known and shown.end >= row.total - 1
 
     def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
         order = sorted(range(len(rows)), key=lambda number: -counts[number])
         ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
         with self.rows.room_ahead(
-            [(_row(row), _row(row).length + count) for row, count in zip(ordered, depths, strict=True)]
+            [(_row(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
         ):
             tokens, sure = self._chain(ordered, depths)
         guessed, likely = _columns(tokens, len(rows)), _columns(sure, len(rows))
@@ -121,15 +141,14 @@ class HeadStates:
 
     def _chain(self, rows: list[Sequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
         """Guesses, and how likely they are, by depth: each for as many of the first rows as go that deep."""
-        waits = [self._waiting(row) for row in rows]
-        hidden = self._show([(row, count + 1) for row, count in zip(rows, waits, strict=True)])
+        hidden = self._show([(row, row.total - self._shown[row].written) for row in rows])
         tokens: list[mx.array] = []
         sure: list[mx.array] = []
         for depth in range(1, depths[0] + 1):
             going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
             hidden = hidden[: len(going)]
             if depth > 1:
-                places = [_row(row).length + depth - 1 for row in going]
+                places = [row.total - 2 + depth for row in going]
                 launch = Launch(tuple(map(_row, going)), 1, tuple(places), tuple(place - 1 for place in places))
                 with self.rows.aside([launch]) as caches:
                     hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
@@ -156,7 +175,7 @@ class HeadStates:
         at = 0
         for sequence, count in wanted:
             shown, row = self._shown[sequence], _row(sequence)
-            launches.append(Launch((row,), count, (shown.written,), (shown.written - 1,)))
+            launches.append(_launch(row, shown.written, count))
             tokens += sequence.stored[shown.written : shown.written + count]
             hidden.append(shown.states(count))
             at += count
@@ -168,6 +187,14 @@ class HeadStates:
         with self.rows.aside(launches) as caches:
             out = self.head(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
         return out if lasts == list(range(at)) else out[mx.array(lasts)]
+
+
+def _launch(row: Row, place: int, count: int) -> Launch:
+    """The next so many places of a row. What is stored there has the position of the hidden state that it is made from,
+    which is the one before."""
+    if place:
+        return Launch((row,), count, (place,), (place - 1,))
+    return Launch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))
 
 
 def _row(sequence: Sequence) -> Row:

@@ -35,7 +35,7 @@ class Head(nn.Module):
     def __init__(self, wiring: HeadWiring, alone: Any, shared: Shared, *, size: int, eps: float) -> None:
         """`alone` is a model of mlx-lm's that has the head's layers and no others."""
         super().__init__()
-        self._wiring, self._shared = wiring, shared
+        self._wiring, self._shared, self.size = wiring, shared, size
         assert [type(cache) for cache in caches.make_prompt_cache(alone)] == [caches.KVCache], (
             "what it keeps is asked for"
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from ingot.cache.launch import Part
+from ingot.cache.pages import PAGE
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter, attends_natively, new_rows
@@ -38,6 +41,19 @@ def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None)
     if head.wants == "raw" and not selection.raw:
         hand_over_raw(adapter.model, path_of_layers(adapter.model).removesuffix("layers") + "norm", selection)
     return head
+
+
+def with_head(adapter: Adapter, head: Head) -> Adapter:
+    """The adapter, with a head beside its model: live states have room for what the head keeps of each token."""
+    rows = head_rows(head, adapter)
+    with rows.launch([Part((rows.new(),), 1)], mixed=adapter.mixed) as layers:
+        mx.eval(head(mx.zeros((1, 1, head.size)), mx.array([[0]]), layers[0]))
+    taken = rows.groups[0].page_bytes // PAGE
+    groups = adapter.footprint.groups
+    if all(window is not None for window, _ in groups):
+        groups = (*groups, (None, 0))
+    groups = tuple((window, size + (taken if window is None else 0)) for window, size in groups)
+    return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
 
 
 def head_rows(head: Head, adapter: Adapter) -> Rows:
