@@ -14,6 +14,7 @@ from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Request, Sampling, SequenceEnded, SpeculationReport, Stop
 from ingot.engine.start import start_engine
+from ingot.kernels.device import current
 from tests.engines import answer, text_of
 
 HYBRID = Path(mtp_acceptance.__file__).parent / "models" / "hybrid"
@@ -25,7 +26,9 @@ SAMPLINGS = (
 
 
 def start(**changes: object) -> Engine:
-    settings = replace(Settings(memory="2GB"), **changes)  # type: ignore[arg-type]
+    # In 16 bits a GPU rounds otherwise for other widths.
+    dtype = None if current().kind == "cpu" else "float32"
+    settings = replace(Settings(memory="2GB", dtype=dtype), **changes)  # type: ignore[arg-type]
     return start_engine(settings, HYBRID, name="hybrid", source="foundry")
 
 
@@ -69,7 +72,7 @@ def report(found: Sequence[Sequence[Event]]) -> SpeculationReport:
 
 
 def test_its_guesses_change_no_token_and_most_are_right(plain: Engine, guessing: Engine) -> None:
-    asked = ask(range(12))
+    asked = ask(range(8))
     told = [answer(plain, request) for request in asked]
     found = together(guessing, asked)
     assert [text_of(events) for events in found] == [text_of(events) for events in told]

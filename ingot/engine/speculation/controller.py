@@ -1,51 +1,135 @@
+"""Decides how far to guess ahead for each row, so that tokens come as fast as they can; often that is not at all.
+
+What a round costs and how often guesses are right is measured as the server runs, and belongs to the model, not to a
+request. Now and then something else is tried than what seems best.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from ingot.engine.speculation.acceptance import Acceptance, Judged
 from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.round_costs import RoundCosts
+from ingot.engine.speculation.slots import Slots
+from ingot.engine.speculation.table import Asked, Table
+from ingot.engine.speculation.trials import Trials
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    key: object
-    offers: tuple[Offer, ...]
+TO_BEGIN, TO_GO_ON = 1.02, 0.99
+"""How much faster than plainly tokens must come by guessing: to begin with it, and to go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    source: str | None
+    source: str | None  # None: nobody guesses for this row
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    key: object
+    """Of the guesses for one row."""
+
+    key: Hashable
     source: str
     proposed: int
     accepted: int
-    cut: bool
+    cut: bool  # it ended inside of the accepted ones: those behind were never judged
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    seconds: float
+    """What a decoding step took and gave."""
+
+    seconds: float  # from its start to its end, proposing included; of plain ones to the start of the next
     rows: int
-    tokens: int
-    prompt_tokens: int
-    plain: bool
-    outcomes: tuple[Outcome, ...] = ()
+    tokens: int  # verified or decoded, without those of prompts
+    prompt_tokens: int  # in the same forward pass: then its time says nothing
+    plain: bool  # nobody guessed: the tokens of the round before may have been read while it ran
+    outcomes: tuple[Outcome, ...]
+
+
+PLAIN = Chosen(None, 0)
 
 
 class Controller:
+    """Only the engine thread calls it: `choose` before each round, `observe` after it, `forget` when a sequence ends."""
+
     def __init__(self, most: int = 16, fixed: int | None = None) -> None:
-        self.most, self.fixed = most, fixed
+        """At most so many guesses a row; `fixed`: always so many, where they are offered."""
+        self._fixed = fixed
+        self._costs, self._acceptance = RoundCosts(), Acceptance(most)
+        self._asked: dict[Hashable, Offer] = {}  # what was chosen for the round that runs
+        self._guessing = False
+        self._trials = Trials()
 
     def choose(self, rows: Sequence[Asked], prompt_tokens: int = 0) -> list[Chosen]:
+        """Who guesses how many tokens for each row: never more than offered."""
+        self._asked.clear()
+        if not any(row.offers for row in rows):
+            return [PLAIN] * len(rows)
+        if self._fixed is not None:
+            first = [row.offers[0] if row.offers else None for row in rows]
+            return self._chosen(rows, first, [self._fixed] * len(rows))
+        if not self._costs.known:
+            return [PLAIN] * len(rows)
+        table = Table(rows, self._acceptance, self._costs, prompt_tokens)
+        best = self._best(table)
+        slots = best if prompt_tokens else self._trials.instead(table, best)
+        return self._chosen(rows, table.offers, slots.counts)
+
+    def observe(self, round: Round) -> None:
+        """After every decoding step, plain ones included."""
+        if self._fixed is not None:
+            return
+        if round.prompt_tokens:
+            self._costs.interrupted()
+        else:
+            guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)
+            self._costs.observe(round.seconds, round.rows, guessed, depth, plain=round.plain)
+        if round.outcomes:
+            self._acceptance.observe(self._judged(round.outcomes))
+            self._trials.observe((outcome.key, outcome.accepted > 0) for outcome in round.outcomes)
+
+    def forget(self, key: Hashable) -> None:
+        """The sequence ended, or begins anew; nothing need be known of it."""
+        self._acceptance.forget(key)
+        self._asked.pop(key, None)
+        self._trials.forget(key)
+
+    def _best(self, table: Table) -> Slots:
+        plain, guessed = table.choice.plain(), table.choice.best()
+        enough = plain.rate * (TO_GO_ON if self._guessing else TO_BEGIN)
+        best = guessed if guessed is not None and guessed.rate > enough else plain
+        if best.guesses != self._guessing:
+            self._guessing = best.guesses
+            self._trials.reset()
+        return best
+
+    def _chosen(
+        self, rows: Sequence[Asked], offers: Sequence[Offer | None], counts: Sequence[int]
+    ) -> list[Chosen]:
+        chosen = []
+        for row, offer, count in zip(rows, offers, counts, strict=True):
+            if offer is None or not (count := min(count, offer.most)):
+                chosen.append(PLAIN)
+            else:
+                self._asked[row.key] = offer
+                chosen.append(Chosen(offer.source, count))
+        return chosen
+
+    def _depth(self, outcomes: Sequence[Outcome]) -> int:
+        """The longest of the guesses that took time to make."""
+        return max((one.proposed for one in outcomes if not self._offer(one).free), default=0)
+
+    def _judged(self, outcomes: Sequence[Outcome]) -> list[Judged]:
         return [
-            Chosen(r.offers[0].source, min(r.offers[0].most, self.fixed or self.most)) if r.offers else Chosen(None, 0)
-            for r in rows
+            Judged(one.key, self._offer(one), min(one.accepted + (not one.cut), one.proposed), one.accepted)
+            for one in outcomes
         ]
 
-    def observe(self, round: Round) -> None: ...
-    def forget(self, key: object) -> None: ...
+    def _offer(self, outcome: Outcome) -> Offer:
+        """What the guess was chosen for; one that nobody chose is taken as it came."""
+        asked = self._asked.get(outcome.key)
+        matches = asked is not None and asked.source == outcome.source
+        return asked if asked is not None and matches else Offer(outcome.source, outcome.proposed, free=True)

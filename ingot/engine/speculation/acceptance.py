@@ -1,0 +1,191 @@
+"""How likely guesses are right, learned from those that were verified.
+
+A rate says how often a guess is right that follows right ones. It depends on who guesses, on the position, or on how sure the
+guesser says it is, and most of all on the text: one sequence copies, its neighbour invents. So each source has
+rates by position (and a calibration of what it says itself), which change slowly, and each sequence has odds of its own
+relative to these, which change fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from ingot.engine.speculation.proposal import Offer
+
+UNKNOWN, DOUBT = 0.6, 6.0
+"""What the first guess of a source is thought to be worth before any was verified; as many have to be to weigh as much."""
+ALIKE = 2.0
+"""The same for guesses of further positions, which are thought to be like those before them."""
+TRUSTED = 4.0
+"""Verified guesses that say something of a group of positions. No more than one group beyond these is looked at."""
+WELL_KNOWN = 16.0
+"""Verified first guesses by which a source is known so well that a sequence can be told to be different."""
+PECULIAR = 4.0
+"""So many of a sequence's have to be to weigh as much as the source's rate."""
+OF_SOURCE, OF_SEQUENCE = 64.0, 36.0
+"""First guesses that are remembered of a source, and guesses of a sequence."""
+RUN = 4
+"""So many right guesses in a row say more than all before them where few were right."""
+FEW = 0.4
+MOST_LIFT = 50.0
+LEAST_RATE, MOST_RATE = 0.01, 0.99
+STEP = 0.05
+"""How fast a calibration follows."""
+
+Floats = np.ndarray
+
+
+class Judged(NamedTuple):
+    """Of the guesses for a sequence, the first `judged` were compared with what came, and `right` of them were right."""
+
+    key: Hashable
+    offer: Offer
+    judged: int
+    right: int
+
+
+class Acceptance:
+    """Rates of at most `most` positions."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sources: dict[str, _Source] = {}
+        self._own: dict[Hashable, dict[str, _Own]] = {}
+
+    def odds(self, offer: Offer) -> Floats:
+        """Of each guess to be right, given that those before it are, for sequences at large. As far as anything is
+        known: perhaps fewer than were offered."""
+        return self._source(offer.source).odds(offer)
+
+    def lift(self, key: Hashable, source: str) -> float:
+        """The sequence's odds over those of sequences at large."""
+        own = self._own.get(key)
+        return own[source].lift if own is not None and source in own else 1.0
+
+    def observe(self, round: Iterable[Judged]) -> None:
+        by_source: dict[str, list[Judged]] = {}
+        for judged in round:
+            if judged.judged:
+                by_source.setdefault(judged.offer.source, []).append(judged)
+        for name, verified in by_source.items():
+            source = self._source(name)
+            for one in verified if source.well_known else ():
+                own = self._own.setdefault(one.key, {}).setdefault(name, _Own())
+                own.observe(one, source)
+            source.observe(verified)
+
+    def forget(self, key: Hashable) -> None:
+        self._own.pop(key, None)
+
+    def __len__(self) -> int:
+        """Sequences of which anything is known."""
+        return len(self._own)
+
+    def _source(self, name: str) -> _Source:
+        if name not in self._sources:
+            self._sources[name] = _Source(self._most)
+        return self._sources[name]
+
+
+class _Own:
+    """A sequence's guesses of one source: how many were judged, right, and would usually be right."""
+
+    __slots__ = ("_judged", "_right", "_run", "_usual", "lift")
+
+    def __init__(self) -> None:
+        self._judged = self._right = self._usual = 0.0
+        self._run = 0
+        self.lift = 1.0
+
+    def observe(self, one: Judged, source: _Source) -> None:
+        kept = max(0.0, 1 - one.judged / OF_SEQUENCE)
+        self._judged = self._judged * kept + one.judged
+        self._right = self._right * kept + one.right
+        self._usual = self._usual * kept + source.usual(one.offer, one.judged)
+        self._run = self._run + one.right if one.right == one.judged else 0
+        if self._run >= RUN and self._right < FEW * self._judged:
+            self._usual *= self._run / self._judged
+            self._judged = self._right = float(self._run)
+        usual = _bounded(self._usual / self._judged)
+        seen = _bounded((self._right + PECULIAR * usual) / (self._judged + PECULIAR))
+        self.lift = min(max(_odds(seen) / _odds(usual), 1 / MOST_LIFT), MOST_LIFT)
+
+
+class _Source:
+    """Positions are grouped by doubling (1, 2-3, 4-7, ...), as few guesses get far."""
+
+    def __init__(self, most: int) -> None:
+        self._group = [(position + 1).bit_length() - 1 for position in range(most)]
+        self._judged = [0.0] * (self._group[-1] + 1)
+        self._right = [0.0] * (self._group[-1] + 1)
+        self._offset, self._slope = 0.0, 1.0
+        self._update()
+
+    @property
+    def well_known(self) -> bool:
+        return self._judged[0] >= WELL_KNOWN
+
+    def odds(self, offer: Offer) -> Floats:
+        reach = min(len(self._odds), offer.most)
+        if not offer.confidences:
+            return self._odds[:reach]
+        said = np.array(offer.confidences[:reach]).clip(LEAST_RATE, MOST_RATE)
+        calibrated: Floats = np.exp(self._offset + self._slope * np.log(said / (1 - said)))
+        # Where its confidences end, the last of them goes on.
+        return np.pad(calibrated, (0, reach - len(calibrated)), mode="edge")
+
+    def usual(self, offer: Offer, judged: int) -> float:
+        """How many of the first guesses are right in sequences at large, where they are judged."""
+        if not offer.confidences:
+            return self._sums[min(judged, len(self._sums) - 1)]
+        odds = self.odds(offer)[:judged]
+        return float((odds / (1 + odds)).sum())
+
+    def observe(self, verified: list[Judged]) -> None:
+        judged, right = [0] * len(self._judged), [0] * len(self._judged)
+        for one in verified:
+            for group in self._group[: one.judged]:
+                judged[group] += 1
+            for group in self._group[: one.right]:
+                right[group] += 1
+            if one.offer.confidences:
+                self._calibrate(one)
+        # Also of positions that no guess got to: what is not seen again is forgotten.
+        kept = max(0.5, 1 - len(verified) / OF_SOURCE)
+        self._judged = [kept * known + new for known, new in zip(self._judged, judged, strict=True)]
+        self._right = [kept * known + new for known, new in zip(self._right, right, strict=True)]
+        self._update()
+
+    def _calibrate(self, one: Judged) -> None:
+        for position, said in enumerate(one.offer.confidences[: one.judged]):
+            logit = math.log(_odds(_bounded(said)))
+            odds = math.exp(min(self._offset + self._slope * logit, 30.0))
+            error = (position < one.right) - odds / (1 + odds)
+            self._offset += STEP * error
+            self._slope = min(max(self._slope + STEP * error * logit, 0.1), 3.0)
+
+    def _update(self) -> None:
+        """Make rates of what was counted: a group of which little is known is like the one before it."""
+        rate, rates = UNKNOWN, list[float]()
+        for judged, right in zip(self._judged, self._right, strict=True):
+            prior = ALIKE if rates else DOUBT
+            rate = _bounded((right + prior * rate) / (judged + prior))
+            rates.append(rate)
+            if judged < TRUSTED:
+                break
+        by_position = [rates[group] for group in self._group if group < len(rates)]
+        self._odds = np.array([_odds(rate) for rate in by_position])
+        self._sums = [0.0, *accumulate(by_position)]
+
+
+def _odds(rate: float) -> float:
+    return rate / (1 - rate)
+
+
+def _bounded(rate: float) -> float:
+    return min(max(rate, LEAST_RATE), MOST_RATE)

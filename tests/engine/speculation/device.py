@@ -1,0 +1,108 @@
+"""A device, and texts to guess at, that are nothing but numbers: what a round would take, and what it would give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.proposal import Offer
+
+Rates = Callable[[int, int], float]
+"""By row and position: how likely a guess is right that follows right ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Milliseconds: of a round, of a row, of a token; of waiting for tokens, of a computed guess's each token."""
+
+    fixed: float = 10.0
+    row: float = 0.1
+    token: float = 0.1
+    wait: float = 0.5
+    step: float = 0.0
+    knee: int = 0  # where not 0: tokens beyond so many cost four times as much
+    noise: float = 0.05
+
+    def milliseconds(self, counts: Sequence[int], *, computed: bool) -> float:
+        rows, guessed = len(counts), sum(counts)
+        tokens = rows + guessed
+        beyond = max(0, tokens - self.knee) if self.knee else 0
+        total = self.fixed + self.row * rows + self.token * (tokens + 3 * beyond)
+        return total + (self.wait if guessed else 0.0) + (self.step * max(counts) if computed else 0.0)
+
+
+MEMORY_BOUND = Device()
+COMPUTE_BOUND = Device(fixed=2.0, row=0.2, token=2.0)
+BETWEEN = Device(fixed=8.0, row=0.1, token=0.8, wait=0.8)
+DRAFTING = Device(step=1.5)
+DEVICES = {"memory": MEMORY_BOUND, "compute": COMPUTE_BOUND, "between": BETWEEN, "drafting": DRAFTING}
+
+
+def tokens(counts: Sequence[int], rates: Rates) -> float:
+    """How many a round gives on average."""
+    total = 0.0
+    for row, count in enumerate(counts):
+        survives = 1.0
+        for position in range(count):
+            total += survives
+            survives *= rates(row, position)
+        total += survives
+    return total
+
+
+def best_fixed(device: Device, rows: int, rates: Rates, most: int = 16, *, computed: bool = False) -> tuple[float, int]:
+    """Tokens a millisecond at the best depth that is the same for all rows, and the depth."""
+    return max(
+        (tokens([depth] * rows, rates) / device.milliseconds([depth] * rows, computed=computed), depth)
+        for depth in range(most + 1)
+    )
+
+
+class Simulation:
+    """Runs a controller's choices, which see a noisy device and drawn texts; what it gives is reckoned without noise."""
+
+    def __init__(self, device: Device, rows: int, rates: Rates, seed: int, *, free: bool = True) -> None:
+        self.device, self.rates, self.free = device, rates, free
+        self.controller = Controller()
+        self.dice = random.Random(seed)
+        self.offers = [Asked(row, (Offer("some", 16, free=free),)) for row in range(rows)]
+        self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
+        self.counts: list[list[int]] = []
+        self._plain_before = True
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.round()
+
+    def round(self, slowed: float = 1.0) -> list[int]:
+        chosen = self.controller.choose(self.offers)
+        counts = [one.count for one in chosen]
+        expected = self.device.milliseconds(counts, computed=not self.free)
+        plain = not any(counts)
+        # The first round of another kind takes longer than those after it.
+        change = 1.0 if plain == self._plain_before else 1.1
+        self._plain_before = plain
+        self.given.append((tokens(counts, self.rates), expected * change))
+        self.counts.append(counts)
+        seconds = expected * change * slowed * self.dice.lognormvariate(0.0, self.device.noise) / 1000
+        outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)
+        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, plain, outcomes))
+        return counts
+
+    def rate(self, begin: int, end: int | None = None) -> float:
+        """Tokens a millisecond from a round on."""
+        some = self.given[begin:end]
+        return sum(given for given, _ in some) / sum(spent for _, spent in some)
+
+    def _verified(self, row: int, chosen: Chosen) -> Outcome:
+        accepted = 0
+        while accepted < chosen.count and self.dice.random() < self.rates(row, accepted):
+            accepted += 1
+        assert chosen.source is not None
+        return Outcome(row, chosen.source, chosen.count, accepted, False)
+
+
+def everywhere(rate: float) -> Rates:
+    return lambda row, position: rate
