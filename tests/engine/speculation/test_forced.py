@@ -11,6 +11,7 @@ from ingot.engine import guided
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.forced import MOST, Forced
+from ingot.text.grammar.compiled import GrammarGuide
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.grammar.guide import GuidePlan
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -72,9 +73,21 @@ def test_a_long_span_is_offered_in_pieces(grammars: Grammars) -> None:
         assert offer.most <= MOST
         [proposal] = forced.propose([row], [offer.most])
         for token in proposal.tokens:
+            row.tokens.append(token)
             guided.accept(row, token)
         written += text(proposal.tokens)
     assert written == letters[:-1] and not guided.is_done(row)
+
+
+def test_what_must_come_is_found_out_once_however_often_it_is_asked_for(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = sequence(grammars.choice(["abcd"]))
+    forced = Forced()
+    first = forced.offers([row])
+    monkeypatch.setattr(GrammarGuide, "forced", lambda guide, most: pytest.fail("asked again"))
+    assert forced.offers([row]) == first
+    assert text(forced.propose([row], [9])[0].tokens) == "abc"
 
 
 def test_nothing_is_held_for_sequences_that_are_forgotten(grammars: Grammars) -> None:
@@ -83,4 +96,4 @@ def test_nothing_is_held_for_sequences_that_are_forgotten(grammars: Grammars) ->
     forced.offers([row])
     forced.forget(row)
     forced.forget(sequence(None))
-    assert [proposal.tokens for proposal in forced.propose([row], [3])] == [()]
+    assert not forced._found

@@ -1,0 +1,337 @@
+"""Guesses from what was written before."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.prefix import Owner
+from ingot.engine.request import Request, Sampling
+from ingot.engine.sequence import Sequence
+from ingot.engine.speculation import past_answers
+from ingot.engine.speculation.lookup import FIRST, LEAD, MOST, SLICE, Lookup
+from ingot.engine.speculation.past_answers import END, PastAnswers
+from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.suffixes import SHORTEST
+
+NUMBERS = count()
+CHANCE = random.Random(11)
+TEXT = [CHANCE.randrange(1000, 9000) for _ in range(400)]
+
+
+def sequence(prompt: list[int], tenant: str = "", salt: str = "", **asked: object) -> Sequence:
+    request = Request(f"r{next(NUMBERS)}", (tuple(prompt),), tenant=tenant, salt=salt, **asked)  # type: ignore[arg-type]
+    return Sequence(request, 0, 0, tuple(prompt), 10_000, 0)
+
+
+def write(row: Sequence, *tokens: int) -> None:
+    row.tokens.extend(tokens)
+    row.sampled += len(tokens)
+
+
+def end(lookup: Lookup, row: Sequence) -> None:
+    row.ended = True
+    lookup.forget(row)
+
+
+def guess(lookup: Lookup, row: Sequence, most: int = MOST) -> tuple[int, ...]:
+    """What is proposed, after an offer that says as much."""
+    [offer] = lookup.offers([row])
+    if offer is None:
+        return ()
+    [proposal] = lookup.propose([row], [most])
+    assert offer.free and len(proposal.tokens) == min(offer.most, most)
+    assert proposal.confidences == offer.confidences[:most] and proposal.source == offer.source == "lookup"
+    assert all(0 <= confidence <= 1 for confidence in offer.confidences)
+    return proposal.tokens
+
+
+def offered(lookup: Lookup, row: Sequence) -> Offer:
+    [offer] = lookup.offers([row])
+    assert offer is not None
+    return offer
+
+
+# In the same text.
+
+
+def test_what_is_copied_from_the_prompt_is_guessed() -> None:
+    row, lookup = sequence([*TEXT, 1, 2]), Lookup()
+    write(row, *TEXT[100:103])
+    assert guess(lookup, row) == tuple(TEXT[103 : 103 + FIRST])
+
+
+def test_nothing_is_guessed_where_nothing_is_known_or_little_matches() -> None:
+    lookup = Lookup()
+    assert guess(lookup, sequence([])) == ()
+    assert guess(lookup, sequence([1, 2])) == ()
+    assert guess(lookup, sequence(TEXT)) == ()
+    row = sequence([*TEXT, 1])
+    write(row, *TEXT[50 : 50 + SHORTEST - 1])
+    assert guess(lookup, row) == ()
+
+
+def test_a_guess_grows_while_it_comes_true_and_shrinks_to_what_did() -> None:
+    row, lookup = sequence([*TEXT, 1]), Lookup()
+    write(row, *TEXT[10:13])
+    at, lengths = 13, []
+    while at < 250:
+        right = guess(lookup, row)
+        assert list(right) == TEXT[at : at + len(right)]
+        write(row, *right, TEXT[at + len(right)])
+        at += len(right) + 1
+        lengths.append(len(right))
+    assert lengths[0] == FIRST and lengths == sorted(lengths) and lengths[-1] == MOST
+    assert guess(lookup, row)
+    write(row, *TEXT[at : at + 2], 7, *TEXT[300:303])
+    assert len(guess(lookup, row)) == MOST // 2
+
+
+def test_a_long_match_is_followed_further_from_the_start() -> None:
+    row, lookup = sequence([*TEXT, 1]), Lookup()
+    write(row, *TEXT[10:40])
+    assert len(guess(lookup, row)) == 30 - SHORTEST
+
+
+def test_no_more_is_proposed_than_asked_for() -> None:
+    row, lookup = sequence([*TEXT, 1]), Lookup()
+    write(row, *TEXT[10:40])
+    assert guess(lookup, row, 2) == tuple(TEXT[40:42])
+
+
+def test_confidence_follows_what_comes_true_for_this_sequence() -> None:
+    good, bad, lookup = sequence([*TEXT, 1]), sequence([*TEXT, 1]), Lookup()
+    for place in range(20):
+        write(good, *TEXT[10 * place : 10 * place + 3])
+        write(bad, *TEXT[10 * place : 10 * place + 3])
+        lookup.offers([good, bad])
+        write(good, TEXT[10 * place + 3], 5)
+        write(bad, 6, 5)
+    write(good, *TEXT[300:303])
+    write(bad, *TEXT[300:303])
+    likely, unlikely = offered(lookup, good).confidences[0], offered(lookup, bad).confidences[0]
+    assert likely > 0.9 and unlikely < 0.1
+
+
+def test_a_new_sequence_begins_with_what_came_true_for_others() -> None:
+    lookup, fresh = Lookup(), sequence([*TEXT, 1])
+    write(fresh, *TEXT[300:303])
+    before = offered(Lookup(), fresh).confidences[0]
+    other = sequence([*TEXT, 2])
+    for place in range(20):
+        write(other, *TEXT[10 * place : 10 * place + 3])
+        lookup.offers([other])
+        write(other, 6, 5)
+    assert offered(lookup, fresh).confidences[0] < before
+
+
+def test_guesses_are_judged_also_where_nobody_used_them() -> None:
+    """What comes is known anyway, so that it need not be tried out whether guessing would pay again."""
+    row, lookup = sequence([*TEXT, 1]), Lookup()
+    for right in (False, True):
+        before = _chance_of_three(lookup, row)
+        for place in range(20):
+            write(row, 10_000 + len(row.tokens), *TEXT[10 * place : 10 * place + 3])
+            expected = guess(lookup, row)[:1]
+            write(row, *(expected if right else [6]))
+        assert (_chance_of_three(lookup, row) > before) == right
+
+
+def _chance_of_three(lookup: Lookup, row: Sequence) -> float:
+    """How sure it is of what follows three tokens in common."""
+    write(row, 10_000 + len(row.tokens), *TEXT[300:303])
+    return offered(lookup, row).confidences[0]
+
+
+def test_asking_again_before_anything_came_gives_the_same_and_teaches_nothing() -> None:
+    row, lookup = sequence([*TEXT, 1]), Lookup()
+    write(row, *TEXT[10:13])
+    first = offered(lookup, row)
+    assert [offered(lookup, row) for _ in range(5)] == [first] * 5
+    write(row, *TEXT[13 : 13 + FIRST])
+    second = offered(lookup, row)
+    assert second.most == 2 * FIRST and offered(lookup, row) == second
+
+
+def test_long_prompts_are_indexed_a_piece_in_each_step_all_rows_together() -> None:
+    chance = random.Random(3)
+    rows = [sequence([chance.randrange(50_000) for _ in range(3 * SLICE)]) for _ in range(2)]
+    lookup = Lookup()
+    left = [6 * SLICE - 2]
+    while left[-1]:
+        lookup.offers(rows)
+        left.append(sum(lookup._followed[row].index.unlearned for row in rows))
+        assert left[-2] - left[-1] == min(SLICE, left[-2])
+    write(rows[1], *rows[1].prompt[2 * SLICE : 2 * SLICE + 6])
+    assert guess(lookup, rows[1])[0] == rows[1].prompt[2 * SLICE + 6]
+
+
+# In earlier answers.
+
+
+def test_an_answer_is_guessed_from_an_earlier_one_to_the_same_owner() -> None:
+    lookup = Lookup()
+    first = sequence([1, 2, 3])
+    write(first, *TEXT[:50])
+    end(lookup, first)
+    second = sequence([4, 5, 6])
+    write(second, 8, *TEXT[20:23])
+    assert guess(lookup, second) == tuple(TEXT[23 : 23 + FIRST])
+
+
+def test_the_beginning_of_an_answer_is_guessed_from_an_answer_to_a_prompt_that_ended_alike() -> None:
+    lookup = Lookup()
+    first = sequence([1, 2, 3, 4, 5])
+    write(first, *TEXT[:50])
+    end(lookup, first)
+    assert guess(lookup, sequence([9, 3, 4, 5])) == tuple(TEXT[:FIRST])
+
+
+def test_the_longer_match_wins_wherever_it_is() -> None:
+    lookup = Lookup()
+    first = sequence([1, 2])
+    write(first, *TEXT[:10], 77, 78)
+    end(lookup, first)
+    row = sequence([*TEXT[5:10], 88, 89, 0])
+    write(row, *TEXT[7:10])
+    assert guess(lookup, row)[0] == 88
+    row = sequence([*TEXT[5:10], 88, 89, 0])
+    write(row, *TEXT[3:10])
+    assert guess(lookup, row)[0] == 77
+
+
+def test_no_guess_goes_on_from_one_answer_to_the_next() -> None:
+    lookup = Lookup()
+    for text in (TEXT[:6], TEXT[100:106]):
+        row = sequence([1])
+        write(row, *text)
+        end(lookup, row)
+    row = sequence([2])
+    write(row, *TEXT[1:4])
+    assert guess(lookup, row) == tuple(TEXT[4:6])
+
+
+def test_owners_share_nothing() -> None:
+    lookup = Lookup()
+    first = sequence([1, 2, 3], "a", "x")
+    write(first, *TEXT[:50])
+    end(lookup, first)
+    for tenant, salt in (("b", "x"), ("a", "y"), ("", "")):
+        other = sequence([1, 2, 3], tenant, salt)
+        write(other, *TEXT[:20])
+        assert guess(lookup, other) == ()
+    same = sequence([1, 2, 3], "a", "x")
+    write(same, *TEXT[:20])
+    assert guess(lookup, same)
+
+
+def test_who_keeps_nothing_leaves_nothing_and_takes_nothing() -> None:
+    lookup = Lookup()
+    for asked in ({"cache": False}, {"sampling": Sampling(prompt_logprobs=1)}):
+        row = sequence([1, 2, 3], **asked)
+        write(row, *TEXT[:50])
+        end(lookup, row)
+    other = sequence([1, 2, 3])
+    write(other, *TEXT[:20])
+    assert guess(lookup, other) == ()
+    end(lookup, other)
+    for asked in ({"cache": False}, {"sampling": Sampling(prompt_logprobs=1)}):
+        row = sequence([1, 2, 3], **asked)
+        write(row, *TEXT[:10])
+        assert guess(lookup, row) == ()
+
+
+def test_a_preempted_sequence_goes_on_and_leaves_its_answer_once() -> None:
+    past = PastAnswers()
+    row, lookup = sequence([*TEXT, 1]), Lookup(past)
+    write(row, *TEXT[100:110])
+    before = guess(lookup, row)
+    lookup.forget(row)
+    assert past.count == 0
+    assert guess(lookup, row) == before
+    end(lookup, row)
+    assert past.count == LEAD + 10 + 1
+
+
+def test_forgetting_a_sequence_that_was_never_seen_is_nothing() -> None:
+    past = PastAnswers()
+    end(Lookup(past), sequence([1, 2, 3]))
+    assert past.count == 0
+
+
+def test_answers_are_remembered_up_to_a_bound_the_oldest_go_first() -> None:
+    past = PastAnswers(100)
+    owner = Owner("a", "")
+    for start in range(0, 400, 40):
+        past.add(owner, TEXT[start : start + 40])
+        past.learn(owner, 1000)
+        assert past.count <= 100
+    found = past.find(owner, TEXT[370:380])
+    assert found is not None and past.following(owner, found.at, 50) == TEXT[380:400]
+    assert all(past.find(owner, TEXT[place : place + 8]) is None for place in range(290))
+
+
+def test_owners_have_an_equal_share() -> None:
+    past = PastAnswers(120)
+    owners = [Owner(name, "") for name in "abc"]
+    for owner in owners:
+        for _ in range(4):
+            past.add(owner, TEXT[:50])
+    shares = [len(past._owners[owner].tokens) for owner in owners]
+    assert shares == [40, 40, 40] and past.count == 120
+
+
+def test_only_so_many_owners_are_remembered_those_that_came_last() -> None:
+    past = PastAnswers()
+    for number in range(past_answers.MOST_OWNERS + 5):
+        past.add(Owner(str(number), ""), TEXT[:20])
+        past.add(Owner("0", ""), TEXT[:5])
+    assert len(past._owners) == past_answers.MOST_OWNERS
+    past.learn(Owner("0", ""), 100)
+    assert past.find(Owner("0", ""), TEXT[:4]) is not None
+    assert past.find(Owner("1", ""), TEXT[:4]) is None
+
+
+# Whatever happens.
+
+steps = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["write", "accept", "end", "preempt"]), st.integers(0, 3)), max_size=60
+)
+
+
+@given(steps, st.randoms(use_true_random=False))
+def test_every_guess_followed_the_same_tokens_earlier_in_the_text_or_in_an_answer_to_the_same_owner(
+    steps: list[tuple[int, str, int]], chance: random.Random
+) -> None:
+    lookup = Lookup(PastAnswers(200))
+    tenants = ["a", "b", "a", "b"]
+    answers: dict[str, list[list[int]]] = {"a": [], "b": []}
+    rows = [sequence([chance.randrange(3) for _ in range(12)], tenant) for tenant in tenants]
+    for number, action, token in steps:
+        row = rows[number]
+        offers = lookup.offers(rows)
+        guesses = [proposal.tokens for proposal in lookup.propose(rows, [MOST] * 4)]
+        for each, offer, tokens in zip(rows, offers, guesses, strict=True):
+            assert len(tokens) == (offer.most if offer else 0)
+            sources = [each.tokens, *answers[each.tenant]]
+            assert not tokens or any(_stands((*each.tokens[-SHORTEST:], *tokens), source) for source in sources)
+        if action == "accept":
+            write(row, *guesses[number], token)
+        elif action == "write":
+            write(row, token, chance.randrange(3))
+        elif action == "preempt":
+            lookup.forget(row)
+        else:
+            end(lookup, row)
+            answers[row.tenant].append(row.tokens)
+            rows[number] = sequence([chance.randrange(3) for _ in range(12)], row.tenant)
+
+
+def _stands(tokens: tuple[int, ...], text: list[int]) -> bool:
+    return END not in tokens and any(
+        tuple(text[place : place + len(tokens)]) == tokens for place in range(len(text) - len(tokens) + 1)
+    )
