@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ingot.cli.bench.workloads import WORKLOADS, body_of
+from ingot.cli.bench.workloads import WORKLOADS, Body, body_of
 from ingot.cli.client import Client, ServerError
 
 PLAIN: Final = "off"
@@ -74,12 +75,11 @@ def proposers_of(client: Client) -> tuple[str, ...]:
 
 def measure(client: Client, plan: GuessingPlan, proposers: Sequence[str]) -> Iterator[Outcome]:
     """Outcomes by workload, plain decoding first. Raises ServerError."""
-    with ThreadPoolExecutor(plan.streams) as pool:
-        _round(client, plan, plan.workloads[0], WARM_UP, proposers, pool.map)
-        for workload in plan.workloads:
-            rounds = [_round(client, plan, workload, number, proposers, pool.map) for number in range(plan.rounds)]
-            for proposer in (PLAIN, *proposers):
-                yield outcome(workload, proposer, rounds)
+    _round(client, plan, plan.workloads[0], WARM_UP, proposers)
+    for workload in plan.workloads:
+        rounds = [_round(client, plan, workload, number, proposers) for number in range(plan.rounds)]
+        for proposer in (PLAIN, *proposers):
+            yield outcome(workload, proposer, rounds)
 
 
 def outcome(workload: str, proposer: str, rounds: Sequence[Mapping[str, Sequence[Answered]]]) -> Outcome:
@@ -109,12 +109,7 @@ def _speed(answers: Sequence[Answered]) -> float | None:
 
 
 def _round(
-    client: Client,
-    plan: GuessingPlan,
-    workload: str,
-    number: int,
-    proposers: Sequence[str],
-    at_once: Callable[..., Iterator[Answered]],
+    client: Client, plan: GuessingPlan, workload: str, number: int, proposers: Sequence[str]
 ) -> dict[str, list[Answered]]:
     """Everybody answers the same questions, one after another; another one begins each time."""
     modes = [PLAIN, *proposers]
@@ -128,8 +123,30 @@ def _round(
             body | told | {"speculate": mode, "cache_salt": f"bench {plan.seed}/{workload}/{number}/{stream}/{mode}"}
             for stream, body in enumerate(asked)
         ]
-        answered[mode] = list(at_once(lambda body: read(client.post("chat/completions", body)), bodies))
+        answered[mode] = _at_once(client, bodies)
     return answered
+
+
+def _at_once(client: Client, bodies: Sequence[Body]) -> list[Answered]:
+    done: queue.SimpleQueue[tuple[int, Answered | ServerError]] = queue.SimpleQueue()
+
+    def ask(number: int, body: Body) -> None:
+        try:
+            done.put((number, read(client.post("chat/completions", body))))
+        except ServerError as error:
+            done.put((number, error))
+
+    for asked in enumerate(bodies):
+        # Daemons: when the user interrupts, the program must not wait for answers that nobody wants.
+        threading.Thread(target=ask, args=asked, daemon=True).start()
+    told = dict(done.get() for _ in bodies)
+    return [_or_raise(told[number]) for number in range(len(bodies))]
+
+
+def _or_raise(told: Answered | ServerError) -> Answered:
+    if isinstance(told, ServerError):
+        raise told
+    return told
 
 
 def read(answer: Any) -> Answered:

@@ -25,7 +25,7 @@ from ingot.engine.request import (
     Timing,
     Usage,
 )
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Overloaded
 from tests import scripted
 from tests.cli.scripted import INGOT, Script, environment, scripted_server
 from tests.http.running import running
@@ -99,6 +99,13 @@ def test_a_text_that_differs_fails_the_command_and_is_named(tmp_path: Path) -> N
         done = bench(url, tmp_path, "--workloads", "copy", "--rounds", "2")
     assert done.returncode == 1
     assert done.stderr == "ingot bench: copy, mtp: 2 of 2 texts differ from plain decoding\n"
+
+
+def test_a_question_that_is_refused_ends_the_command_with_the_reason(tmp_path: Path) -> None:
+    with server() as (url, engine):
+        engine.refusal = Overloaded("full", retry_after=1)
+        done = bench(url, tmp_path, "--streams", "3")
+    assert done.returncode == 1 and done.stderr == "ingot bench: full (HTTP 429)\n"
 
 
 def test_a_server_where_nobody_guesses_is_refused(tmp_path: Path) -> None:
