@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import gguf_models, llama_cpp, servers, stock
 from bench.llama_cpp import Build
-from ingot.cli.bench_load import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench.load import LoadPlan, Target, prepare, run_level
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
 from ingot.models.files.packaged import original

@@ -25,7 +25,7 @@ from bench.comparison import unequal
 from bench.engine import measure, requests
 from bench.random_models import SHAPES
 from bench.serve import numbers, surroundings, words
-from ingot.cli.bench_load import LoadPlan, Target, prepare, run_level
+from ingot.cli.bench.load import LoadPlan, Target, prepare, run_level
 from ingot.cli.client import ServerError
 from ingot.config import Settings
 from ingot.engine.engine import Engine

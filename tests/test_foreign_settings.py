@@ -83,7 +83,7 @@ def test_the_lineages_counts_are_ours(name: str) -> None:
     [
         ({"method": "mtp", "num_speculative_tokens": 3}, Choice(("mtp",), {}, 3)),
         ({"method": "deepseek_mtp"}, Choice(("mtp",))),
-        ({"method": "qwen3_next_mtp", "model": None}, Choice(("mtp",))),
+        ({"method": "qwen3_next_mtp", "model": None, "draft_tensor_parallel_size": 1}, Choice(("mtp",))),
         ({"method": "ngram", "num_speculative_tokens": 5}, Choice(("lookup",), {}, 5)),
         ({"method": "suffix"}, Choice(("lookup",))),
         ({"method": "draft_model", "model": "a/b"}, Choice(("draft",), {"draft": "a/b"})),
@@ -100,7 +100,7 @@ def test_vllms_form_means_words_of_ours(config: dict[str, Any], choice: Choice) 
     [
         ({}, "neither a 'method' nor a 'model'"),
         ({"method": "medusa"}, "'medusa' is not known; known are mtp, ngram, suffix, draft_model, eagle3"),
-        ({"method": 3}, "'3' is not known"),
+        ({"method": 3}, "'method' must be the name of a method"),
         ({"method": "mtp", "model": "a/b"}, "takes no 'model'"),
         ({"method": "eagle3"}, "needs a 'model'"),
         ({"method": "draft_model", "model": "a,b"}, "comma"),
@@ -108,6 +108,10 @@ def test_vllms_form_means_words_of_ours(config: dict[str, Any], choice: Choice) 
         ({"method": "ngram", "prompt_lookup_max": 4}, "'prompt_lookup_max' is not supported"),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "'suffix_decoding_max_tree_depth' is not"),
         ({"method": "mtp", "disable_by_batch_size": 8}, "'disable_by_batch_size' is not supported"),
+        ({"method": "mtp", "draft_tensor_parallel_size": 2}, "'draft_tensor_parallel_size' is not supported"),
+        ({"method": ["mtp"]}, "'method' must be the name of a method"),
+        ({"method": ""}, "'method' must be the name of a method"),
+        ({"method": "nonmtp"}, "'nonmtp' is not known"),
         ({"method": "mtp", "temperature": 1}, "'temperature' is not known; known are method, model, num_spec"),
         ({"method": "mtp", "num_speculative_tokens": "3"}, "is not a whole number"),
         ({"method": "mtp", "num_speculative_tokens": True}, "is not a whole number"),

@@ -21,7 +21,7 @@ COMMANDS = {
     "pull": "fetch a model, and convert it if need be",
     "models": "list the models that are here, and those that can be fetched by name",
     "rm": "remove a model that was fetched or converted",
-    "bench": "measure a running server",
+    "bench": "measure a server, and what guessing ahead gains",
     "cache": "show, explain, clear and move what a running server keeps of earlier prompts",
     "mcp": "offer a running server's models to MCP clients",
     "doctor": "say what this machine offers, what is missing and how to get it",

@@ -4,6 +4,7 @@ variable or the file."""
 # ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,14 +13,12 @@ from ingot.config.field import Given, Setting, setting, settings_of
 from ingot.config.settings import SETTINGS
 from ingot.errors import ConfigError
 
-OF_THE_MODEL: Final = frozenset(
-    {"mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp", "mimo_mtp", "ernie_mtp", "exaone_moe_mtp"}
-    | {"longcat_flash_mtp", "nemotron_h_mtp", "step3p5_mtp"}
-)
-"""vLLM's methods whose head is part of the model."""
 LOOKUPS: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""vLLM's methods that find guesses in texts."""
 OF_ANOTHER: Final = {"draft_model": "draft", "eagle3": "eagle"}
 """Its methods that take a model of their own, and what we call them."""
+OF_THE_MODEL: Final = re.compile(r"(\w+_)?mtp", re.ASCII)
+"""Its methods whose head is part of the model: one for each family, which all mean that family's."""
 METHODS: Final = ("mtp", "ngram", "suffix", *OF_ANOTHER)
 """The ones that an error names."""
 KEYS: Final = ("method", "model", "num_speculative_tokens")
@@ -36,9 +35,11 @@ UNHEEDED: Final = {
         "is not supported: how much is guessed is measured. Leave it out",
     ),
     "disable_by_batch_size": "is not supported: guessing stops by itself where it does not pay. Leave it out",
-    "draft_tensor_parallel_size": "is not supported: a model runs on one device. Leave it out",
+    "draft_tensor_parallel_size": "is not supported: a model runs on one device. Send 1, or leave it out",
 }
 """Its keys that a recipe may hold and that cannot be honoured."""
+HARMLESS: Final = (("draft_tensor_parallel_size", 1),)
+"""What asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +84,31 @@ class ForeignSettings:
 
 def from_vllm(config: Mapping[str, Any]) -> Speculation:
     """Raises ConfigError for whatever cannot be honoured, by its name."""
-    said = {name: value for name, value in config.items() if value is not None}
+    said = {name: value for name, value in config.items() if value is not None and (name, value) not in HARMLESS}
     for name in said:
         if name not in KEYS:
             raise ConfigError(f"{name[:100]!r} {UNHEEDED.get(name, NOT_KNOWN)}")
-    model = said.get("model")
-    if not isinstance(model, str | None) or model == "":
-        raise ConfigError("'model' must be the name of a model")
-    if model is None and "method" not in said:
+    for name in ("method", "model"):
+        if not isinstance(said.get(name, name), str) or said.get(name) == "":
+            raise ConfigError(f"{name!r} must be the name of a {name}")
+    if "method" not in said and "model" not in said:
         raise ConfigError("it says neither a 'method' nor a 'model'")
-    return Speculation(_words(said.get("method", "draft_model"), model), said.get("num_speculative_tokens"))
+    return Speculation(_words(said.get("method", "draft_model"), said.get("model")), said.get("num_speculative_tokens"))
 
 
-def _words(method: Any, model: str | None) -> str:
-    if not isinstance(method, str) or method not in {*OF_THE_MODEL, *LOOKUPS, *OF_ANOTHER}:
-        raise ConfigError(f"the method {str(method)[:100]!r} is not known; known are {', '.join(METHODS)}")
+def _words(method: str, model: str | None) -> str:
     if method in OF_ANOTHER:
         if model is None:
             raise ConfigError(f"the method {method!r} needs a 'model'")
         if (problem := model_problem(model)) is not None:
             raise ConfigError(f"'model': {problem}")
         return f"{OF_ANOTHER[method]}:{model}"
+    own_head = OF_THE_MODEL.fullmatch(method) is not None
+    if not own_head and method not in LOOKUPS:
+        raise ConfigError(f"the method {method[:100]!r} is not known; known are {', '.join(METHODS)}")
     if model is not None:
         raise ConfigError(f"the method {method!r} takes no 'model' of its own: leave it out")
-    return "mtp" if method in OF_THE_MODEL else "lookup"
+    return "mtp" if own_head else "lookup"
 
 
 FOREIGN: Final[Mapping[str, Setting]] = {known.name: known for known in settings_of(ForeignSettings)}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.serve import QUICK, USUAL, Load, compare, read
-from ingot.cli.bench_load import Target
+from ingot.cli.bench.load import Target
 from ingot.cli.client import Client, ServerError
 from tests.cli.scripted import Answer, Script, scripted_server
 

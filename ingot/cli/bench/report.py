@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ingot.cli.bench_load import LoadPlan, Target
-from ingot.cli.bench_stats import Level, Spread
+from ingot.cli.bench.load import LoadPlan, Target
+from ingot.cli.bench.stats import Level, Spread
 from ingot.errors import ConfigError
 from ingot.version import __version__
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.cli.bench_stats import Level, Sample, summarise
+from ingot.cli.bench.stats import Level, Sample, summarise
 from ingot.cli.client import Client, ServerError, delta_of
 from ingot.errors import ConfigError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ingot.cli.bench import read_plan
-from ingot.cli.bench_load import WORDS, LoadPlan, calibrate, measure, prepare, run_level
+from ingot.cli.bench.load import WORDS, LoadPlan, calibrate, measure, prepare, run_level
+from ingot.cli.bench.serve import read_plan
 from ingot.cli.client import Client
 from ingot.errors import ConfigError
 from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cli.bench_stats import Sample, Spread, quantile, spread, summarise
+from ingot.cli.bench.stats import Sample, Spread, quantile, spread, summarise
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 

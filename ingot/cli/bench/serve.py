@@ -7,45 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.cli import bench_report as report
-from ingot.cli.bench_load import PATHS, REQUESTS_PER_STREAM, LoadPlan, prepare, run_level
-from ingot.cli.bench_stats import Level
+from ingot.cli.bench import report
+from ingot.cli.bench.flag_values import URL, number, require_folder, timeout, whole
+from ingot.cli.bench.load import PATHS, REQUESTS_PER_STREAM, LoadPlan, prepare, run_level
+from ingot.cli.bench.stats import Level
 from ingot.cli.client import Client
 from ingot.cli.flags import CommandParser, add_settings, settle
-from ingot.errors import ConfigError, nearest
+from ingot.errors import ConfigError
 
 ABOUT = (
     "Measure a running OpenAI-compatible server: time to first token (TTFT), time between tokens (ITL) and "
     "throughput, at several numbers of concurrent streams."
 )
-SUBJECTS = ("serve",)
-URL = "http://127.0.0.1:8000"
-MOST = 1 << 20  # of anything that is counted here
-USAGE = "usage: ingot bench serve [FLAGS]\n\n  serve    measure a running server (ingot bench serve --help)"
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if arguments[0] not in SUBJECTS:
-        near = nearest(arguments[0], SUBJECTS)
-        raise ConfigError(f"unknown subject {arguments[0]}; " + (f"did you mean {near}?" if near else "try: serve"))
-    return _serve(arguments[1:])
-
-
-def _serve(arguments: list[str]) -> int:
     namespace = _parser().parse(arguments)
     settings = settle(namespace).settings
     given = vars(namespace)
     plan = read_plan(given)
     json_to, plot_to = given.get("json"), given.get("plot")
     for path in filter(None, (json_to, plot_to)):
-        _require_folder(path)
+        require_folder(path)
     if plot_to:
         report.require_plot(plot_to)
 
-    client = Client(given.get("url", URL), settings.api_key, timeout=_timeout(given))
+    client = Client(given.get("url", URL), settings.api_key, timeout=timeout(given))
     target = prepare(client, plan)
     print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
     print(report.table_head())
@@ -91,37 +78,13 @@ def read_plan(given: Mapping[str, Any]) -> LoadPlan:
     return LoadPlan(
         endpoint=endpoint,
         model=given.get("name"),
-        concurrency=tuple(_whole("--concurrency", part, 1, 4096) for part in levels),
-        prompt_tokens=_number(given, "prompt_tokens", usual.prompt_tokens, low=1),
-        output_tokens=_number(given, "output_tokens", usual.output_tokens, low=1),
-        requests=_number(given, "requests", 0, low=1) or None,
-        warmup=_number(given, "warmup", usual.warmup, low=0),
-        seed=_number(given, "seed", usual.seed, low=0),
+        concurrency=tuple(whole("--concurrency", part, 1, 4096) for part in levels),
+        prompt_tokens=number(given, "prompt_tokens", usual.prompt_tokens, low=1),
+        output_tokens=number(given, "output_tokens", usual.output_tokens, low=1),
+        requests=number(given, "requests", 0, low=1) or None,
+        warmup=number(given, "warmup", usual.warmup, low=0),
+        seed=number(given, "seed", usual.seed, low=0),
     )
-
-
-def _number(given: Mapping[str, Any], name: str, usual: int, low: int) -> int:
-    flag = "--" + name.replace("_", "-")
-    return _whole(flag, given[name], low, MOST) if name in given else usual
-
-
-def _whole(flag: str, text: str | int, low: int, high: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigError(f"{flag}: {text!r} is not a whole number") from None
-    if not low <= value <= high:
-        raise ConfigError(f"{flag}: {value} is not between {low} and {high}")
-    return value
-
-
-def _timeout(given: Mapping[str, Any]) -> float:
-    return float(_number(given, "timeout", 600, low=1))
-
-
-def _require_folder(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def _complain(levels: list[Level]) -> int:
