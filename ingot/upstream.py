@@ -48,7 +48,14 @@ from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.activations import SwigluOAI  # noqa: E402
 from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
-from mlx_lm.utils import infer_quant_config, load_config, load_model  # noqa: E402
+from mlx_lm.utils import (  # noqa: E402
+    infer_quant_config,
+    load_config,
+    load_model,
+    quantize_model,
+    save_config,
+    save_model,
+)
 
 model_classes: Any = inspect.signature(load_model).parameters["get_model_classes"].default
 """How mlx-lm itself finds the classes of a model."""
@@ -69,5 +76,8 @@ __all__ = [
     "load_config",
     "load_model",
     "model_classes",
+    "quantize_model",
     "rope_utils",
+    "save_config",
+    "save_model",
 ]

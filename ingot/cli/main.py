@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "talk to a model, or to a server, in the terminal",
     "launch": "start Claude Code, Codex, opencode or aider against a server",
     "pull": "fetch a model, and convert it if need be",
+    "convert": "pack a model's weights, and keep or join the head that guesses further tokens",
     "models": "list the models that are here, and those that can be fetched by name",
     "rm": "remove a model that was fetched or converted",
     "bench": "measure a server, and what guessing ahead gains",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.speculation.forced import Forced
+from ingot.engine.speculation.lookup import Lookup
 from ingot.engine.speculation.proposal import Proposer
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter
@@ -29,6 +30,8 @@ def offer_proposers(choice: Choice, folder: Path, adapter: Adapter, *, dtype: st
     proposers: list[Proposer] = []
     if wants(choice, "forced"):
         proposers.append(Forced())
+    if wants(choice, "lookup"):
+        proposers.append(Lookup())
     headed, notes = _headed(choice, folder, adapter, dtype) if wants(choice, "mtp") else (adapter, ())
     names = (*(proposer.name for proposer in proposers), *(("mtp",) if headed.head is not None else ()))
     choice.refuse_missing(names)

@@ -106,9 +106,7 @@ class Controller:
             self._trials.reset()
         return best
 
-    def _chosen(
-        self, rows: Sequence[Asked], offers: Sequence[Offer | None], counts: Sequence[int]
-    ) -> list[Chosen]:
+    def _chosen(self, rows: Sequence[Asked], offers: Sequence[Offer | None], counts: Sequence[int]) -> list[Chosen]:
         chosen = []
         for row, offer, count in zip(rows, offers, counts, strict=True):
             if offer is None or not (count := min(count, offer.most)):

@@ -23,6 +23,8 @@ PATTERNS = [
     "*.tiktoken",
     "tokenizer.model",
     "model*.safetensors",
+    "mtp.safetensors",  # heads, and in a folder of their own
+    "mtp/*.safetensors",
     "*_Dense/model.safetensors",  # of sentence-transformers
 ]
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)

@@ -7,7 +7,7 @@ at first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,8 @@ SIDE_PLACES = (SIDE_FILE, "mtp.safetensors", "mtp")
 """Files beside a model, and a folder, that hold its head and nothing else."""
 AROUND = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
 """What checkpoints name the modules around a model's layers."""
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+"""What says which file of a checkpoint holds a tensor."""
 _CONVOLUTION = "conv1d.weight"
 
 
@@ -61,11 +62,20 @@ def find_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | None:
 
 def _among_own(folder: Path, config: Mapping[str, Any], wiring: HeadWiring) -> HeadSource | None:
     checkpoint = Checkpoint(folder)
+    prefix = _prefix_among(checkpoint.files, wiring, config)
+    if prefix is None:
+        return None
+    names = [name for name in checkpoint.files if name.startswith(prefix)]
+    return _source(wiring, checkpoint, names, prefix, folder.name, checkpoint.published)
+
+
+def _prefix_among(names: Iterable[str], wiring: HeadWiring, config: Mapping[str, Any]) -> str | None:
+    """What the names of a head's tensors begin with among a model's own."""
+    known = list(names)
     for around in AROUND:
         prefix = around + wiring.inside.format(layers=_layers(config))
-        if any(name.startswith(f"{prefix}{wiring.joint}.") for name in checkpoint.files):
-            names = [name for name in checkpoint.files if name.startswith(prefix)]
-            return _source(wiring, checkpoint, names, prefix, folder.name, checkpoint.published)
+        if any(name.startswith(f"{prefix}{wiring.joint}.") for name in known):
+            return prefix
     return None
 
 
@@ -84,6 +94,17 @@ def head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
         return None
     names = [name for name in held.files if name.startswith(prefixes[0])]
     return _source(wiring, held, names, prefixes[0], place.name, None)
+
+
+def indexed_head_files(folder: Path, config: Mapping[str, Any]) -> list[str] | None:
+    """The files of a checkpoint that a head is read from, by its index alone: none of them need be there. None where
+    there is no index."""
+    wiring = head_of(str(config.get("model_type")))
+    if wiring is None or not (folder / INDEX).is_file():
+        return None
+    files = _weight_map(folder / INDEX)
+    prefix = _prefix_among(files, wiring, config)
+    return sorted({file for name, file in files.items() if prefix is not None and name.startswith(prefix)})
 
 
 def head_tensors(folder: Path, config: Mapping[str, Any]) -> frozenset[str]:
@@ -139,8 +160,10 @@ class Checkpoint:
 
     @cached_property
     def published(self) -> bool | None:
-        """Whether convolutions still lie as they were published, with their channels before their width."""
-        name = next((name for name in self.files if name.endswith(_CONVOLUTION)), None)
+        """Whether convolutions still lie as they were published, with their channels before their width. Where only
+        some files of a checkpoint are here, none of them may tell."""
+        named = (name for name, file in self.files.items() if name.endswith(_CONVOLUTION) and file.exists())
+        name = next(named, None)
         return None if name is None else self.stored(name).shape[-1] != 1
 
     def stored(self, name: str) -> StoredTensor:
@@ -152,7 +175,7 @@ class Checkpoint:
         return self._headers[file][name]
 
     def _listed(self) -> Iterator[tuple[str, Path]]:
-        index = self._folder / _INDEX
+        index = self._folder / INDEX
         if index.is_file():
             yield from ((name, self._folder / file) for name, file in _weight_map(index).items() if file != SIDE_FILE)
             return

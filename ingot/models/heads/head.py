@@ -32,10 +32,11 @@ class Shared:
 
 
 class Head(nn.Module):
-    def __init__(self, wiring: HeadWiring, alone: Any, shared: Shared, *, size: int, eps: float) -> None:
-        """`alone` is a model of mlx-lm's that has the head's layers and no others."""
+    def __init__(self, wiring: HeadWiring, alone: Any, shared: Shared | None, *, size: int, eps: float) -> None:
+        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without what it shares with its own
+        model, a head can be looked at and not run."""
         super().__init__()
-        self._wiring, self._shared, self.size = wiring, shared, size
+        self._wiring, self._given, self.size = wiring, shared, size
         assert [type(cache) for cache in caches.make_prompt_cache(alone)] == [caches.KVCache], (
             "what it keeps is asked for"
         )
@@ -45,6 +46,11 @@ class Head(nn.Module):
         self.layers = list(alone.layers)
         if wiring.norm is not None:
             self.norm = nn.RMSNorm(size, eps)
+
+    @property
+    def _shared(self) -> Shared:
+        assert self._given is not None, "a head is run without its model"
+        return self._given
 
     @property
     def wants(self) -> Literal["normed", "raw"]:

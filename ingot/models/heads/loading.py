@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,9 @@ def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None)
     selection, shared = adapter.selection, _shared(adapter.model)
     if selection is None or not selection.obeyed or shared is None:
         raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
-    head = _built(source, adapter, shared)
+    head, castable = build_head(source, adapter.config, shared)
+    if adapter.device.kind != "cpu":
+        _cast(head, DTYPES[adapter.dtype], castable)
     settle(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
@@ -62,8 +64,14 @@ def head_rows(head: Head, adapter: Adapter) -> Rows:
     return new_rows(head, 0, kept, adapter.kernels)
 
 
-def _built(source: HeadSource, adapter: Adapter, shared: Shared) -> Head:
-    changed = copy.deepcopy(adapter.config)
+def build_head(
+    source: HeadSource, config: Mapping[str, Any], shared: Shared | None = None
+) -> tuple[Head, Callable[[str], bool]]:
+    """The head of a model with this config, none of it in memory yet but norms, and which of its weights may be cast.
+
+    Raises ModelError where it is not a head of such a model.
+    """
+    changed = copy.deepcopy(dict(config))
     text = changed["text_config"] if isinstance(changed.get("text_config"), dict) else changed
     size, eps = int(text["hidden_size"]), float(text.get(source.wiring.eps) or 1e-6)
     text.update(source.wiring.alone)
@@ -73,9 +81,7 @@ def _built(source: HeadSource, adapter: Adapter, shared: Shared) -> Head:
     head = Head(source.wiring, alone, shared, size=size, eps=eps)
     pack_like(head, tensors)
     give(head, tensors, unneeded=(), whose=f"the head in {source.said}")
-    if adapter.device.kind != "cpu":
-        _cast(head, DTYPES[adapter.dtype], getattr(alone, "cast_predicate", lambda path: True))
-    return head
+    return head, getattr(alone, "cast_predicate", lambda path: True)
 
 
 def _cast(head: Head, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:

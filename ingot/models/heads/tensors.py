@@ -24,21 +24,26 @@ _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.*)")
 _PARTS = ("weight", "scales", "biases")
 
 
-def read_tensors(source: HeadSource, alone: nn.Module) -> dict[str, mx.array]:
-    """All tensors of a head by its modules' names. `alone` is the model of nothing but its layers. Lazy, but for norms.
+def stored_tensors(source: HeadSource) -> dict[str, mx.array]:
+    """A head's tensors by their names in it, but copies of the model's; what norms hold is what they multiply by. Lazy,
+    but for norms.
 
     Raises ModelError where they cannot be a head's.
     """
     wiring = source.wiring
-    stored = {name: array for name, array in _read(source.tensors).items() if not name.startswith(wiring.copies)}
-    norms = {name: array for name, array in stored.items() if wiring.offset_norms and _is_norm(name)}
-    if norms:
-        stored = {name: array for name, array in stored.items() if name not in norms}
-        norms = factors(norms, published=source.published, whose=source.said)
-    named = {_ours(wiring, name): array for name, array in stored.items()}
-    layers = {name: array for name, array in named.items() if name.startswith("layers.")}
-    others = {name: array for name, array in named.items() if name not in layers}
-    return others | _as_upstream(layers, alone, wiring) | {_ours(wiring, name): norm for name, norm in norms.items()}
+    tensors = {name: array for name, array in _read(source.tensors).items() if not name.startswith(wiring.copies)}
+    norms = {name: array for name, array in tensors.items() if wiring.offset_norms and is_norm(name)}
+    return tensors | (factors(norms, published=source.published, whose=source.said) if norms else {})
+
+
+def read_tensors(source: HeadSource, alone: nn.Module) -> dict[str, mx.array]:
+    """The same by the names of the head's modules. `alone` is the model of nothing but its layers."""
+    wiring = source.wiring
+    named = {_ours(wiring, name): array for name, array in stored_tensors(source).items()}
+    # What mlx-lm's code makes of a layer may shift its norms, which is done.
+    done = {name for name in named if not name.startswith("layers.") or (wiring.offset_norms and is_norm(name))}
+    layers = {name: array for name, array in named.items() if name not in done}
+    return {name: named[name] for name in done} | _as_upstream(layers, alone, wiring)
 
 
 def _read(tensors: Mapping[str, StoredTensor]) -> dict[str, mx.array]:
@@ -52,9 +57,9 @@ def _read(tensors: Mapping[str, StoredTensor]) -> dict[str, mx.array]:
     return {name: loaded[tensor.file][tensor.name] for name, tensor in tensors.items()}
 
 
-def _is_norm(name: str) -> bool:
+def is_norm(name: str) -> bool:
     module, _, part = name.rpartition(".")
-    return part == "weight" and "norm" in module.rpartition(".")[2]
+    return part == "weight" and "norm" in module.rstrip(".0123456789").rpartition(".")[2]
 
 
 def _ours(wiring: HeadWiring, name: str) -> str:
