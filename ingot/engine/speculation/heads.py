@@ -124,9 +124,9 @@ class HeadStates:
         return [Offer(self.name, FURTHEST) if self._can(row) else None for row in rows]
 
     def _can(self, row: Sequence) -> bool:
-        """Whether it knows what came before the newest token."""
+        """Whether it knows what came before the newest token, or will when that is known."""
         shown = self._shown.get(row)
-        return shown is not None and row.known and shown.end >= row.total - 1
+        return shown is not None and shown.end >= row.total - 1
 
     def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
         order = sorted(range(len(rows)), key=lambda number: -counts[number])
