@@ -97,6 +97,11 @@ class Controller:
         self._asked.pop(key, None)
         self._trials.forget(key)
 
+    @property
+    def remembered(self) -> int:
+        """Sequences of which anything is known."""
+        return len({*self._asked, *self._acceptance.keys, *self._trials.keys})
+
     def _best(self, table: Table) -> Slots:
         plain, guessed = table.choice.plain(), table.choice.best()
         enough = plain.rate * (TO_GO_ON if self._guessing else TO_BEGIN)

@@ -11,7 +11,7 @@ SOONEST, LATEST = 8, 512
 """Rounds between two trials of a kind."""
 LONGEST_SLEEP = 8
 """The most of them for rows that could be guessed for and are not, as long as that costs next to nothing."""
-WAKING, TRYING = 0.012, 0.004
+WAKING, TRYING = 0.013, 0.004
 """Of all time, so much may be lost to waking them, and to other trials."""
 ROUNDS = 2
 """How long trials last, except of rows that sleep: in the second round it shows what such rounds cost."""
@@ -55,6 +55,11 @@ class Trials:
 
     def forget(self, key: Hashable) -> None:
         self._woken.discard(key)
+
+    @property
+    def keys(self) -> Iterable[Hashable]:
+        """Sequences that were woken."""
+        return self._woken
 
     def _wake(self, table: Table, best: Slots) -> Counts | None:
         asleep = {
