@@ -1,9 +1,8 @@
 """How likely guesses are right, learned from those that were verified.
 
-A rate says how often a guess is right that follows right ones. It depends on who guesses, on the position, or on how sure the
-guesser says it is, and most of all on the text: one sequence copies, its neighbour invents. So each source has
-rates by position (and a calibration of what it says itself), which change slowly, and each sequence has odds of its own
-relative to these, which change fast.
+A rate says how often a guess is right that follows right ones. It depends on who guesses, on the position or on how
+sure the guesser says it is, and most of all on the text: one sequence copies, its neighbour invents. So each source has
+rates by position (or a calibration of what it says itself), and each sequence has odds of its own relative to these.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from ingot.engine.speculation.proposal import Offer
 
 UNKNOWN, DOUBT = 0.6, 6.0
-"""What the first guess of a source is thought to be worth before any was verified; as many have to be to weigh as much."""
+"""How often the first guess of a source is thought to be right, and how many have to be verified to weigh as much."""
 ALIKE = 2.0
 """The same for guesses of further positions, which are thought to be like those before them."""
 TRUSTED = 4.0
@@ -37,7 +36,7 @@ STEP = 0.05
 
 
 class Judged(NamedTuple):
-    """Of the guesses for a sequence, the first `judged` were compared with what came, and `right` of them were right."""
+    """Of the guesses for a sequence, the first `judged` were compared with what came; `right` of them were right."""
 
     key: Hashable
     offer: Offer
@@ -58,10 +57,10 @@ class Acceptance:
         return min(offer.most, self._source(offer.source).reach)
 
     def survival(self, key: Hashable, offer: Offer, least: float) -> list[float]:
-        """How likely each of its guesses and all before it are right: the first, and those that are as likely as that."""
+        """How likely each guess and all before it are right: of the first, and of as many as are at least so likely."""
         source, own = self._source(offer.source), self._own.get(key)
         lift = own[offer.source].lift if own is not None and offer.source in own else 1.0
-        survival = []
+        survival: list[float] = []
         survives = 1.0
         for odds in source.odds(offer):
             survives *= lift * odds / (1 + lift * odds)

@@ -58,10 +58,9 @@ class Choice:
         As what is likelier to be needed is verified first, the question is only how many, and how long the longest
         may be of those that take time to make.
         """
-        slots = [
-            one for row, computed in zip(self._survival, self._computed, strict=True) if not computed for one in row
-        ]
         making = [row for row, computed in zip(self._survival, self._computed, strict=True) if computed]
+        there = [row for row, computed in zip(self._survival, self._computed, strict=True) if not computed]
+        slots = [one for row in there for one in row]
         longest = max(map(len, making), default=0)
         seconds = self._costs.guessing(self._rows, range(len(slots) + sum(map(len, making)) + 1))
         best, least, depth = 0.0, 0.0, 0

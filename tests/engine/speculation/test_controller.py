@@ -71,9 +71,9 @@ def test_a_row_that_copies_is_guessed_for_and_its_neighbours_are_not(device: Dev
     running = Simulation(device, 8, rates, seed=3)
     running.run(384)
     late = running.counts[128:]
-    assert sum(counts[3] for counts in late) / len(late) > 8
+    assert sum(counts[3] for counts in late) / len(late) > 6
     others = [count for counts in late for row, count in enumerate(counts) if row != 3]
-    assert sum(others) / len(others) < 0.6
+    assert sum(others) / len(others) < 0.5
     best, _ = best_fixed(device, 8, rates)
     assert running.rate(128) > 1.02 * best  # than any depth that is the same for all
 
@@ -157,6 +157,13 @@ def test_rounds_with_prompts_say_nothing_of_costs() -> None:
     for _ in range(8):
         controller.observe(plain_round(prompt_tokens=100))
     assert controller.choose([Asked(1, (Offer("some", 4, free=True),))]) == [PLAIN]
+
+
+def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
+    once, twice = (Simulation(BETWEEN, 4, everywhere(0.3), seed=11) for _ in range(2))
+    for _ in range(300):
+        twice.controller.choose(twice.offers)
+        assert once.round() == twice.round()
 
 
 def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
@@ -272,5 +279,5 @@ def test_choosing_and_learning_takes_no_time_worth_mentioning() -> None:
         began = time.perf_counter()
         assert sum([number * 0.5 + 1.0 for number in range(1000)])
         measure.append(time.perf_counter() - began)
-    # A tenth of a millisecond where Python goes through a thousand numbers in forty microseconds; twice that is allowed.
+    # A tenth of a millisecond where Python goes through a thousand numbers in forty microseconds; twice that will do.
     assert min(spent) < 5 * min(measure)
