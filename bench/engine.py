@@ -22,6 +22,7 @@ from bench.random_models import SHAPES, build, write_tokenizer
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Failed, ModelCard, Request, Sampling, Stop
+from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.stream import BlockingStream
 from ingot.text.tokens.tokenizer import Tokenizer
 
@@ -35,7 +36,16 @@ class Figures:
     ttft_s: float
 
 
-def start(shape: str, dtype: str, *, memory_gb: float, context: int = 8192, cache_gb: float = 0.0) -> Engine:
+def start(
+    shape: str,
+    dtype: str,
+    *,
+    memory_gb: float,
+    context: int = 8192,
+    cache_gb: float = 0.0,
+    proposers: Sequence[Proposer] = (),
+    guessed_tokens: int | None = None,
+) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), SHAPES[shape]["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
@@ -62,7 +72,8 @@ def start(shape: str, dtype: str, *, memory_gb: float, context: int = 8192, cach
             0,
             adapter.notes,
         )
-        return Loaded(adapter, tokenizer, card, budget, int(cache_gb * 1e9))
+        cache_bytes = int(cache_gb * 1e9)
+        return Loaded(adapter, tokenizer, card, budget, cache_bytes, proposers=proposers, guessed_tokens=guessed_tokens)
 
     return Engine(load, Limits(max_sequences=64))
 

@@ -1,9 +1,8 @@
 """How likely guesses are right, learned from those that were verified.
 
-A rate says how often a guess is right that follows right ones. It depends on who guesses, on the position, or on how sure the
-guesser says it is, and most of all on the text: one sequence copies, its neighbour invents. So each source has
-rates by position (and a calibration of what it says itself), which change slowly, and each sequence has odds of its own
-relative to these, which change fast.
+A rate says how often a guess is right that follows right ones. It depends on who guesses, on the position or on how
+sure the guesser says it is, and most of all on the text: one sequence copies, its neighbour invents. So each source has
+rates by position (or a calibration of what it says itself), and each sequence has odds of its own relative to these.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Hashable, Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-
 from ingot.engine.speculation.proposal import Offer
 
 UNKNOWN, DOUBT = 0.6, 6.0
-"""What the first guess of a source is thought to be worth before any was verified; as many have to be to weigh as much."""
+"""How often the first guess of a source is thought to be right, and how many have to be verified to weigh as much."""
 ALIKE = 2.0
 """The same for guesses of further positions, which are thought to be like those before them."""
 TRUSTED = 4.0
@@ -37,11 +34,9 @@ LEAST_RATE, MOST_RATE = 0.01, 0.99
 STEP = 0.05
 """How fast a calibration follows."""
 
-Floats = np.ndarray
-
 
 class Judged(NamedTuple):
-    """Of the guesses for a sequence, the first `judged` were compared with what came, and `right` of them were right."""
+    """Of the guesses for a sequence, the first `judged` were compared with what came; `right` of them were right."""
 
     key: Hashable
     offer: Offer
@@ -57,15 +52,22 @@ class Acceptance:
         self._sources: dict[str, _Source] = {}
         self._own: dict[Hashable, dict[str, _Own]] = {}
 
-    def odds(self, offer: Offer) -> Floats:
-        """Of each guess to be right, given that those before it are, for sequences at large. As far as anything is
-        known: perhaps fewer than were offered."""
-        return self._source(offer.source).odds(offer)
+    def reach(self, offer: Offer) -> int:
+        """How many of its guesses anything is known of."""
+        return min(offer.most, self._source(offer.source).reach)
 
-    def lift(self, key: Hashable, source: str) -> float:
-        """The sequence's odds over those of sequences at large."""
-        own = self._own.get(key)
-        return own[source].lift if own is not None and source in own else 1.0
+    def survival(self, key: Hashable, offer: Offer, least: float) -> list[float]:
+        """How likely each guess and all before it are right: of the first, and of as many as are at least so likely."""
+        source, own = self._source(offer.source), self._own.get(key)
+        lift = own[offer.source].lift if own is not None and offer.source in own else 1.0
+        survival: list[float] = []
+        survives = 1.0
+        for odds in source.odds(offer):
+            survives *= lift * odds / (1 + lift * odds)
+            if survives < least and survival:
+                break
+            survival.append(survives)
+        return survival
 
     def observe(self, round: Iterable[Judged]) -> None:
         by_source: dict[str, list[Judged]] = {}
@@ -82,9 +84,10 @@ class Acceptance:
     def forget(self, key: Hashable) -> None:
         self._own.pop(key, None)
 
-    def __len__(self) -> int:
+    @property
+    def keys(self) -> Iterable[Hashable]:
         """Sequences of which anything is known."""
-        return len(self._own)
+        return self._own
 
     def _source(self, name: str) -> _Source:
         if name not in self._sources:
@@ -130,21 +133,24 @@ class _Source:
     def well_known(self) -> bool:
         return self._judged[0] >= WELL_KNOWN
 
-    def odds(self, offer: Offer) -> Floats:
-        reach = min(len(self._odds), offer.most)
+    @property
+    def reach(self) -> int:
+        return len(self._odds)
+
+    def odds(self, offer: Offer) -> list[float]:
+        """Of each guess to be right, given that those before it are."""
+        known = self._odds if offer.most >= len(self._odds) else self._odds[: offer.most]
         if not offer.confidences:
-            return self._odds[:reach]
-        said = np.array(offer.confidences[:reach]).clip(LEAST_RATE, MOST_RATE)
-        calibrated: Floats = np.exp(self._offset + self._slope * np.log(said / (1 - said)))
+            return known
+        said = [self._calibrated(confidence) for confidence in offer.confidences[: len(known)]]
         # Where its confidences end, the last of them goes on.
-        return np.pad(calibrated, (0, reach - len(calibrated)), mode="edge")
+        return said + said[-1:] * (len(known) - len(said))
 
     def usual(self, offer: Offer, judged: int) -> float:
         """How many of the first guesses are right in sequences at large, where they are judged."""
         if not offer.confidences:
             return self._sums[min(judged, len(self._sums) - 1)]
-        odds = self.odds(offer)[:judged]
-        return float((odds / (1 + odds)).sum())
+        return sum(odds / (1 + odds) for odds in self.odds(offer)[:judged])
 
     def observe(self, verified: list[Judged]) -> None:
         judged, right = [0] * len(self._judged), [0] * len(self._judged)
@@ -161,13 +167,16 @@ class _Source:
         self._right = [kept * known + new for known, new in zip(self._right, right, strict=True)]
         self._update()
 
+    def _calibrated(self, confidence: float) -> float:
+        return math.exp(self._offset + self._slope * math.log(_odds(_bounded(confidence))))
+
     def _calibrate(self, one: Judged) -> None:
         for position, said in enumerate(one.offer.confidences[: one.judged]):
-            logit = math.log(_odds(_bounded(said)))
-            odds = math.exp(min(self._offset + self._slope * logit, 30.0))
+            odds = self._calibrated(said)
             error = (position < one.right) - odds / (1 + odds)
             self._offset += STEP * error
-            self._slope = min(max(self._slope + STEP * error * logit, 0.1), 3.0)
+            slope = self._slope + STEP * error * math.log(_odds(_bounded(said)))
+            self._slope = min(max(slope, 0.1), 3.0)
 
     def _update(self) -> None:
         """Make rates of what was counted: a group of which little is known is like the one before it."""
@@ -179,7 +188,7 @@ class _Source:
             if judged < TRUSTED:
                 break
         by_position = [rates[group] for group in self._group if group < len(rates)]
-        self._odds = np.array([_odds(rate) for rate in by_position])
+        self._odds = [_odds(rate) for rate in by_position]
         self._sums = [0.0, *accumulate(by_position)]
 
 

@@ -53,7 +53,7 @@ PLAIN = Chosen(None, 0)
 
 
 class Controller:
-    """Only the engine thread calls it: `choose` before each round, `observe` after it, `forget` when a sequence ends."""
+    """Only the engine thread calls it: `choose` before a round, `observe` after it, `forget` when a sequence ends."""
 
     def __init__(self, most: int = 16, fixed: int | None = None) -> None:
         """At most so many guesses a row; `fixed`: always so many, where they are offered."""
@@ -64,7 +64,8 @@ class Controller:
         self._trials = Trials()
 
     def choose(self, rows: Sequence[Asked], prompt_tokens: int = 0) -> list[Chosen]:
-        """Who guesses how many tokens for each row: never more than offered."""
+        """Who guesses how many tokens for each row: never more than offered. May be asked several times before a
+        round."""
         self._asked.clear()
         if not any(row.offers for row in rows):
             return [PLAIN] * len(rows)
@@ -87,15 +88,20 @@ class Controller:
         else:
             guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)
             self._costs.observe(round.seconds, round.rows, guessed, depth, plain=round.plain)
+        self._trials.observe((outcome.key, outcome.accepted > 0) for outcome in round.outcomes)
         if round.outcomes:
             self._acceptance.observe(self._judged(round.outcomes))
-            self._trials.observe((outcome.key, outcome.accepted > 0) for outcome in round.outcomes)
 
     def forget(self, key: Hashable) -> None:
         """The sequence ended, or begins anew; nothing need be known of it."""
         self._acceptance.forget(key)
         self._asked.pop(key, None)
         self._trials.forget(key)
+
+    @property
+    def remembered(self) -> int:
+        """Sequences of which anything is known."""
+        return len({*self._asked, *self._acceptance.keys, *self._trials.keys})
 
     def _best(self, table: Table) -> Slots:
         plain, guessed = table.choice.plain(), table.choice.best()

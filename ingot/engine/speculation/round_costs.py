@@ -2,15 +2,15 @@
 
 A round costs so much for being run at all, for each decoding row, for guessing at all (its tokens must be read before
 the next round can begin), for each guessed token, for each token of the longest guess that somebody had to compute, and
-for being of another kind than the round before: one that guesses after a plain one, or the other way round. All six drift, mostly together, as contexts grow and others use the machine; so they are tracked by a Kalman filter.
-Devices are not quite linear: what is left over is remembered for the shapes that were met.
+for being of another kind than the round before: one that guesses after a plain one, or the other way round. All six
+drift, mostly together, as contexts grow and others use the machine; so they are tracked by a Kalman filter. Devices are
+not quite linear: what is left over is remembered for the sizes that were met.
 """
 
 from __future__ import annotations
 
+from operator import mul
 from statistics import median
-
-import numpy as np
 
 FIRST = 3
 """Plain rounds whose median says what a round costs at all: the very first may be many times slower."""
@@ -24,17 +24,20 @@ TOGETHER = 0.005
 """How much of their size all costs drift by in a round, together."""
 APART = 0.01
 """How much of its first uncertainty each of them drifts by alone, until it is as uncertain as in the beginning."""
-REMEMBERED = 0.1
-"""The least weight of a new measurement of a shape among those before it."""
-SHAPES = 512
-"""Shapes of which it is remembered how far they are from the line; then the oldest are forgotten."""
+BEFORE, WEIGHT = 2.0, 10.0
+"""Measurements that what was thought of a size weighs as much as: before there were any, and at most."""
+KINDS = 128
+"""Numbers of rows of which it is remembered how far rounds are from the line; then the oldest are forgotten."""
 
-Floats = np.ndarray
+Shape = tuple[float, float, float, float, float, float]
+Kind = tuple[bool, int]  # plain or not, and the number of rows
 
 
 class RoundCosts:
+    """Seconds. Nothing but `known` is to be asked for before that is true."""
+
     def __init__(self) -> None:
-        self._first: list[tuple[float, int]] = []
+        self._first: list[float] = []
         self._line: _Line | None = None
         self._offsets = _Offsets()
         self._plain_before: bool | None = None  # None: nobody knows
@@ -60,134 +63,141 @@ class RoundCosts:
         self._plain_before = None
 
     def plain(self, rows: int) -> float:
-        """Seconds of a round in which nobody guesses. Only where costs are known, like all below."""
-        assert self._line is not None
-        return self._line.cost(_shape(rows, 0, 0, plain=True, changed=False)) * self._offsets.factor((True, rows), 0)
+        """A round in which nobody guesses."""
+        cost = self._fitted.cost(_shape(rows, 0, 0, plain=True, changed=False))
+        return cost * self._offsets.factors((True, rows), range(1))[0]
 
-    def guessing(self, rows: int, guessed: Floats, depth: Floats) -> Floats:
-        """Seconds of rounds with so many guessed tokens, of which so many at most were computed for one row."""
-        assert self._line is not None
-        cost: Floats = self._line.costs(rows, guessed, depth)
-        offsets = self._offsets.curve((False, rows), int(guessed.max(initial=0)))
-        return cost if offsets is None else cost * offsets[guessed]
+    def guessing(self, rows: int, guessed: range) -> list[float]:
+        """Rounds with so many guesses each, none of which took time to make: each step of those adds `step`."""
+        fixed = self._fitted.cost(_shape(rows, 0, 0, plain=False, changed=False))
+        token = self._fitted.token
+        factors = self._offsets.factors((False, rows), guessed)
+        return [(fixed + count * token) * factor for count, factor in zip(guessed, factors, strict=True)]
 
     @property
     def token(self) -> float:
-        """Seconds that one more guess adds to a round."""
-        assert self._line is not None
-        return self._line.token
+        """What one more guess adds to a round."""
+        return self._fitted.token
 
     @property
     def step(self) -> float:
-        """Seconds that it takes to compute one more guess for all rows."""
-        assert self._line is not None
-        return self._line.step
+        """What it takes to compute one more guess for all rows."""
+        return self._fitted.step
 
     @property
     def change(self) -> float:
-        """Seconds that the first round of another kind takes longer than those after it."""
-        assert self._line is not None
-        return self._line.change
+        """What the first round of another kind takes longer than those after it."""
+        return self._fitted.change
+
+    @property
+    def _fitted(self) -> _Line:
+        assert self._line is not None, "costs are not known yet"
+        return self._line
 
     def _begin(self, seconds: float, rows: int, plain: bool) -> None:
         if plain:
-            self._first.append((seconds, rows))
+            self._first.append(seconds)
         if len(self._first) == FIRST:
-            self._line = _Line(median(seconds for seconds, _ in self._first), rows)
+            self._line = _Line(median(self._first), rows)
 
 
-def _shape(rows: int, guessed: int, depth: int, *, plain: bool, changed: bool) -> Floats:
-    return np.array((1.0, rows, not plain, guessed, depth, changed))
+def _shape(rows: int, guessed: int, depth: int, *, plain: bool, changed: bool) -> Shape:
+    return (1.0, rows, not plain, guessed, depth, changed)
 
 
 class _Line:
     """The six prices, how uncertain they are, and how they are corrected."""
 
     def __init__(self, seconds: float, rows: int) -> None:
-        """Begins with a guess: a plain round of so many rows takes so long, most of it for being run at all."""
-        self._prices = seconds * np.array((0.8, 0.2 / rows, 0.03, 0.03 / rows, 0.02, 0.05))
-        deviations = seconds * np.array((0.1, 0.3 / rows, 0.15, 0.3 / rows, 0.1, 0.1))
-        self._uncertain = np.diag(deviations**2)
+        """Begins with a guess: a plain round of so many rows takes so long, most of it for being run at all. Of what
+        nothing is known yet, little is expected: what is cheap is tried, and what is tried is known."""
+        prices = (0.8, 0.2 / rows, 0.03, 0.03 / rows, 0.02, 0.05)
+        deviations = (0.1, 0.3 / rows, 0.15, 0.3 / rows, 0.1, 0.1)
+        self._prices = [seconds * price for price in prices]
+        variances = [(seconds * deviation) ** 2 for deviation in deviations]
         # What rows cost more, running at all costs less: of the two only the sum was measured.
-        of_rows = deviations[1] ** 2
-        self._uncertain[0, 0] += rows * rows * of_rows
-        self._uncertain[0, 1] = self._uncertain[1, 0] = -rows * of_rows
-        self._largest = self._uncertain.diagonal().copy()
-        self._drift = self._largest * APART**2
+        together = rows * variances[1]
+        self._uncertain = [
+            [variance if row == column else 0.0 for column in range(6)] for row, variance in enumerate(variances)
+        ]
+        self._uncertain[0][0] += rows * together
+        self._uncertain[0][1] = self._uncertain[1][0] = -together
+        self._largest = [self._uncertain[place][place] for place in range(6)]
         self._least = seconds / 1000
 
     @property
     def token(self) -> float:
-        return max(0.0, float(self._prices[3]))
+        return max(0.0, self._prices[3])
 
     @property
     def step(self) -> float:
-        return max(0.0, float(self._prices[4]))
+        return max(0.0, self._prices[4])
 
     @property
     def change(self) -> float:
-        return max(0.0, float(self._prices[5]))
+        return max(0.0, self._prices[5])
 
-    def cost(self, shape: Floats) -> float:
-        return max(float(self._prices @ shape), self._least)
+    def cost(self, shape: Shape) -> float:
+        return max(sum(map(mul, self._prices, shape)), self._least)
 
-    def costs(self, rows: int, guessed: Floats, depth: Floats) -> Floats:
-        fixed = float(self._prices[0] + rows * self._prices[1] + self._prices[2])
-        total: Floats = max(fixed, self._least) + self.token * guessed + self.step * depth
-        return total
-
-    def observe(self, shape: Floats, seconds: float, noise: float) -> None:
+    def observe(self, shape: Shape, seconds: float, noise: float) -> None:
         expected = self.cost(shape)
-        self._uncertain += TOGETHER**2 * np.outer(self._prices, self._prices)
-        known = self._uncertain.diagonal() < self._largest
-        self._uncertain[np.diag_indices(6)] += np.where(known, self._drift, 0.0)
-        reached = self._uncertain @ shape
-        variance = float(shape @ reached) + (noise * expected) ** 2
+        self._drift()
+        reached = [sum(map(mul, row, shape)) for row in self._uncertain]
+        variance = sum(map(mul, reached, shape)) + (noise * expected) ** 2
         limit = min(3 * variance**0.5, LARGEST_SURPRISE * expected)
-        surprise = min(max(seconds - expected, -limit), limit)
-        self._prices = self._prices + reached * (surprise / variance)
-        self._uncertain -= np.outer(reached, reached) / variance
+        surprise = min(max(seconds - expected, -limit), limit) / variance
+        self._prices = [price + one * surprise for price, one in zip(self._prices, reached, strict=True)]
+        for row, one in zip(self._uncertain, reached, strict=True):
+            part = one / variance
+            row[:] = [known - part * other for known, other in zip(row, reached, strict=True)]
+
+    def _drift(self) -> None:
+        for place, (row, price) in enumerate(zip(self._uncertain, self._prices, strict=True)):
+            scale = price * TOGETHER**2
+            row[:] = [known + scale * other for known, other in zip(row, self._prices, strict=True)]
+            if row[place] < self._largest[place]:
+                row[place] += self._largest[place] * APART**2
 
 
 class _Offsets:
-    """By kind of round and number of guesses: cost over what the line says. Between those met, it is interpolated."""
+    """Cost over what the line says, by kind of round and number of tokens: some are taken together, as devices' own
+    steps are as wide."""
 
     def __init__(self) -> None:
-        self._met: dict[tuple[bool, int], dict[int, tuple[float, float]]] = {}  # factor and weight
-        self._curves: dict[tuple[bool, int], Floats] = {}
-        self._count = 0
+        self._sizes: list[int] = []
+        self._factors: dict[Kind, list[float]] = {}
+        self._weights: dict[Kind, list[float]] = {}
 
-    def observe(self, kind: tuple[bool, int], guessed: int, factor: float) -> None:
-        met = self._met.pop(kind, {})
-        self._met[kind] = met  # the one that was met last is the last
-        known, weight = met.get(guessed, (1.0, 2.0))
-        self._count += guessed not in met
-        surprise = min(max(factor / known - 1, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-        weight = min(weight + 1, 1 / REMEMBERED)
-        met[guessed] = (known * (1 + surprise / weight), weight)
-        self._curves.pop(kind, None)
-        while self._count > SHAPES and len(self._met) > 1:
-            oldest = next(iter(self._met))
-            self._count -= len(self._met.pop(oldest))
-            self._curves.pop(oldest, None)
+    def observe(self, kind: Kind, guessed: int, factor: float) -> None:
+        size = _size(kind[1] + guessed)
+        # The one that was met last is the last.
+        factors = self._factors[kind] = self._factors.pop(kind, [])
+        weights = self._weights[kind] = self._weights.pop(kind, [])
+        missing = size + 1 - len(factors)
+        factors += [1.0] * missing
+        weights += [BEFORE] * missing
+        weights[size] = min(weights[size] + 1, WEIGHT)
+        surprise = min(max(factor / factors[size] - 1, -LARGEST_SURPRISE), LARGEST_SURPRISE)
+        factors[size] *= 1 + surprise / weights[size]
+        if len(self._factors) > KINDS:
+            oldest = next(iter(self._factors))
+            del self._factors[oldest], self._weights[oldest]
 
-    def factor(self, kind: tuple[bool, int], guessed: int) -> float:
-        met = self._met.get(kind)
-        if not met:
-            return 1.0
-        if guessed in met:
-            return met[guessed][0]
-        sizes = sorted(met)
-        return float(np.interp(guessed, sizes, [met[size][0] for size in sizes]))
+    def factors(self, kind: Kind, guessed: range) -> list[float]:
+        met = self._factors.get(kind)
+        if met is None:
+            return [1.0] * len(guessed)
+        known, rows = len(met), kind[1]
+        while len(self._sizes) < rows + guessed.stop:
+            self._sizes.append(_size(len(self._sizes)))
+        sizes = self._sizes[rows + guessed.start : rows + guessed.stop]
+        return [met[size] if size < known else 1.0 for size in sizes]
 
-    def curve(self, kind: tuple[bool, int], most: int) -> Floats | None:
-        """Factors for no guess up to so many; None: all are one."""
-        met = self._met.get(kind)
-        if not met:
-            return None
-        curve = self._curves.get(kind)
-        if curve is None or len(curve) <= most:
-            sizes = sorted(met)
-            curve = np.interp(np.arange(most + 1), sizes, [met[size][0] for size in sizes])
-            self._curves[kind] = curve
-        return curve
+
+def _size(tokens: int) -> int:
+    """Numbers those that are taken together: 0, 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-24, 25-32, ..."""
+    if tokens <= 4:
+        return tokens
+    doublings = (tokens - 1).bit_length() - 1
+    return 2 * doublings + ((tokens - 1) >> (doublings - 1)) - 1

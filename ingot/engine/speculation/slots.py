@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
+from operator import add, neg, truediv
 
-import numpy as np
-
-from ingot.engine.speculation.round_costs import Floats, RoundCosts
-
-UNLIKELY = 0.02
-"""What survives more rarely is not worth looking at."""
+from ingot.engine.speculation.round_costs import RoundCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,14 @@ class Slots:
 
 
 class Choice:
-    """Of guesses for some rows: `survival[row, i]` is how likely the i-th and all before it are right.
+    """Of guesses for some rows: `survival[row][i]` is how likely the i-th and all before it are right.
 
-    `computed` says whose guesses cost time to make, `seconds` how long the round takes for other reasons.
+    `computed` says whose guesses take time to make, `seconds` how long the round takes for other reasons.
     """
 
-    def __init__(self, survival: Floats, computed: Floats, costs: RoundCosts, seconds: float = 0.0) -> None:
+    def __init__(
+        self, survival: Sequence[Sequence[float]], computed: Sequence[bool], costs: RoundCosts, seconds: float = 0.0
+    ) -> None:
         self._survival, self._computed, self._costs, self._seconds = survival, computed, costs, seconds
         self._rows = len(survival)
 
@@ -43,13 +44,13 @@ class Choice:
         return Slots((0,) * self._rows, self._rows, self._costs.plain(self._rows) + self._seconds)
 
     def exactly(self, counts: tuple[int, ...]) -> Slots:
-        if not any(counts):
+        guessed = sum(counts)
+        if not guessed:
             return self.plain()
-        some = np.array(counts)
-        within = np.arange(self._survival.shape[1]) < some[:, None]
-        depth = (some * self._computed).max()
-        seconds = self._costs.guessing(self._rows, some.sum(keepdims=True), depth)[0]
-        return Slots(counts, self._rows + float(self._survival[within].sum()), float(seconds) + self._seconds)
+        tokens = self._rows + sum(sum(row[:count]) for row, count in zip(self._survival, counts, strict=True))
+        depth = max(count * computed for count, computed in zip(counts, self._computed, strict=True))
+        seconds = self._costs.guessing(self._rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
+        return Slots(counts, tokens, seconds + self._seconds)
 
     def best(self) -> Slots | None:
         """The best way to guess at all; None: there is nothing to guess.
@@ -57,18 +58,33 @@ class Choice:
         As what is likelier to be needed is verified first, the question is only how many, and how long the longest
         may be of those that take time to make.
         """
-        flat = self._survival.ravel()
-        order = (-flat).argsort(kind="stable")[: np.count_nonzero(flat >= UNLIKELY)]
-        if not len(order):
-            return None
-        row, position = np.divmod(order, self._survival.shape[1])
-        depth = np.where(self._computed[row], position + 1, 0)
-        longest = np.arange(depth.max() + 1)[:, None]
-        allowed = depth <= longest
-        tokens = self._rows + (flat[order] * allowed).cumsum(axis=1)
-        guessed = allowed.cumsum(axis=1)
-        seconds = self._costs.guessing(self._rows, guessed, longest) + self._seconds
-        rates = np.where(guessed > 0, tokens / seconds, 0.0)
-        cap, last = divmod(int(rates.argmax()), len(order))
-        counts = np.bincount(row[: last + 1][allowed[cap, : last + 1]], minlength=self._rows)
-        return Slots(tuple(counts.tolist()), float(tokens[cap, last]), float(seconds[cap, last]))
+        making = [row for row, computed in zip(self._survival, self._computed, strict=True) if computed]
+        there = [row for row, computed in zip(self._survival, self._computed, strict=True) if not computed]
+        slots = [one for row in there for one in row]
+        longest = max(map(len, making), default=0)
+        seconds = self._costs.guessing(self._rows, range(len(slots) + sum(map(len, making)) + 1))
+        best, least, depth = 0.0, 0.0, 0
+        for cap in range(longest + 1):
+            if cap:
+                slots += [row[cap - 1] for row in making if len(row) >= cap]
+            if slots:
+                rate, last = self._fastest(slots, seconds, cap * self._costs.step + self._seconds)
+                if rate > best:
+                    best, least, depth = rate, last, cap
+        return self.exactly(self._down_to(least, depth)) if best else None
+
+    def _fastest(self, slots: list[float], seconds: list[float], more: float) -> tuple[float, float]:
+        """The most tokens a second that the likeliest of them give, and how likely the last of these is. Sorts them."""
+        slots.sort(reverse=True)
+        tokens = accumulate(slots, initial=float(self._rows))
+        rates = list(map(truediv, tokens, map(add, seconds, repeat(more))))
+        rates[0] = 0.0
+        best = max(rates)
+        return best, slots[rates.index(best) - 1]
+
+    def _down_to(self, least: float, depth: int) -> tuple[int, ...]:
+        """All guesses that are as likely to be needed, of those that take time to make the first few."""
+        return tuple(
+            bisect_right(row, -least, 0, min(depth, len(row)) if computed else len(row), key=neg)
+            for row, computed in zip(self._survival, self._computed, strict=True)
+        )

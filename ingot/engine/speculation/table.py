@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ingot.engine.speculation.acceptance import Acceptance
 from ingot.engine.speculation.proposal import Offer
-from ingot.engine.speculation.round_costs import Floats, RoundCosts
+from ingot.engine.speculation.round_costs import RoundCosts
 from ingot.engine.speculation.slots import Choice
+
+WORTH_A_LOOK = 0.7
+"""A guess that is needed more rarely than this part of what it costs is none that could pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Table:
     def __init__(self, rows: Sequence[Asked], acceptance: Acceptance, costs: RoundCosts, prompt_tokens: int) -> None:
         self._rows, self._acceptance, self._costs = rows, acceptance, costs
         self._seconds = prompt_tokens * costs.token
+        plainly = len(rows) / costs.plain(len(rows))
+        # In tokens that would come plainly in the same time.
+        self._price, self._price_of_step = costs.token * plainly, costs.step * plainly / len(rows)
         self.offers = [self._preferred(row) for row in rows]
         self._lay()
 
@@ -49,15 +53,18 @@ class Table:
         return True
 
     def _lay(self) -> None:
-        odds = [None if offer is None else self._acceptance.odds(offer) for offer in self.offers]
-        self.reach = [0 if one is None else len(one) for one in odds]
+        self.reach = [0 if offer is None else self._acceptance.reach(offer) for offer in self.offers]
         """How many guesses of each row anything is known of."""
-        laid = np.zeros((len(odds), max(self.reach)))
-        for place, (row, offer, one) in enumerate(zip(self._rows, self.offers, odds, strict=True)):
-            if offer is not None and one is not None:
-                laid[place, : len(one)] = one * self._acceptance.lift(row.key, offer.source)
-        computed = np.array([offer is not None and not offer.free for offer in self.offers])
-        self.choice = Choice((laid / (1 + laid)).cumprod(axis=1), computed, self._costs, self._seconds)
+        survival = [
+            () if offer is None else self._survival(row.key, offer)
+            for row, offer in zip(self._rows, self.offers, strict=True)
+        ]
+        computed = [offer is not None and not offer.free for offer in self.offers]
+        self.choice = Choice(survival, computed, self._costs, self._seconds)
+
+    def _survival(self, key: Hashable, offer: Offer) -> Sequence[float]:
+        """How likely each guess and all before it are right: the first, and as many more as could be worth it."""
+        return self._acceptance.survival(key, offer, self._price * WORTH_A_LOOK)
 
     def _preferred(self, row: Asked) -> Offer | None:
         if len(row.offers) < 2:
@@ -66,11 +73,8 @@ class Table:
 
     def _worth(self, row: Asked, offer: Offer) -> float:
         """Tokens that it saves, less those that would come plainly in the time that it takes."""
-        odds = self._acceptance.odds(offer) * self._acceptance.lift(row.key, offer.source)
-        survival: Floats = (odds / (1 + odds)).cumprod()
-        made = 0.0 if offer.free else self._costs.step / len(self._rows)
-        price = (self._costs.token + made) * len(self._rows) / self._costs.plain(len(self._rows))
-        return float((survival - price).clip(0.0).sum())
+        made = 0.0 if offer.free else self._price_of_step
+        return sum(max(0.0, one - self._price - made) for one in self._survival(row.key, offer))
 
 
 def _after(offers: tuple[Offer, ...], offer: Offer | None) -> Offer | None:

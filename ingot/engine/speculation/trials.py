@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 from ingot.engine.speculation.slots import Slots
 from ingot.engine.speculation.table import Table
@@ -11,7 +12,7 @@ SOONEST, LATEST = 8, 512
 """Rounds between two trials of a kind."""
 LONGEST_SLEEP = 8
 """The most of them for rows that could be guessed for and are not, as long as that costs next to nothing."""
-WAKING, TRYING = 0.012, 0.004
+WAKING, TRYING = 0.013, 0.004
 """Of all time, so much may be lost to waking them, and to other trials."""
 ROUNDS = 2
 """How long trials last, except of rows that sleep: in the second round it shows what such rounds cost."""
@@ -25,25 +26,31 @@ Trial = Callable[[Table, Slots], Counts | None]
 
 class Trials:
     """Of two kinds. Rows that sleep, as guessing for them seems not to pay, are woken for a round, and for further ones
-    as long as they are guessed for rightly. And where guessing pays, so might other guesses, or none."""
+    as long as they are guessed for rightly. And where guessing pays, so might other guesses, or none.
+
+    What to try is decided once a round, however often it is asked for.
+    """
 
     def __init__(self) -> None:
         self._sleepers, self._others = _Timer(LONGEST_SLEEP, WAKING), _Timer(LATEST, TRYING)
         self._kinds: tuple[Trial, ...] = (_deeper, _another, _plain)
         self._turn = 0
-        self._running: tuple[Trial, int] | None = None  # and for how many rounds more
+        self._decided = False
+        self._trial: Trial | None = None  # of this round
+        self._rounds = 0  # for which it goes on
         self._woken: set[Hashable] = set()
-        self._awake = 0  # rounds more for which they are, even if they are guessed for wrongly
+        self._awake = 0  # rounds for which they stay so, even if they are guessed for wrongly
 
     def instead(self, table: Table, best: Slots) -> Slots:
         """What to do in this round: what seems best, or a trial."""
-        self._sleepers.tick()
-        self._others.tick()
-        counts = self._go_on(table, best) or self._wake(table, best) or self._begin(table, best)
+        if not self._decided:
+            self._decided, self._trial = True, self._next(table, best)
+        counts = self._trial(table, best) if self._trial is not None else None
         return best if counts is None else table.choice.exactly(counts)
 
     def observe(self, guessed: Iterable[tuple[Hashable, bool]]) -> None:
-        """For whom a round guessed, and whether anything of that was right."""
+        """A round was run: for whom it guessed, and whether anything of that was right."""
+        self._decided = False
         if not self._awake:
             self._woken.difference_update([key for key, right in guessed if not right])
 
@@ -51,12 +58,25 @@ class Trials:
         """What seems best has changed: other things may have, too."""
         self._sleepers.reset()
         self._others.reset()
-        self._running = None
+        self._rounds = 0
 
     def forget(self, key: Hashable) -> None:
         self._woken.discard(key)
 
-    def _wake(self, table: Table, best: Slots) -> Counts | None:
+    @property
+    def keys(self) -> Iterable[Hashable]:
+        """Sequences that were woken."""
+        return self._woken
+
+    def _next(self, table: Table, best: Slots) -> Trial | None:
+        self._sleepers.tick()
+        self._others.tick()
+        if self._rounds:
+            self._rounds -= 1
+            return self._trial
+        return self._wake(table, best) or self._other(table, best)
+
+    def _wake(self, table: Table, best: Slots) -> Trial | None:
         asleep = {
             key for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True) if reach and not count
         }
@@ -67,11 +87,10 @@ class Trials:
         if not self._woken:
             return None
         self._awake -= self._awake > 0
-        counts = _with(self._woken, table, best)
-        self._sleepers.spend(_lost(table, best, counts))
-        return counts
+        self._sleepers.spend(_lost(table, best, _with(self._woken, table, best)))
+        return partial(_with, self._woken)
 
-    def _begin(self, table: Table, best: Slots) -> Counts | None:
+    def _other(self, table: Table, best: Slots) -> Trial | None:
         if not self._others.due or not best.guesses:
             return None
         for _ in self._kinds:
@@ -80,20 +99,16 @@ class Trials:
             if (counts := trial(table, best)) is not None:
                 changes = 0.0 if any(counts) else _changes(table, best)
                 self._others.restart(ROUNDS * _lost(table, best, counts) + changes)
-                self._running = (trial, ROUNDS - 1)
-                return counts
+                self._rounds = ROUNDS - 1
+                return trial
         return None
-
-    def _go_on(self, table: Table, best: Slots) -> Counts | None:
-        if self._running is None:
-            return None
-        trial, left = self._running
-        self._running = (trial, left - 1) if left > 1 else None
-        return trial(table, best)
 
 
 def _with(woken: set[Hashable], table: Table, best: Slots) -> Counts:
-    return tuple(count or int(key in woken) for key, count in zip(table.keys, best.counts, strict=True))
+    return tuple(
+        count or int(key in woken and reach > 0)
+        for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True)
+    )
 
 
 def _rounds_awake(table: Table, best: Slots, counts: Counts) -> int:

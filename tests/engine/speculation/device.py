@@ -61,7 +61,7 @@ def best_fixed(device: Device, rows: int, rates: Rates, most: int = 16, *, compu
 
 
 class Simulation:
-    """Runs a controller's choices, which see a noisy device and drawn texts; what it gives is reckoned without noise."""
+    """Runs a controller, which sees a noisy device and drawn texts; what its choices give is reckoned without noise."""
 
     def __init__(self, device: Device, rows: int, rates: Rates, seed: int, *, free: bool = True) -> None:
         self.device, self.rates, self.free = device, rates, free

@@ -1,0 +1,45 @@
+"""A proposer for measuring: it knows what comes, and errs as often as it is told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.proposal import Offer, Proposal
+
+Prompt = tuple[int, ...]
+
+
+class Synthetic:
+    """`answers` by prompt. `rates` say how often a guess is right that follows right ones, by position: the last of
+    them is that of all further positions. Guesses behind a wrong one are wrong."""
+
+    name = "synthetic"
+
+    def __init__(self, answers: Mapping[Prompt, Many[int]], rates: Many[float], most: int = 16, seed: int = 0) -> None:
+        self.answers, self.rates, self.most = dict(answers), tuple(rates), most
+        self._dice = random.Random(seed)
+
+    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+        """They are there already, so that what is measured is what verifying costs."""
+        return [Offer(self.name, self.most, free=True) if self._following(row) else None for row in rows]
+
+    def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
+        return [
+            Proposal(self._erring(self._following(row)[:count]), self.name)
+            for row, count in zip(rows, counts, strict=True)
+        ]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is held for one."""
+
+    def _following(self, row: Sequence) -> Many[int]:
+        return self.answers.get(row.prompt, ())[row.produced :]
+
+    def _erring(self, tokens: Many[int]) -> tuple[int, ...]:
+        right = 0
+        while right < len(tokens) and self._dice.random() < self.rates[min(right, len(self.rates) - 1)]:
+            right += 1
+        return (*tokens[:right], *(token ^ 1 for token in tokens[right:]))

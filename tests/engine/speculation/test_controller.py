@@ -1,0 +1,283 @@
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.proposal import Offer
+from tests.engine.speculation.device import (
+    BETWEEN,
+    COMPUTE_BOUND,
+    DEVICES,
+    MEMORY_BOUND,
+    Device,
+    Simulation,
+    best_fixed,
+    everywhere,
+)
+
+PLAIN = Chosen(None, 0)
+
+
+def plain_round(seconds: float = 0.01, rows: int = 1, prompt_tokens: int = 0) -> Round:
+    return Round(seconds, rows, rows, prompt_tokens, True, ())
+
+
+# How good its choices are
+
+
+@pytest.mark.parametrize("rows", (1, 8))
+@pytest.mark.parametrize("name", ("memory", "between", "drafting"))
+def test_sixty_four_rounds_after_a_change_it_is_nearly_as_good_as_the_best_depth(name: str, rows: int) -> None:
+    device, free = DEVICES[name], name != "drafting"
+    running = Simulation(device, rows, everywhere(0.0), seed=1, free=free)
+    for rate in (0.9, 0.5, 0.65, 0.2, 0.9):
+        running.rates = everywhere(rate)
+        changed = len(running.given)
+        running.run(192)
+        best, _ = best_fixed(device, rows, running.rates, computed=not free)
+        assert running.rate(changed + 64) > 0.95 * best, rate
+
+
+def test_where_trying_costs_most_of_a_round_it_wakes_up_later() -> None:
+    running = Simulation(COMPUTE_BOUND, 1, everywhere(0.2), seed=1)
+    running.run(256)
+    assert running.rate(0) < 1.01 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.2))[0]
+    running.rates = everywhere(0.9)
+    running.run(320)
+    assert running.rate(256 + 192) > 0.95 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.9))[0]
+
+
+@pytest.mark.parametrize("rate", (0.0, 0.2))
+@pytest.mark.parametrize("rows", (1, 4, 16))
+@pytest.mark.parametrize("name", DEVICES)
+def test_hopeless_texts_lose_next_to_nothing(name: str, rows: int, rate: float) -> None:
+    device = DEVICES[name]
+    running = Simulation(device, rows, everywhere(rate), seed=2, free=name != "drafting")
+    running.run(640)
+    plain, _ = best_fixed(device, rows, everywhere(rate), most=0)
+    for begin in range(0, 129, 16):
+        assert running.rate(begin, begin + 512) > 0.97 * plain, begin
+
+
+@pytest.mark.parametrize("device", (MEMORY_BOUND, BETWEEN), ids=("memory", "between"))
+def test_a_row_that_copies_is_guessed_for_and_its_neighbours_are_not(device: Device) -> None:
+    def rates(row: int, position: int) -> float:
+        return 0.95 if row == 3 else 0.02
+
+    running = Simulation(device, 8, rates, seed=3)
+    running.run(384)
+    late = running.counts[128:]
+    assert sum(counts[3] for counts in late) / len(late) > 6
+    others = [count for counts in late for row, count in enumerate(counts) if row != 3]
+    assert sum(others) / len(others) < 0.5
+    best, _ = best_fixed(device, 8, rates)
+    assert running.rate(128) > 1.02 * best  # than any depth that is the same for all
+
+
+def test_a_sleeping_row_that_begins_to_copy_is_noticed() -> None:
+    copying = False
+
+    def rates(row: int, position: int) -> float:
+        return 0.95 if row == 0 or copying else 0.05
+
+    running = Simulation(BETWEEN, 4, rates, seed=4)
+    running.run(256)
+    copying = True
+    running.run(192)
+    assert running.rate(320) > 0.95 * best_fixed(BETWEEN, 4, rates)[0]
+
+
+def test_rates_that_fall_with_the_position_bound_the_depth() -> None:
+    def rates(row: int, position: int) -> float:
+        return (0.9, 0.6)[position] if position < 2 else 0.05
+
+    running = Simulation(MEMORY_BOUND, 2, rates, seed=5)
+    running.run(256)
+    assert running.rate(64) > 0.95 * best_fixed(MEMORY_BOUND, 2, rates)[0]
+
+
+def test_a_device_that_is_not_linear_is_learned_where_it_is_used() -> None:
+    device = replace(MEMORY_BOUND, token=0.4, knee=8)
+    running = Simulation(device, 1, everywhere(0.9), seed=6)
+    running.run(256)
+    assert running.rate(64) > 0.95 * best_fixed(device, 1, everywhere(0.9))[0]
+
+
+@pytest.mark.parametrize("slow", ({0}, {0, 1, 2}, {3, 4}, {4, 5, 6}, set(range(0, 256, 19))), ids=str)
+def test_rounds_that_are_many_times_too_slow_lock_nothing_in(slow: set[int]) -> None:
+    running = Simulation(BETWEEN, 4, everywhere(0.8), seed=7)
+    for number in range(256):
+        running.round(slowed=20.0 if number in slow else 1.0)
+    assert running.rate(96) > 0.93 * best_fixed(BETWEEN, 4, everywhere(0.8))[0]
+
+
+def test_a_machine_that_slows_down_for_everybody_changes_nothing() -> None:
+    running = Simulation(BETWEEN, 4, everywhere(0.65), seed=8)
+    for number in range(512):
+        running.round(slowed=1.0 + number / 128)
+    assert running.rate(64) > 0.95 * best_fixed(BETWEEN, 4, everywhere(0.65))[0]
+
+
+# What it is told, and what it does with it
+
+
+def trained(*outcomes: Outcome, rounds: int = 40, seconds: float = 0.0101) -> Controller:
+    """One that knows a device on which guesses cost next to nothing, and so many rounds with these outcomes."""
+    controller = Controller()
+    for _ in range(8):
+        controller.observe(plain_round(rows=max(1, len(outcomes))))
+    for _ in range(rounds):
+        tokens = len(outcomes) + sum(one.proposed for one in outcomes)
+        controller.observe(Round(seconds, len(outcomes), tokens, 0, False, outcomes))
+    return controller
+
+
+def test_nobody_is_guessed_for_who_has_no_offer() -> None:
+    controller = trained(Outcome(1, "some", 4, 4, False))
+    assert controller.choose([Asked(1, ()), Asked(2, ())]) == [PLAIN, PLAIN]
+    chosen = controller.choose([Asked(1, ()), Asked(2, (Offer("some", 4),))])
+    assert chosen[0] == PLAIN and chosen[1].source == "some"
+
+
+def test_before_plain_rounds_were_measured_nothing_is_guessed() -> None:
+    controller = Controller()
+    asked = [Asked(1, (Offer("some", 4, free=True),))]
+    for _ in range(3):
+        assert controller.choose(asked) == [PLAIN]
+        controller.observe(plain_round())
+    assert controller.choose(asked) != [PLAIN]
+
+
+def test_rounds_with_prompts_say_nothing_of_costs() -> None:
+    controller = Controller()
+    for _ in range(8):
+        controller.observe(plain_round(prompt_tokens=100))
+    assert controller.choose([Asked(1, (Offer("some", 4, free=True),))]) == [PLAIN]
+
+
+def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
+    once, twice = (Simulation(BETWEEN, 4, everywhere(0.3), seed=11) for _ in range(2))
+    for _ in range(300):
+        twice.controller.choose(twice.offers)
+        assert once.round() == twice.round()
+
+
+def test_a_fixed_number_is_always_guessed_where_it_is_offered() -> None:
+    controller = Controller(fixed=3)
+    offers = (Offer("first", 8), Offer("second", 8))
+    assert controller.choose([Asked(1, offers), Asked(2, (Offer("few", 2),)), Asked(3, ())]) == [
+        Chosen("first", 3),
+        Chosen("few", 2),
+        PLAIN,
+    ]
+
+
+def test_what_was_never_judged_counts_for_nothing() -> None:
+    ended = trained(Outcome(1, "some", 8, 1, True), seconds=0.014)
+    missed = trained(Outcome(1, "some", 8, 1, False), seconds=0.014)
+    asked = [Asked(1, (Offer("some", 16, free=True),))]
+    assert ended.choose(asked)[0].count > missed.choose(asked)[0].count
+
+
+def test_the_source_that_guesses_better_is_asked() -> None:
+    controller = trained(Outcome(1, "good", 4, 4, False), Outcome(2, "bad", 4, 0, False))
+    offers = (Offer("bad", 8, free=True), Offer("good", 8, free=True))
+    chosen = [controller.choose([Asked(key, offers)])[0].source for key in range(3, 7)]
+    assert chosen == ["good"] * 4
+
+
+def test_of_sources_that_are_as_good_the_first_is_asked() -> None:
+    controller = trained(Outcome(1, "this", 4, 3, False), Outcome(2, "that", 4, 3, False))
+    for names in (("this", "that"), ("that", "this")):
+        offers = tuple(Offer(name, 8, free=True) for name in names)
+        assert controller.choose([Asked(3, offers)])[0].source == names[0]
+
+
+def test_a_source_that_is_too_sure_of_itself_is_found_out() -> None:
+    controller, dice = trained(), random.Random(9)
+    for _ in range(8):
+        controller.observe(plain_round(rows=2))
+    counts: dict[float, list[int]] = {0.5: [], 0.95: []}
+    for _ in range(400):
+        sure = dice.choice((0.5, 0.95))
+        asked = [Asked(key, (Offer("sure", 4, (sure,) * 4, free=True),)) for key in (1, 2)]
+        chosen = controller.choose(asked)
+        outcomes = []
+        for row, one in zip(asked, chosen, strict=True):
+            if one.count:
+                accepted = 0
+                while accepted < one.count and dice.random() < (0.8 if sure == 0.95 else 0.02):
+                    accepted += 1
+                outcomes.append(Outcome(row.key, "sure", one.count, accepted, False))
+        counts[sure].append(sum(one.count for one in chosen))
+        tokens = 2 + sum(one.count for one in chosen)
+        controller.observe(Round(0.01 + 0.001 * (tokens - 2), 2, tokens, 0, not outcomes, tuple(outcomes)))
+    unsure, certain = counts[0.5][-60:], counts[0.95][-60:]
+    assert sum(unsure) / len(unsure) < 2 < 4 < sum(certain) / len(certain)
+
+
+ROWS = st.lists(
+    st.lists(
+        st.builds(
+            Offer,
+            st.sampled_from(("one", "two", "three")),
+            st.integers(0, 20),
+            st.lists(st.floats(0.0, 1.0), max_size=4).map(tuple),
+            st.booleans(),
+        ),
+        max_size=3,
+        unique_by=lambda offer: offer.source,
+    ).map(tuple),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(ROWS, st.integers(0, 2), st.floats(1e-5, 10.0)), max_size=24), st.randoms(), st.integers(1, 16)
+)
+def test_it_never_asks_for_more_than_is_offered_and_forgets_whom_it_is_told_to(
+    rounds: list[tuple[list[tuple[Offer, ...]], int, float]], dice: random.Random, most: int
+) -> None:
+    controller = Controller(most)
+    for _ in range(3):
+        controller.observe(plain_round())
+    for offers, prompt_tokens, seconds in rounds:
+        asked = [Asked(key, some) for key, some in enumerate(offers)]
+        chosen = controller.choose(asked, prompt_tokens)
+        assert len(chosen) == len(asked)
+        outcomes = []
+        for row, one in zip(asked, chosen, strict=True):
+            limits = {offer.source: min(offer.most, most) for offer in row.offers}
+            assert (one.source is None) == (one.count == 0)
+            if one.source is not None:
+                assert 0 < one.count <= limits[one.source]
+                proposed = dice.randint(0, one.count)
+                outcomes.append(Outcome(row.key, one.source, proposed, dice.randint(0, proposed), dice.random() < 0.2))
+        tokens = len(asked) + sum(one.proposed for one in outcomes)
+        controller.observe(Round(seconds, len(asked), tokens, prompt_tokens, not outcomes, tuple(outcomes)))
+    for key in range(6):
+        controller.forget(key)
+    assert controller.remembered == 0
+
+
+def test_choosing_and_learning_takes_no_time_worth_mentioning() -> None:
+    running = Simulation(MEMORY_BOUND, 16, everywhere(0.65), seed=10)
+    running.run(64)
+    outcomes = tuple(Outcome(key, "some", 4, 2, False) for key in range(16))
+    spent, measure = [], []
+    for _ in range(50):
+        began = time.perf_counter()
+        running.controller.choose(running.offers)
+        running.controller.observe(Round(0.015, 16, 80, 0, False, outcomes))
+        spent.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        assert sum([number * 0.5 + 1.0 for number in range(1000)])
+        measure.append(time.perf_counter() - began)
+    # A tenth of a millisecond where Python goes through a thousand numbers in forty microseconds; twice that will do.
+    assert min(spent) < 5 * min(measure)
