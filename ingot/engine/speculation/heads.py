@@ -20,6 +20,7 @@ import mlx.core as mx
 from ingot.cache.launch import Launch, Row
 from ingot.cache.rows import Rows
 from ingot.engine.sequence import Sequence
+from ingot.engine.speculation.by_depth import columns
 from ingot.engine.speculation.proposal import Offer, Proposal
 
 FURTHEST = 8
@@ -135,7 +136,7 @@ class HeadStates:
             [(_row(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
         ):
             tokens, sure = self._chain(ordered, depths)
-        guessed, likely = _columns(tokens, len(rows)), _columns(sure, len(rows))
+        guessed, likely = columns(tokens, len(rows)), columns(sure, len(rows))
         found = [Proposal(tuple(map(int, own)), self.name, tuple(likely[at])) for at, own in enumerate(guessed)]
         return [found[order.index(number)] for number in range(len(rows))]
 
@@ -200,13 +201,3 @@ def _launch(row: Row, place: int, count: int) -> Launch:
 def _row(sequence: Sequence) -> Row:
     assert sequence.row is not None
     return sequence.row
-
-
-def _columns(by_depth: list[mx.array], rows: int) -> list[list[float]]:
-    """What each row was given, depth by depth."""
-    found: list[list[float]] = [[] for _ in range(rows)]
-    for given in by_depth:
-        values: list[float] = given.tolist()  # type: ignore[assignment]
-        for number, value in enumerate(values):
-            found[number].append(value)
-    return found
