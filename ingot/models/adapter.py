@@ -27,15 +27,14 @@ from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
-from ingot.models.gguf.block_layers import with_blocks
-from ingot.models.heads.finding import without_heads
+from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import Selection, parameters, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
-from ingot.upstream import caches, load_config, load_model, model_classes
+from ingot.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
@@ -155,7 +154,7 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     """Load the model in `folder`. Raises ModelError with what is wrong with it."""
     try:
         stated = load_config(folder)
-        classes = without_heads(with_blocks(model_classes), folder, stated)
+        classes = classes_in(folder, stated)
         model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
     except ModelError:
         raise

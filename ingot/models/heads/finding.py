@@ -7,7 +7,7 @@ at first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,27 +116,6 @@ def head_tensors(folder: Path, config: Mapping[str, Any]) -> frozenset[str]:
     own = () if found is None else (tensor.name for tensor in found.tensors.values())
     beside = read_header(folder / SIDE_FILE) if (folder / SIDE_FILE).is_file() else {}
     return frozenset((*own, *beside))
-
-
-def without_heads(
-    classes: Callable[..., tuple[type, type]], folder: Path, config: Mapping[str, Any]
-) -> Callable[..., tuple[type, type]]:
-    """What finds a model's classes, but the model leaves a head's tensors alone, which not all of mlx-lm's do."""
-    heads = head_tensors(folder, config)
-    if not heads:
-        return classes
-
-    def found(config: dict[str, Any]) -> tuple[type, type]:
-        model_class, args_class = classes(config=config)
-
-        class Headless(model_class):  # type: ignore[misc, valid-type]
-            def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                own = {name: weight for name, weight in weights.items() if name not in heads}
-                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
-
-        return Headless, args_class
-
-    return found
 
 
 class OneFile:

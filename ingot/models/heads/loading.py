@@ -16,9 +16,10 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter, attends_natively, new_rows
 from ingot.models.files.tensors import give
+from ingot.models.gguf.block_layers import hold_blocks, is_block
 from ingot.models.heads.finding import HeadSource
 from ingot.models.heads.head import Head, Shared
-from ingot.models.heads.tensors import pack_like, path_of_layers, read_tensors
+from ingot.models.heads.tensors import blocks_in, pack_like, path_of_layers, read_tensors
 from ingot.models.layers.modules import embedding_of, hand_over_raw, output_head_of, parameters
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle
@@ -36,6 +37,8 @@ def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None)
     head, castable = build_head(source, adapter.config, shared)
     if adapter.device.kind != "cpu":
         _cast(head, DTYPES[adapter.dtype], castable)
+        # Layers of blocks would choose a format of their own.
+        dtype = dtype or (adapter.dtype if any(is_block(module) for _, module in head.named_modules()) else None)
     settle(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
@@ -79,6 +82,7 @@ def build_head(
     alone = model_class(args_class.from_dict(changed))
     tensors = read_tensors(source, alone)
     head = Head(source.wiring, alone, shared, size=size, eps=eps)
+    hold_blocks(head, blocks_in(source, config))
     pack_like(head, tensors)
     give(head, tensors, unneeded=(), whose=f"the head in {source.said}")
     return head, getattr(alone, "cast_predicate", lambda path: True)
