@@ -150,8 +150,11 @@ class Adapter:
         return logits, states.reshape(-1, states.shape[-1])
 
 
-def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
-    """Load the model in `folder`. Raises ModelError with what is wrong with it."""
+def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048, apart: bool = False) -> Adapter:
+    """Load the model in `folder`. Raises ModelError with what is wrong with it.
+
+    `apart`: no layers become one operation, so that hidden states between them can be handed over.
+    """
     try:
         stated = load_config(folder)
         classes = classes_in(folder, stated)
@@ -164,7 +167,7 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     notes = [*moved_weights(config), *settle(model, device, dtype)]
     mx.eval(model.parameters())
     model.eval()
-    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None)
+    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None, apart=apart)
 
 
 def adapt(
@@ -175,17 +178,19 @@ def adapt(
     widest: int = 2048,
     notes: Sequence[str] = (),
     exact: bool = False,
+    apart: bool = False,
 ) -> Adapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
+    `apart`: see `load`.
     Raises ModelError if it cannot be run here, or not rightly.
     """
     family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    fused = swap_modules(model, device, kernels)
+    fused = swap_modules(model, device, kernels, apart=apart)
     selection = select_at_heads(model)
     kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
