@@ -27,15 +27,14 @@ from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
-from ingot.models.gguf.block_layers import with_blocks
-from ingot.models.heads.finding import without_heads
+from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import Selection, parameters, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
-from ingot.upstream import caches, load_config, load_model, model_classes
+from ingot.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
@@ -151,11 +150,14 @@ class Adapter:
         return logits, states.reshape(-1, states.shape[-1])
 
 
-def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048) -> Adapter:
-    """Load the model in `folder`. Raises ModelError with what is wrong with it."""
+def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048, apart: bool = False) -> Adapter:
+    """Load the model in `folder`. Raises ModelError with what is wrong with it.
+
+    `apart`: no layers become one operation, so that hidden states between them can be handed over.
+    """
     try:
         stated = load_config(folder)
-        classes = without_heads(with_blocks(model_classes), folder, stated)
+        classes = classes_in(folder, stated)
         model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
     except ModelError:
         raise
@@ -165,7 +167,7 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     notes = [*moved_weights(config), *settle(model, device, dtype)]
     mx.eval(model.parameters())
     model.eval()
-    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None)
+    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None, apart=apart)
 
 
 def adapt(
@@ -176,17 +178,19 @@ def adapt(
     widest: int = 2048,
     notes: Sequence[str] = (),
     exact: bool = False,
+    apart: bool = False,
 ) -> Adapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
+    `apart`: see `load`.
     Raises ModelError if it cannot be run here, or not rightly.
     """
     family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    fused = swap_modules(model, device, kernels)
+    fused = swap_modules(model, device, kernels, apart=apart)
     selection = select_at_heads(model)
     kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.

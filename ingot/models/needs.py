@@ -23,11 +23,11 @@ from ingot.models.adapter import stated_context
 from ingot.models.families.registry import wiring_of
 from ingot.models.files.config_names import older_names
 from ingot.models.gguf.architectures import blueprint
-from ingot.models.gguf.block_layers import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in, with_blocks
+from ingot.models.gguf.block_layers import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in
 from ingot.models.gguf.file import TensorEntry
 from ingot.models.gguf.parts import GGUFModel
 from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, GROUP, PACKED_BITS
-from ingot.models.heads.finding import without_heads
+from ingot.models.heads.headless import classes_in
 from ingot.models.layers.fused import layers_of
 from ingot.models.layers.modules import parameters
 from ingot.models.precision import NARROW
@@ -57,7 +57,7 @@ def needs(path: Path, device: Device) -> MemoryNeeds | None:
 
 def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
-    classes = without_heads(with_blocks(model_classes), folder, stated)
+    classes = classes_in(folder, stated)
     model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
     return _told(model, config, _weights(model, device), device)
 

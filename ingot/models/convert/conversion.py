@@ -24,10 +24,11 @@ from ingot.models.files.config_names import older_names
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.shelf import is_kept, keep
 from ingot.models.gguf.quant_types import BLOCKS_KEY
-from ingot.models.heads.finding import SIDE_FILE, SIDE_PLACES, HeadSource, without_heads
+from ingot.models.heads.finding import SIDE_FILE, SIDE_PLACES, HeadSource
+from ingot.models.heads.headless import classes_in
 from ingot.models.heads.loading import build_head
 from ingot.models.heads.tensors import is_norm, stored_tensors
-from ingot.upstream import load_config, load_model, model_classes, quantize_model, save_config, save_model
+from ingot.upstream import load_config, load_model, quantize_model, save_config, save_model
 
 _MADE_ANEW = ("config.json", "model.safetensors.index.json", "ingot.json")
 
@@ -91,7 +92,7 @@ def _narrow(name: str, array: mx.array) -> mx.array:
 
 def _pack(folder: Path, made: Path, packing: Packing) -> None:
     stated = load_config(folder)
-    classes = without_heads(model_classes, folder, stated)
+    classes = classes_in(folder, stated)
     try:
         model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
         with redirect_stdout(io.StringIO()):  # which it reports to

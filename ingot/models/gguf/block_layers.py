@@ -8,7 +8,7 @@ a quarter of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -48,25 +48,34 @@ class BlockSwitchLinear(BlockLinear):
     pass
 
 
-def with_blocks(classes: Callable[..., tuple[type, type]]) -> Callable[..., tuple[type, type]]:
-    """What finds a model's classes, but the model has layers of blocks where its config says so."""
+def with_blocks(
+    classes: Callable[..., tuple[type, type]], others: Collection[str] = ()
+) -> Callable[..., tuple[type, type]]:
+    """What finds a model's classes, but the model has layers of blocks where its config says so. The weights `others`
+    are not the model's."""
 
     def found(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)
-        kinds: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
+        said: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
+        kinds = {path: kind for path, kind in said.items() if f"{path}.weight" not in others}
         if not kinds:
             return model_class, args_class
 
         class Blocked(model_class):  # type: ignore[misc, valid-type]
             def __init__(self, args: Any) -> None:
                 super().__init__(args)
-                modules = dict(self.named_modules())
-                held = [(path, _HELD[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
-                self.update_modules(tree_unflatten(held))
+                hold_blocks(self, kinds)
 
         return Blocked, args_class
 
     return found
+
+
+def hold_blocks(model: nn.Module, kinds: Mapping[str, str]) -> None:
+    """Swap the layers at these paths for ones whose weights are blocks of these kinds."""
+    modules = dict(model.named_modules())
+    held = [(path, _HELD[type(modules[path])](modules[path], Kind[kind])) for path, kind in kinds.items()]
+    model.update_modules(tree_unflatten(held))
 
 
 def is_block(module: Any) -> bool:

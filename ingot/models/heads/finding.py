@@ -7,7 +7,8 @@ at first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ AROUND = ("", "model.", "language_model.", "language_model.model.", "model.langu
 INDEX = "model.safetensors.index.json"
 """What says which file of a checkpoint holds a tensor."""
 _CONVOLUTION = "conv1d.weight"
+_LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, AROUND))})layers\.(\d{{1,6}})\..*")
 
 
 @dataclass(frozen=True)
@@ -112,31 +114,11 @@ def head_tensors(folder: Path, config: Mapping[str, Any]) -> frozenset[str]:
     wiring = head_of(str(config.get("model_type")))
     if wiring is None:
         return frozenset()
-    found = _among_own(folder, config, wiring)
-    own = () if found is None else (tensor.name for tensor in found.tensors.values())
+    names = Checkpoint(folder).files
+    prefix = _prefix_among(names, wiring, config)
+    own = (name for name in names if (prefix and name.startswith(prefix)) or _is_behind(name, wiring, config))
     beside = read_header(folder / SIDE_FILE) if (folder / SIDE_FILE).is_file() else {}
     return frozenset((*own, *beside))
-
-
-def without_heads(
-    classes: Callable[..., tuple[type, type]], folder: Path, config: Mapping[str, Any]
-) -> Callable[..., tuple[type, type]]:
-    """What finds a model's classes, but the model leaves a head's tensors alone, which not all of mlx-lm's do."""
-    heads = head_tensors(folder, config)
-    if not heads:
-        return classes
-
-    def found(config: dict[str, Any]) -> tuple[type, type]:
-        model_class, args_class = classes(config=config)
-
-        class Headless(model_class):  # type: ignore[misc, valid-type]
-            def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                own = {name: weight for name, weight in weights.items() if name not in heads}
-                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
-
-        return Headless, args_class
-
-    return found
 
 
 class OneFile:
@@ -183,6 +165,12 @@ class Checkpoint:
             if file.name != SIDE_FILE:
                 self._headers[file] = read_header(file)
                 yield from ((name, file) for name in self._headers[file])
+
+
+def _is_behind(name: str, wiring: HeadWiring, config: Mapping[str, Any]) -> bool:
+    """Whether it is of a layer behind the model's last: there may be heads for tokens still further on."""
+    numbered = _LAYER.fullmatch(name) if "{layers}" in wiring.inside else None
+    return numbered is not None and int(numbered[1]) >= _layers(config)
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ the pair of the hidden state there and token p + 1. The embedding and the output
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,6 +29,16 @@ class Shared:
         tied = isinstance(self.output, nn.Embedding | nn.QuantizedEmbedding)
         logits: mx.array = self.output.as_linear(hidden) if tied else self.output(hidden)
         return logits
+
+
+class Guesser(Protocol):
+    """What runs beside a model and guesses: a `Head`, or a draft that is called alike."""
+
+    size: int  # of the model's hidden states that it takes
+
+    def make_cache(self) -> list[Any]: ...
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array: ...
+    def logits(self, hidden: mx.array) -> mx.array: ...
 
 
 class Head(nn.Module):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.cache.launch import Part
@@ -16,10 +17,11 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter, attends_natively, new_rows
 from ingot.models.files.tensors import give
+from ingot.models.gguf.block_layers import hold_blocks, is_block
 from ingot.models.heads.finding import HeadSource
-from ingot.models.heads.head import Head, Shared
-from ingot.models.heads.tensors import pack_like, path_of_layers, read_tensors
-from ingot.models.layers.modules import embedding_of, hand_over_raw, output_head_of, parameters
+from ingot.models.heads.head import Guesser, Head, Shared
+from ingot.models.heads.tensors import blocks_in, pack_like, path_of_layers, read_tensors
+from ingot.models.layers.modules import embedding_of, output_head_of, parameters, tap
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle
 from ingot.upstream import model_classes
@@ -34,18 +36,25 @@ def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None)
     if selection is None or not selection.obeyed or shared is None:
         raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
     head, castable = build_head(source, adapter.config, shared)
+    prepare(head, adapter, dtype, castable)
+    if head.wants == "raw":
+        tap(adapter.model, [path_of_layers(adapter.model).removesuffix("layers") + "norm"], selection)
+    return head
+
+
+def prepare(head: nn.Module, adapter: Adapter, dtype: str | None, castable: Callable[[str], bool]) -> None:
+    """Bring a head into memory, as the adapter's device computes with it."""
     if adapter.device.kind != "cpu":
         _cast(head, DTYPES[adapter.dtype], castable)
+        # Layers of blocks would choose a format of their own.
+        dtype = dtype or (adapter.dtype if any(is_block(module) for _, module in head.named_modules()) else None)
     settle(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
     swap_modules(head, adapter.device, adapter.kernels)
-    if head.wants == "raw" and not selection.raw:
-        hand_over_raw(adapter.model, path_of_layers(adapter.model).removesuffix("layers") + "norm", selection)
-    return head
 
 
-def with_head(adapter: Adapter, head: Head) -> Adapter:
+def with_head(adapter: Adapter, head: Guesser) -> Adapter:
     """The adapter, with a head beside its model: live states have room for what the head keeps of each token."""
     rows = head_rows(head, adapter)
     with rows.launch([Part((rows.new(),), 1)], mixed=adapter.mixed) as layers:
@@ -58,7 +67,7 @@ def with_head(adapter: Adapter, head: Head) -> Adapter:
     return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
 
 
-def head_rows(head: Head, adapter: Adapter) -> Rows:
+def head_rows(head: Guesser, adapter: Adapter) -> Rows:
     """Live states for a head's own keys and values, of sequences of the adapter's model."""
     kept = adapter.kept if attends_natively(head) else None
     return new_rows(head, 0, kept, adapter.kernels)
@@ -79,12 +88,13 @@ def build_head(
     alone = model_class(args_class.from_dict(changed))
     tensors = read_tensors(source, alone)
     head = Head(source.wiring, alone, shared, size=size, eps=eps)
+    hold_blocks(head, blocks_in(source, config))
     pack_like(head, tensors)
     give(head, tensors, unneeded=(), whose=f"the head in {source.said}")
     return head, getattr(alone, "cast_predicate", lambda path: True)
 
 
-def _cast(head: Head, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:
+def _cast(head: nn.Module, dtype: mx.Dtype, wanted: Callable[[str], bool]) -> None:
     """To what the model computes in: where two formats of 16 bits meet, MLX goes on in float32."""
     floats = [(path, array) for path, array in parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
     head.update(tree_unflatten([(path, array.astype(dtype)) for path, array in floats if wanted(path)]))

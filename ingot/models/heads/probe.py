@@ -14,7 +14,7 @@ import mlx.core as mx
 from ingot.cache.launch import Part
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter
-from ingot.models.heads.head import Head
+from ingot.models.heads.head import Guesser
 from ingot.models.heads.loading import head_rows
 
 TOKENS = 48
@@ -24,7 +24,7 @@ LEAST = 0.05
 """A head that guesses no larger share of them is not worth running, whatever it costs."""
 
 
-def check_head(head: Head, adapter: Adapter, prompt: Sequence[int] = PROMPT) -> float:
+def check_head(head: Guesser, adapter: Adapter, prompt: Sequence[int] = PROMPT) -> float:
     """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that is next to
     nothing."""
     share = acceptance(head, adapter, prompt)
@@ -36,7 +36,7 @@ def check_head(head: Head, adapter: Adapter, prompt: Sequence[int] = PROMPT) -> 
     return share
 
 
-def acceptance(head: Head, adapter: Adapter, prompt: Sequence[int]) -> float:
+def acceptance(head: Guesser, adapter: Adapter, prompt: Sequence[int]) -> float:
     tokens, hidden = _written(adapter, list(prompt))
     rows = head_rows(head, adapter)
     with rows.launch([Part((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:

@@ -16,6 +16,7 @@ import mlx.nn as nn
 from ingot.errors import ModelError
 from ingot.models.families.description import HeadWiring
 from ingot.models.files.safetensors_header import StoredTensor
+from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.models.heads.finding import HeadSource
 from ingot.models.heads.norms import factors
 from ingot.upstream import infer_quant_config
@@ -109,6 +110,14 @@ def _stacked(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
         else:
             experts.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = array
     return others | {name: mx.stack([own[number] for number in sorted(own)]) for name, own in experts.items()}
+
+
+def blocks_in(source: HeadSource, config: Mapping[str, Any]) -> dict[str, str]:
+    """The head's modules whose weights are still blocks of a GGUF file, and of which kind."""
+    kinds: Mapping[str, str] = config.get(BLOCKS_KEY) or {}
+    stored = {tensor.name.removesuffix(".weight"): name for name, tensor in source.tensors.items()}
+    held = {stored[path]: kind for path, kind in kinds.items() if path in stored}
+    return {_ours(source.wiring, name).removesuffix(".weight"): kind for name, kind in held.items()}
 
 
 def pack_like(head: nn.Module, tensors: Mapping[str, mx.array]) -> None:

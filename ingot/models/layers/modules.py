@@ -28,22 +28,35 @@ class Selection:
     def __init__(self) -> None:
         self.at: mx.array | None = None
         self.obeyed = False
-        self.raw = False  # the hidden states that are handed over are those before the last norm, which keeps them
+        self.tapped: tuple[str, ...] = ()
+        """Modules whose inputs are handed over as hidden states, instead of the output head's."""
         self.hands_over = False
-        self.hidden: mx.array | None = None
+        self._kept: dict[str, mx.array] = {}
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """While this is open, a forward pass leaves the hidden states [rows, width, size] of all tokens in `hidden`."""
+        """While this is open, a forward pass leaves the hidden states of all tokens in `hidden`."""
         self.hands_over = True
         try:
             yield
         finally:
-            self.hands_over, self.hidden = False, None
+            self.hands_over, self._kept = False, {}
+
+    @property
+    def hidden(self) -> mx.array | None:
+        """[rows, width, size], one beside another where several modules are tapped; None where none came by."""
+        parts = [self._kept[name] for name in self.tapped or ("",) if name in self._kept]
+        if len(parts) < max(1, len(self.tapped)):
+            return None
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+    def keep(self, name: str, states: mx.array) -> None:
+        if self.hands_over:
+            self._kept[name] = states
 
     def of(self, hidden: mx.array) -> mx.array:
-        if self.hands_over and not self.raw:
-            self.hidden = hidden
+        if not self.tapped:
+            self.keep("", hidden)
         if self.at is None or hidden.ndim != 3:
             return hidden
         self.obeyed = True
@@ -218,20 +231,24 @@ def _output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
 
 class _KeepsInput:
     selection: Selection
+    path: str
 
-    def __call__(self, x: mx.array) -> mx.array:
-        if self.selection.hands_over:
-            self.selection.hidden = x
-        y: mx.array = super().__call__(x)  # type: ignore[misc]
-        return y
+    def __call__(self, x: mx.array, *given: Any, **named: Any) -> Any:
+        self.selection.keep(self.path, x)
+        return super().__call__(x, *given, **named)  # type: ignore[misc]
 
 
-def hand_over_raw(model: nn.Module, norm: str, selection: Selection) -> None:
-    """Swap the model's last norm, which lies at `norm`, for one that keeps what it is given when that is asked for."""
-    module = dict(model.named_modules())[norm]
-    keeping = adopt(module, type(f"Keeping{type(module).__name__}", (_KeepsInput, type(module)), {}))
-    keeping.selection, selection.raw = selection, True
-    model.update_modules(tree_unflatten([(norm, keeping)]))
+def tap(model: nn.Module, paths: Sequence[str], selection: Selection) -> None:
+    """Swap the modules at `paths` for ones that keep what they are given when hidden states are asked for."""
+    modules = dict(model.named_modules())
+    swapped = []
+    for path in paths:
+        kind = type(modules[path])
+        keeping = adopt(modules[path], type(f"Tapped{kind.__name__}", (_KeepsInput, kind), {}))
+        keeping.selection, keeping.path = selection, path
+        swapped.append((path, keeping))
+    model.update_modules(tree_unflatten(swapped))
+    selection.tapped = tuple(paths)
 
 
 def select_at_heads(model: nn.Module) -> Selection | None:

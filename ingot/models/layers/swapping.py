@@ -15,13 +15,14 @@ from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import swap_recurrences
 
 
-def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | None) -> bool:
-    """Swap the modules that we compute otherwise than mlx-lm. Whether all layers became one operation."""
+def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | None, *, apart: bool = False) -> bool:
+    """Swap the modules that we compute otherwise than mlx-lm. Whether all layers became one operation, which they do
+    not where they are to stay `apart`."""
     swap_ropes(model)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         return False
-    fused = fuse_layers(model)
+    fused = not apart and fuse_layers(model)
     swap_recurrences(model)
     if not fused:
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)

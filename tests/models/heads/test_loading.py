@@ -284,3 +284,14 @@ def test_hidden_states_of_a_mixed_pass_stand_in_the_order_of_its_tokens(qwen: Ma
     assert (logits.shape[0], hidden.shape[0]) == (2, 11)
     assert apart(hidden[:7], hidden_of(adapter, TOKENS[:7])) < CLOSE
     assert apart(hidden[7:], hidden_of(adapter, TOKENS[:4])) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_of_several_heads_one_behind_another_the_first_is_taken_and_the_model_loads(
+    family: str, tmp_path: Path
+) -> None:
+    made = make(family)
+    layers = made.config["num_hidden_layers"]
+    second = {f"model.layers.{layers + 1}.{name}": mx.zeros_like(array) for name, array in made.head.items()}
+    write(tmp_path, made.config, files={"model.safetensors": {**made.base, **named(made), **second}})
+    check(made, *loaded(tmp_path))

@@ -1,0 +1,32 @@
+"""The classes of a model whose checkpoint also holds a head, which is none of the model's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.models.gguf.block_layers import with_blocks
+from ingot.models.heads.finding import head_tensors
+from ingot.upstream import model_classes
+
+
+def classes_in(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[type, type]]:
+    """What finds the classes of the model in `folder`, such as load it as it is stored there: with blocks of GGUF's,
+    and without the tensors of a head, over which not all of mlx-lm's code gets by itself."""
+    heads = head_tensors(folder, config)
+    classes = with_blocks(model_classes, heads)
+    if not heads:
+        return classes
+
+    def found(config: dict[str, Any]) -> tuple[type, type]:
+        model_class, args_class = classes(config=config)
+
+        class Headless(model_class):  # type: ignore[misc, valid-type]
+            def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+                own = {name: weight for name, weight in weights.items() if name not in heads}
+                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
+
+        return Headless, args_class
+
+    return found

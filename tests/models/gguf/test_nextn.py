@@ -1,0 +1,104 @@
+"""GLM's head in a GGUF file: imported with the model, and computes what it computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from ingot.cache.launch import Part
+from ingot.kernels.device import Device, current
+from ingot.models.adapter import load
+from ingot.models.heads.finding import find_head
+from ingot.models.heads.loading import head_rows, load_head
+from ingot.models.probe import apart
+from tests.engines import GPU
+from tests.models.gguf.making import TinyModel, random_rows
+from tests.models.gguf.test_mixtures import HIDDEN, TOKENS, as_gguf, imported, original
+
+mx = pytest.importorskip("mlx.core")
+
+NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
+
+
+def as_both(kind: Kind, folder: Path) -> tuple[TinyModel, Path]:
+    """The same model of two layers and a head: as a GGUF file, and as a folder with weights of the same values."""
+    config, weights = original("glm4_moe", folder / "three", num_hidden_layers=3)
+    model = as_gguf("glm4_moe", config, weights, nextn_predict_layers=1)
+    rng = np.random.default_rng(3)
+    for source, target in NORMS.items():
+        weights[f"model.layers.2.{target}.weight"] = norm = rng.normal(1, 0.1, HIDDEN).astype(np.float32)
+        model.tensors[f"blk.2.nextn.{source}.weight"] = (Kind.F32, norm.shape, norm)
+    shape = (HIDDEN, 2 * HIDDEN)
+    raw = random_rows(rng, kind, *shape, 0.08)
+    model.tensors["blk.2.nextn.eh_proj.weight"] = (kind, shape, raw)
+    weights["model.layers.2.eh_proj.weight"] = dequantize(raw, kind).reshape(shape)
+    plain = folder / "plain"
+    plain.mkdir()
+    mx.save_safetensors(str(plain / "model.safetensors"), {name: mx.array(array) for name, array in weights.items()})
+    (plain / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    return model, plain
+
+
+def guesses(folder: Path, device: Device) -> mx.array:
+    """Logits of the head over a prompt, whose hidden states the model computed."""
+    adapter = load(folder, device)
+    source = find_head(folder, adapter.config)
+    assert source is not None
+    head = load_head(source, adapter)
+    rows = adapter.new_rows()
+    _, hidden = adapter.run(rows, mx.array(TOKENS), [Part((rows.new(),), len(TOKENS))], hidden=True)
+    rows = head_rows(head, adapter)
+    with rows.launch([Part((rows.new(),), len(TOKENS) - 1)]) as layers:
+        return head.logits(head(hidden[None, :-1], mx.array([TOKENS[1:]]), layers[0]))[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_a_head_is_imported_with_its_model(kind: Kind, tmp_path: Path) -> None:
+    model, plain = as_both(kind, tmp_path)
+    folder = imported(model, tmp_path)
+    assert apart(guesses(folder, current()), guesses(plain, current())) < 0.03
+
+
+def test_blocks_of_a_head_run_on_a_gpu_in_the_models_format(tmp_path: Path) -> None:
+    model, plain = as_both(Kind.Q6_K, tmp_path)
+    folder = imported(model, tmp_path)
+    found = guesses(folder, GPU)
+    assert found.dtype == mx.float32
+    assert apart(found, guesses(plain, GPU)) < 0.03
+
+
+def test_what_repeats_the_models_tensors_is_not_imported(tmp_path: Path) -> None:
+    model, plain = as_both(Kind.F32, tmp_path)
+    for name in ("embed_tokens", "shared_head_head"):
+        model.tensors[f"blk.2.nextn.{name}.weight"] = model.tensors["token_embd.weight"]
+    folder = imported(model, tmp_path)
+    assert apart(guesses(folder, current()), guesses(plain, current())) < 0.03
+    source = find_head(folder, json.loads((folder / "config.json").read_text()))
+    assert source is not None
+    assert not any("embed" in name or "shared_head.head" in name for name in source.tensors)
+
+
+def test_a_head_that_lacks_a_tensor_is_left_out_and_the_model_is_not(tmp_path: Path) -> None:
+    model, _ = as_both(Kind.F32, tmp_path)
+    del model.tensors["blk.2.nextn.hnorm.weight"]
+    folder = imported(model, tmp_path)
+    adapter = load(folder, current())
+    assert find_head(folder, adapter.config) is None
+
+
+def test_packed_experts_of_a_head_stay_packed(tmp_path: Path) -> None:
+    model, _ = as_both(Kind.Q8_0, tmp_path)
+    for name, (kind, shape, raw) in list(model.tensors.items()):
+        if name.startswith("blk.2.ffn_up_exps") or name.startswith("blk.2.attn_q.weight"):
+            values = raw.view(np.float32).reshape(shape)
+            model.tensors[name] = (Kind.Q8_0, shape, quantize(values, Kind.Q8_0))
+            assert kind == Kind.F32
+    folder = imported(model, tmp_path)
+    stored = mx.load(str(folder / "model.safetensors"))
+    assert stored["model.layers.2.mlp.switch_mlp.up_proj.weight"].dtype == mx.uint32
+    assert np.isfinite(np.array(guesses(folder, current()).astype(mx.float32))).all()
