@@ -213,7 +213,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         return [dice.randrange(1000) for _ in range(chosen.tokens)]
 
     def begin() -> Loaded:
-        loaded = load(settings, folder.path, tokenizer, {}, name=folder.name, source=folder.source)
+        loaded = load(settings, folder.path, tokenizer, {}, {}, name=folder.name, source=folder.source)
         parts.extend(measure_parts(loaded, prompt()) for _ in range(chosen.rounds))
         return loaded
 

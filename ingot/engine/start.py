@@ -46,7 +46,12 @@ def start_engine(
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
-    return Engine(lambda: load(settings, folder, tokenizer, encoders or {}, name=name, source=source), limits)
+    models = {name: found.path for name, found in {"draft": draft, "eagle": eagle}.items() if found is not None}
+
+    def loaded() -> Loaded:
+        return load(settings, folder, tokenizer, encoders or {}, models, name=name, source=source)
+
+    return Engine(loaded, limits)
 
 
 def load(
@@ -54,6 +59,7 @@ def load(
     folder: Path,
     tokenizer: Tokenizer,
     encoders: Mapping[Role, ModelFolder],
+    guessing_models: Mapping[str, Path],
     *,
     name: str,
     source: str,
@@ -67,13 +73,17 @@ def load(
     _refuse_what_cannot_fit(folder, total)
     adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk)
     choice = Choice.parse(settings.speculate, settings.speculate_tokens)
-    guessing = offer_proposers(choice, folder, adapter, dtype=settings.dtype)
-    adapter = guessing.adapter
-    offered = offer(encoders, settings, here, total - adapter.weight_bytes)
+    guessing = offer_proposers(
+        choice, folder, adapter, guessing_models, dtype=settings.dtype, widest=settings.prefill_chunk
+    )
+    adapter, weights = guessing.adapter, guessing.adapter.weight_bytes + guessing.weights
+    offered = offer(encoders, settings, here, total - weights)
     context = _context(settings, adapter.context)
+    others = offered.weights + offered.batch
+    proposers, taken = guessing.begin(total - weights - others, context=context, rows=settings.max_sequences)
     budget = Budget(
         total,
-        adapter.weight_bytes + offered.weights + offered.batch,
+        weights + others + taken,
         _with_what_is_taken_back(adapter.footprint) if guessing.names else adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
@@ -116,7 +126,7 @@ def load(
         cache_bytes,
         offered.encoders,
         folder,
-        proposers=guessing.proposers,
+        proposers=proposers,
         guessed_tokens=choice.tokens,
     )
 

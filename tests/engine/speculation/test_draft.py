@@ -310,7 +310,7 @@ def shipped(*, drafted: bool) -> Engine:
 
     def load() -> Loaded:
         settings = Settings(speculate="off", memory="1GB", max_sequences=8, deterministic=True)
-        loaded = start.load(settings, MODELS / "dense", tokenizer, {}, name="dense", source="dense")
+        loaded = start.load(settings, MODELS / "dense", tokenizer, {}, {}, name="dense", source="dense")
         if not drafted:
             return loaded
         adapter = adapters.load(MODELS / "draft", current())
