@@ -67,8 +67,10 @@ def start(
     wait: Wait | None = None,
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
+    headed: Callable[[Adapter], Adapter] | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch."""
+    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch. `headed` gives
+    the model a head."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -79,7 +81,9 @@ def start(
         native.use_one_path()  # without which equality holds but for the last bits
         model, here = tiny.build(kind), device or current()
         settle(model, here, None)
-        adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest)
+        adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest, apart=headed is not None)
+        if headed is not None:
+            adapter = headed(adapter)
         if wait is not None:
             adapter = Held.of(adapter, wait)
         total = adapter.weight_bytes + (memory or 1 << 28)

@@ -71,7 +71,9 @@ def load(
         memory_bytes(settings.memory, here.memory) if settings.memory else int(here.memory * DEVICE_SHARE[here.kind])
     )
     _refuse_what_cannot_fit(folder, total)
-    adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk)
+    # An EAGLE draft reads hidden states between layers.
+    apart = "eagle" in guessing_models
+    adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart)
     choice = Choice.parse(settings.speculate, settings.speculate_tokens)
     guessing = offer_proposers(
         choice, folder, adapter, guessing_models, dtype=settings.dtype, widest=settings.prefill_chunk

@@ -12,9 +12,10 @@ from ingot.engine.speculation.forced import Forced
 from ingot.engine.speculation.lookup import Lookup
 from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.speculation.same_tokens import check_tokenizers
-from ingot.errors import ModelError
+from ingot.errors import ConfigError, ModelError
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
+from ingot.models.heads.eagle import load_eagle
 from ingot.models.heads.finding import find_head
 from ingot.models.heads.loading import load_head, with_head
 from ingot.models.heads.probe import check_head
@@ -57,15 +58,22 @@ def offer_proposers(
 
     Raises ConfigError where somebody is asked for who is not there, ModelError where what there is does not work.
     """
-    headed, notes = _headed(choice, folder, adapter, dtype) if _wants(choice, "mtp") else (adapter, ())
-    draft = None
+    headed, draft = adapter, None
+    notes: tuple[str, ...] = ()
+    if "eagle" in models:
+        if _wants(choice, "mtp"):
+            raise ConfigError("mtp and eagle exclude each other: one head can be shown what the model computes")
+        headed = with_head(adapter, load_eagle(models["eagle"], adapter, dtype=dtype))
+        check_head(headed.head, adapter)
+    elif _wants(choice, "mtp"):
+        headed, notes = _headed(choice, folder, adapter, dtype)
     if "draft" in models:
         check_tokenizers(folder, models["draft"])
         draft = adapters.load(models["draft"], adapter.device, dtype=dtype, widest=widest)
-    there = {"forced": True, "lookup": True, "mtp": headed.head is not None, "draft": draft is not None}
-    offered = [name for name, is_there in there.items() if is_there]
+    head = () if headed.head is None else (headed.head.name,)
+    offered = ("forced", "lookup", *head, *(() if draft is None else ("draft",)))
     choice.refuse_missing(offered)
-    return OfferedProposers(headed, draft, tuple(offered) if choice.names is None else choice.names, notes)
+    return OfferedProposers(headed, draft, offered if choice.names is None else choice.names, notes)
 
 
 def _wants(choice: Choice, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Guesses of a head that the model was trained with (MTP): from the model's hidden states and the tokens behind them.
+"""Guesses of a head (MTP, EAGLE-3): from the model's hidden states and the tokens behind them.
 
 A head keeps keys and values of its own. Those of a token's place are made from the hidden state *before* it and the
 token itself, so that they depend on what is stored up to that place and on nothing behind it: they lie in the row's own
@@ -30,6 +30,7 @@ WAITING = 64
 
 
 class HeadModule(Protocol):
+    name: str
     size: int  # of a hidden state
 
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array: ...
@@ -85,8 +86,11 @@ class HeadStates:
 
     head: HeadModule
     rows: Rows
-    name: str = "mtp"
     _shown: dict[Sequence, _Shown] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.head.name
 
     # What the runner tells
 

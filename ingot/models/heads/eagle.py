@@ -22,7 +22,7 @@ from ingot.models.files.tensors import give, read
 from ingot.models.heads.loading import prepare
 from ingot.models.heads.tensors import pack_like, path_of_layers
 from ingot.models.layers.fused import FusedLayers, SkippedLayer
-from ingot.models.layers.modules import embedding_of, tap
+from ingot.models.layers.modules import embedding_of, parameters, tap
 from ingot.upstream import caches, create_attention_mask, load_config, model_classes
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -55,6 +55,8 @@ class MiddleLayer(nn.Module):
 class EagleHead(nn.Module):
     """Takes the place of a `Head`: called alike, with states of the model or with its own."""
 
+    name = "eagle"
+
     def __init__(self, config: Mapping[str, Any], block: Any, *, vocab: int, target_size: int, embeds: bool) -> None:
         """`block` is a layer of mlx-lm's; `embeds`: it has an embedding of its own."""
         super().__init__()
@@ -85,6 +87,10 @@ class EagleHead(nn.Module):
         if offsets.shape != (known,) or mx.any((ids < 0) | (ids >= self._vocab)).item():
             raise ModelError("The draft's table d2t names tokens that its model does not have")
         self._ids = ids
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in parameters(self))
 
     def make_cache(self) -> list[Any]:
         return [caches.KVCache()]

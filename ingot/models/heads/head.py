@@ -42,6 +42,8 @@ class Guesser(Protocol):
 
 
 class Head(nn.Module):
+    name = "mtp"
+
     def __init__(self, wiring: HeadWiring, alone: Any, shared: Shared | None, *, size: int, eps: float) -> None:
         """`alone` is a model of mlx-lm's that has the head's layers and no others. Without what it shares with its own
         model, a head can be looked at and not run."""
