@@ -160,7 +160,7 @@ class Generation:
             self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
             proposers.append(self._runner.heads)
         controller = Controller(fixed=self._loaded.guessed_tokens)
-        self._speculation = Speculation(proposers, controller, self.speculation)
+        self._speculation = Speculation(proposers, controller, self.speculation, self._limits.max_sequences)
 
         def widest(sequence: Sequence) -> int:
             width = budget.widest_launch(sequence.computed)

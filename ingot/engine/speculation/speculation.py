@@ -33,7 +33,11 @@ class _Guessed:
 
 
 class Speculation:
-    def __init__(self, proposers: Many[Proposer], controller: Controller, counts: SpeculationCounts) -> None:
+    def __init__(
+        self, proposers: Many[Proposer], controller: Controller, counts: SpeculationCounts, places: int
+    ) -> None:
+        """At most so many tokens are drawn in a pass: that is what memory is set aside for."""
+        self._places = places
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._controller, self._counts = controller, counts
         self._round: dict[Sequence, _Guessed] = {}
@@ -52,11 +56,10 @@ class Speculation:
         self._round, self._tokens = {}, sum(row.remaining for row in plan.decode)
         if not self._proposers or not all(row.known for row in plan.decode):
             return {}
-        chosen = self._chosen(plan.decode, sum(chunk.count for chunk in plan.chunks))
+        chosen = self._held(self._chosen(plan.decode, sum(chunk.count for chunk in plan.chunks)), len(plan.chunks))
         for name in self._proposers.keys() & {each.source for each in chosen if each.count}:
-            self._ask(
-                name, [(row, each.count) for row, each in zip(plan.decode, chosen, strict=True) if each.source == name]
-            )
+            asked = zip(plan.decode, chosen, strict=True)
+            self._ask(name, [(row, each.count) for row, each in asked if each.source == name and each.count])
         return {row: guessed.proposal.tokens for row, guessed in self._round.items()}
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
@@ -96,6 +99,15 @@ class Speculation:
         return self._controller.choose(
             [Asked(row, tuple(own)) for row, own in zip(rows, offers, strict=True)], prompt_tokens
         )
+
+    def _held(self, chosen: list[Chosen], beside: int) -> list[Chosen]:
+        """No more than there are places for, beside those that the rows themselves and prompts draw at."""
+        left = max(0, self._places - len(chosen) - beside)
+        held = []
+        for each in chosen:
+            held.append(replace(each, count=min(each.count, left)))
+            left -= held[-1].count
+        return held
 
     def _ask(self, name: str, wanted: Many[tuple[Sequence, int]]) -> None:
         rows, counts = [row for row, _ in wanted], [count for _, count in wanted]
