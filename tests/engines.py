@@ -100,6 +100,7 @@ def start(
             memory_budget=total,
             max_sequences=32,
             created=0,
+            proposers=tuple(proposer.name for proposer in proposers),
         )
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
         return Loaded(

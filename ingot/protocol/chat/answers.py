@@ -122,7 +122,7 @@ class TimingBody(Struct):
 
 
 class SpeculationBody(Struct):
-    """Tokens that were guessed ahead, those of them that were right, the forward passes that drew the answer, and how
+    """Tokens that were guessed ahead, those of them that were right, the forward passes that drew the rest, and how
     many tokens each of them gave."""
 
     proposed: int
