@@ -69,8 +69,8 @@ def start(
     guessed_tokens: int | None = None,
     headed: Callable[[Adapter], Adapter] | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed` gives
-    the model a head."""
+    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch; `headed`
+    gives the model a head."""
 
     def load() -> Loaded:
         from ingot.kernels import native

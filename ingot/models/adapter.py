@@ -30,7 +30,8 @@ from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.mixers import tiled
-from ingot.models.layers.modules import Selection, parameters, select_at_heads
+from ingot.models.layers.modules import parameters
+from ingot.models.layers.selection import Selection, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe

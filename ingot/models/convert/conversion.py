@@ -73,7 +73,11 @@ class Conversion:
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    return any(config.get(key) for key in ("quantization", "quantization_config", BLOCKS_KEY))
+    """Whether its weights stay in fewer bits when it is loaded. Published ones of 8 bits, in blocks, mostly do not."""
+    if any(config.get(key) for key in ("quantization", BLOCKS_KEY)):
+        return True
+    said = config.get("quantization_config") or {}
+    return bool(said) and (said.get("quant_method") != "fp8" or said.get("scale_fmt") == "ue8m0")
 
 
 def write_head(source: HeadSource, file: Path) -> None:
@@ -85,7 +89,7 @@ def write_head(source: HeadSource, file: Path) -> None:
 
 def _narrow(name: str, array: mx.array) -> mx.array:
     """What else has one dimension is small, and may be wide for a reason: the bias that a router chooses by is."""
-    factors = name.endswith((".scales", ".biases"))  # which stay as they are, with the weights that they unpack
+    factors = name.endswith(("scales", "biases", "scale_inv"))  # which stay, with the weights that they unpack
     wanted = mx.issubdtype(array.dtype, mx.floating) and not factors and (array.ndim > 1 or is_norm(name))
     return array.astype(mx.bfloat16) if wanted else array
 

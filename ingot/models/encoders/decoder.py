@@ -28,7 +28,8 @@ from ingot.models.encoders.pooling import Pooling
 from ingot.models.files import tensors
 from ingot.models.files.config_names import older_names
 from ingot.models.gguf.block_layers import with_blocks
-from ingot.models.layers.modules import SELECTIVE, Selection, adopt
+from ingot.models.layers.modules import adopt
+from ingot.models.layers.selection import SELECTIVE, Selection
 from ingot.models.precision import settle
 from ingot.upstream import load_config, load_model, model_classes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import ModelError
@@ -24,7 +24,6 @@ from ingot.models.gguf.layers import (
 from ingot.models.gguf.rope import rope_scaling
 
 SOFTMAX, SIGMOID = 1, 2  # how files number the router's function
-NEXTN_NORMS = {"enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 POST_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 
 
@@ -80,7 +79,7 @@ def mixtral(hyper: Hyperparameters) -> Blueprint:
             ),
             *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
         ),
-        spent=_unscaled(hyper, sizes),
+        spent=unscaled(hyper, sizes),
     )
 
 
@@ -112,7 +111,7 @@ def qwen2_moe(hyper: Hyperparameters) -> Blueprint:
             *gates,
             *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
         ),
-        spent=_unscaled(hyper, sizes),
+        spent=unscaled(hyper, sizes),
     )
 
 
@@ -132,7 +131,7 @@ def qwen3_moe(hyper: Hyperparameters) -> Blueprint:
             *norms(sizes.layers, LLAMA_NORMS, sizes.hidden),
             *norms(sizes.layers, HEAD_NORMS, sizes.head),
         ),
-        spent=_unscaled(hyper, sizes),
+        spent=unscaled(hyper, sizes),
     )
 
 
@@ -225,62 +224,6 @@ def gpt_oss(hyper: Hyperparameters) -> Blueprint:
     )
 
 
-def glm4_moe(hyper: Hyperparameters) -> Blueprint:
-    whole = Sizes.read(hyper)
-    rotated = hyper.integer("rope.dimension_count", whole.head)
-    ahead = hyper.get("nextn_predict_layers", 0)  # layers behind the last, which propose tokens
-    if not isinstance(ahead, int) or not 0 <= ahead < whole.layers:
-        raise ModelError(f"{hyper.architecture}.nextn_predict_layers is {ahead!r} of {whole.layers} layers")
-    sizes = replace(whole, layers=whole.layers - ahead)
-    refuse_window(hyper)
-    routing, layers = _glm_layers(hyper, sizes)
-    head = _glm_head(hyper, sizes) if ahead else []
-    tensors, written = hyper.file.tensors, {name for item in head for name, _ in item.sources(hyper.file.tensors)}
-    behind = tuple(f"blk.{layer}." for layer in range(sizes.layers, whole.layers))
-    normed, biased = _glm_traits(hyper)
-    return Blueprint(
-        config=usual_config(hyper, sizes, "glm4_moe", "Glm4MoeForCausalLM")
-        | routing
-        | {"head_dim": sizes.head, "partial_rotary_factor": rotated / sizes.head, "use_qk_norm": normed}
-        | {"attention_bias": biased, "rope_scaling": None, "tie_word_embeddings": False},
-        tensors=(*ends(hyper, sizes, own_head=True), *layers, *head),
-        spent=_unscaled(hyper, sizes, rotated) | {name for name in tensors if name.startswith(behind)} - written,
-    )
-
-
-def _glm_traits(hyper: Hyperparameters) -> tuple[bool, bool]:
-    """Whether queries and keys are normed, and whether their projections have biases."""
-    return "blk.0.attn_q_norm.weight" in hyper.file.tensors, "blk.0.attn_q.bias" in hyper.file.tensors
-
-
-def _glm_layers(hyper: Hyperparameters, sizes: Sizes) -> tuple[dict[str, Any], list[Wanted]]:
-    normed, biased = _glm_traits(hyper)
-    routing, experts = shared_mixture(hyper, SIGMOID, sizes.hidden, sizes.inner, sizes.layers)
-    return routing, [
-        *attention(sizes, biased=("q", "k", "v") * biased),
-        *experts,
-        *norms(sizes.layers, POST_NORMS, sizes.hidden),
-        *norms(sizes.layers, HEAD_NORMS if normed else {}, sizes.head),
-    ]
-
-
-def _glm_head(hyper: Hyperparameters, sizes: Sizes) -> list[Wanted]:
-    """The first layer behind the last, with the parts that make a head of it; nothing where the file has no whole one.
-    Its embedding and output head, if it has them, repeat the model's."""
-    block, module = f"blk.{sizes.layers}.", f"model.layers.{sizes.layers}"
-    _, layers = _glm_layers(hyper, replace(sizes, layers=sizes.layers + 1))
-    parts = [
-        Wanted(f"{block}nextn.eh_proj.weight", f"{module}.eh_proj.weight", (sizes.hidden, 2 * sizes.hidden)),
-        *(
-            Wanted(f"{block}nextn.{source}.weight", f"{module}.{target}.weight", (sizes.hidden,))
-            for source, target in NEXTN_NORMS.items()
-        ),
-    ]
-    wanted = [*(item for item in layers if item.source.startswith(block)), *parts]
-    there = hyper.file.tensors
-    return wanted if all(name in there for item in wanted for name, _ in item.sources(there)) else []
-
-
 def shared_mixture(
     hyper: Hyperparameters, gating: int, hidden: int, inner: int, layers: int
 ) -> tuple[dict[str, Any], list[Wanted]]:
@@ -359,7 +302,7 @@ def _refuse_other_heads(hyper: Hyperparameters, sizes: Sizes) -> None:
         )
 
 
-def _unscaled(hyper: Hyperparameters, sizes: Sizes, rotated: int | None = None) -> frozenset[str]:
+def unscaled(hyper: Hyperparameters, sizes: Sizes, rotated: int | None = None) -> frozenset[str]:
     """The tensors that say how positions are scaled, of a model that cannot scale them. Raises ModelError."""
     scaling, spent = rope_scaling(hyper, rotated or sizes.head)
     if scaling:

@@ -22,7 +22,8 @@ from ingot.models.files.tensors import give, read
 from ingot.models.heads.loading import prepare
 from ingot.models.heads.tensors import pack_like, path_of_layers
 from ingot.models.layers.fused import FusedLayers, SkippedLayer
-from ingot.models.layers.modules import embedding_of, parameters, tap
+from ingot.models.layers.modules import parameters
+from ingot.models.layers.selection import embedding_of, tap
 from ingot.upstream import caches, create_attention_mask, load_config, model_classes
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"

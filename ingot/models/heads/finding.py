@@ -86,7 +86,7 @@ def head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
     wiring = head_of(str(config.get("model_type")))
     if wiring is None:
         return None
-    if place.is_dir() and not any(place.glob("model*.safetensors")):
+    if not any(place.glob("model*.safetensors")) if place.is_dir() else place.suffix != ".safetensors":
         return None
     held = Checkpoint(place) if place.is_dir() else OneFile(place)
     prefixes = sorted(

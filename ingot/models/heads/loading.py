@@ -21,7 +21,8 @@ from ingot.models.gguf.block_layers import hold_blocks, is_block
 from ingot.models.heads.finding import HeadSource
 from ingot.models.heads.head import Guesser, Head, Shared
 from ingot.models.heads.tensors import blocks_in, pack_like, path_of_layers, read_tensors
-from ingot.models.layers.modules import embedding_of, output_head_of, parameters, tap
+from ingot.models.layers.modules import parameters
+from ingot.models.layers.selection import embedding_of, output_head_of, tap
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle
 from ingot.upstream import model_classes

@@ -12,14 +12,14 @@ import pytest
 
 from ingot.config import Settings
 from ingot.errors import ModelError
-from ingot.models.convert.conversion import write_head
+from ingot.models.convert.conversion import is_packed, write_head
 from ingot.models.convert.head_from import head_from
 from ingot.models.files import hub
 from ingot.models.files.progress import silent
 from ingot.models.heads.finding import head_in
 from ingot.models.heads.loading import build_head
 from ingot.models.heads.tensors import stored_tensors
-from tests.models.heads.making import FAMILIES, differences, make, named, write, write_shards
+from tests.models.heads.making import FAMILIES, differences, in_eight_bits, make, named, write, write_shards
 
 
 @pytest.fixture
@@ -79,3 +79,32 @@ def test_a_head_that_was_written_is_the_one_that_was_read(family: str, tmp_path:
     assert all(mx.allclose(after[name], before[name], rtol=0.01, atol=0.01) for name in before)
     wide = {name for name, array in after.items() if array.dtype == mx.float32}
     assert all("bias" in name for name in wide)
+
+
+def test_a_head_in_eight_bits_stays_as_it_was_published(tmp_path: Path) -> None:
+    made = make("deepseek_v3")
+    stored, _ = in_eight_bits(made.head)
+    write(tmp_path, made.config, files={"one.safetensors": named(made, stored)})
+    first = head_in(tmp_path / "one.safetensors", made.config)
+    assert first is not None
+    write_head(first, tmp_path / "two.safetensors")
+    second = head_in(tmp_path / "two.safetensors", made.config)
+    assert second is not None
+    build_head(second, made.config)
+    after = stored_tensors(second)
+    changed = [name for name in stored if "proj" in name and not mx.array_equal(after[name], stored[name])]
+    assert not [name for name in changed if stored[name].dtype == mx.uint8 or name.endswith("scale_inv")]
+
+
+@pytest.mark.parametrize(
+    ("config", "packed"),
+    [
+        ({}, False),
+        ({"quantization": {"bits": 4}}, True),
+        ({"quantization_config": {"quant_method": "awq"}}, True),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, False),
+        ({"quantization_config": {"quant_method": "fp8", "scale_fmt": "ue8m0"}}, True),
+    ],
+)
+def test_what_is_unpacked_when_it_is_loaded_can_be_packed(config: dict[str, Any], packed: bool) -> None:
+    assert is_packed(config) == packed

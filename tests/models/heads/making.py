@@ -105,6 +105,19 @@ def packed(head: Tensors, bits: int = 8, group_size: int = 32) -> Tensors:
     return result
 
 
+def in_eight_bits(head: Tensors) -> tuple[Tensors, Tensors]:
+    """The same tensors with the layers' matrices as DeepSeek publishes them, and what these stand for."""
+    stored, meant = {}, {}
+    for name, array in head.items():
+        stored[name] = meant[name] = array
+        if name.startswith(("self_attn.", "mlp.")) and "proj" in name and array.ndim == 2:
+            factor = mx.max(mx.abs(array)) / 448
+            stored[name] = mx.to_fp8(array / factor)
+            stored[f"{name}_scale_inv"] = mx.broadcast_to(factor, tuple(-(-side // 128) for side in array.shape))
+            meant[name] = mx.from_fp8(stored[name], mx.float32) * factor
+    return stored, meant
+
+
 def write(folder: Path, config: Mapping[str, Any], *, files: Mapping[str, Tensors]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

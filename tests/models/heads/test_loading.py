@@ -21,7 +21,18 @@ from ingot.models.heads.loading import head_rows, load_head
 from ingot.models.probe import apart
 from tests.engines import GPU
 from tests.launches import prompt_logits
-from tests.models.heads.making import FAMILIES, Made, Tensors, differences, make, named, packed, write, write_shards
+from tests.models.heads.making import (
+    FAMILIES,
+    Made,
+    Tensors,
+    differences,
+    in_eight_bits,
+    make,
+    named,
+    packed,
+    write,
+    write_shards,
+)
 
 TOKENS = [5, 17, 3, 29, 11, 23, 7, 19, 2, 13, 31, 8]
 CLOSE = 2e-2
@@ -295,3 +306,21 @@ def test_of_several_heads_one_behind_another_the_first_is_taken_and_the_model_lo
     second = {f"model.layers.{layers + 1}.{name}": mx.zeros_like(array) for name, array in made.head.items()}
     write(tmp_path, made.config, files={"model.safetensors": {**made.base, **named(made), **second}})
     check(made, *loaded(tmp_path))
+
+
+def test_a_head_published_in_eight_bits_is_unpacked(tmp_path: Path) -> None:
+    made = make("deepseek_v3")
+    stored, meant = in_eight_bits(made.head)
+    outcomes = []
+    for name, head in (("stored", stored), ("meant", meant)):
+        files = {"model.safetensors": {**made.base, **named(made, head)}}
+        adapter, found = loaded(write(tmp_path / name, made.config, files=files))
+        hidden, rows = hidden_of(adapter), head_rows(found, adapter)
+        outcomes.append(run_head(found, rows, [Part((rows.new(),), len(TOKENS))], hidden, TOKENS))
+    assert apart(*outcomes) < CLOSE
+
+
+def test_a_file_of_another_kind_beside_a_model_is_no_head(qwen: Made, tmp_path: Path) -> None:
+    write(tmp_path, qwen.config, files={"model.safetensors": {**qwen.base, **named(qwen)}})
+    (tmp_path / "mtp").write_text("not a folder, nor tensors")
+    check(qwen, *loaded(tmp_path))

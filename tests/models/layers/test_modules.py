@@ -4,7 +4,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.positions import Positions
-from ingot.models.layers.modules import PositionedRope, positioned, select_at_heads, swap_ropes
+from ingot.models.layers.modules import PositionedRope, positioned, swap_ropes
 from ingot.upstream import rope_utils
 from tests import tiny
 
@@ -46,26 +46,3 @@ def test_every_rope_of_a_model_is_swapped_for_one_with_the_same_attributes() -> 
     assert swap_ropes(model) == 3
     assert all(isinstance(layer.self_attn.rope, PositionedRope) for layer in model.model.layers)
     assert model.model.layers[0].self_attn.rope.base == base
-
-
-@pytest.mark.parametrize("kind", ["llama", "tied"])
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kind: str, quantised: bool) -> None:
-    model = tiny.build(kind)
-    if quantised:
-        nn.quantize(
-            model, group_size=32, bits=8, class_predicate=lambda path, module: "lm_head" in path or "embed" in path
-        )
-    tokens = mx.array([[1, 2, 3, 4], [5, 6, 7, 8]])
-    whole = model(tokens)
-    selection = select_at_heads(model)
-    assert selection is not None
-    selection.at = mx.array([[3], [1]])
-    part = model(tokens)
-    assert part.shape == (2, 1, tiny.VOCAB)
-    assert (
-        mx.allclose(part[0, 0], whole[0, 3], atol=1e-5).item()
-        and mx.allclose(part[1, 0], whole[1, 1], atol=1e-5).item()
-    )
-    selection.at = None
-    assert mx.allclose(model(tokens), whole, atol=1e-5).item()
