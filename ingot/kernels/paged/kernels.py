@@ -24,8 +24,10 @@ from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
 MOST_GROUP = 16
-MOST_QUERIES = 8
+MOST_QUERIES = 16
 """Of a row, in one launch."""
+WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
+"""Queries that a kernel is cut for, at most so many a row."""
 MOST_SLABS = SLABS[-1]
 PAGE_LIMIT = 1 << 20
 """Pages in a slab."""
@@ -89,7 +91,7 @@ class Rows:
 
     table: mx.array
     rows: mx.array
-    """int32 [rows, 5]: length, first page, first query, queries, first entry of the table."""
+    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row."""
     spans: tuple[tuple[int, int], ...]
     """(length, queries) of each."""
     most: int
@@ -112,7 +114,8 @@ class Rows:
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1)
+        most = [max(counts)] * len(lengths)
+        rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
         return cls(_filled(flat), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
 
@@ -154,9 +157,9 @@ class Shape:
 
 
 class _Cut(NamedTuple):
-    """How a launch with so many queries a row is cut into groups of threads."""
+    """How a launch is cut into groups of threads."""
 
-    chunks: int  # of the queries that share a head of keys and values
+    part: int  # queries that share a head of keys and values, in a group of threads
     attend: Template
     merge: Template
 
@@ -213,6 +216,7 @@ class PagedAttention:
         self._check(queries.dtype, slabs.dtype)
         shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
+        chunks = -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
         partial = self._run(
             "attend",
@@ -220,7 +224,7 @@ class PagedAttention:
             Work(
                 slabs=slabs.count,
                 template=cut.attend,
-                groups=(stretches * cut.chunks, shape.kv_heads, row_count),
+                groups=(stretches * chunks, shape.kv_heads, row_count),
                 threads=self._tuning.warps * 32,
                 shape=(tokens, shape.heads, stretches, shape.value_size + 4),
                 dtype=mx.float32,
@@ -239,16 +243,24 @@ class PagedAttention:
             ),
         )
 
+    @property
+    def widths(self) -> list[int]:
+        """For each kernel that it attends with, the most queries of a row that this one is for."""
+        return sorted({self._part(width): width for width in WIDTHS}.values())
+
+    def _part(self, width: int) -> tuple[int, int]:
+        return self._tuning.part(width * self._shape.group, self._dtype)
+
     def _cut(self, count: int) -> _Cut:
         if count > MOST_QUERIES:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
-        queries, tuning = count * self._shape.group, self._tuning
-        part, unroll = tuning.part(queries, self._dtype)
-        seen = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        cut = (("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
+        width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
+        part, unroll = self._part(width)
+        seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        cut = (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run), ("WARPS", tuning.warps))
         attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
+        made = self._cuts[count] = _Cut(part, attend, merge)
         return made
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
