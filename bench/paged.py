@@ -22,8 +22,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current
+from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_number
-from ingot.kernels.paged.launchers import launcher
 from ingot.kernels.paged.tuning import TUNINGS
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"

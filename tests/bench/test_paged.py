@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from bench.paged import main
-from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.gpu.emulator import Emulator
 
 
 @pytest.mark.skipif(

@@ -18,8 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.paged.launchers import Launcher, launcher
-from ingot.kernels.paged.texts import SLABS, Template, Work
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Output, Template, Work
+from ingot.kernels.paged.texts import SLABS, paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
@@ -218,30 +219,27 @@ class PagedAttention:
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
         chunks = -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
-        partial = self._run(
-            "attend",
+        [partial] = self._run(
+            paged_kernel("attend", slabs.count),
             [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
             Work(
-                slabs=slabs.count,
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, row_count),
                 threads=self._tuning.warps * 32,
-                shape=(tokens, shape.heads, stretches, shape.value_size + 4),
-                dtype=mx.float32,
+                outputs=(Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32),),
             ),
         )
-        return self._run(
-            "merge",
+        [attended] = self._run(
+            paged_kernel("merge", 0),
             [partial, self._numbers, rows.rows],
             Work(
-                slabs=0,
                 template=cut.merge,
                 groups=(1, shape.heads, row_count * rows.most),
                 threads=_THREADS,
-                shape=(tokens, shape.heads, shape.value_size),
-                dtype=self._dtype,
+                outputs=(Output((tokens, shape.heads, shape.value_size), self._dtype),),
             ),
         )
+        return attended
 
     @property
     def widths(self) -> list[int]:
@@ -264,18 +262,17 @@ class PagedAttention:
         return made
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
-        return self._run(
-            kernel,
+        [done] = self._run(
+            paged_kernel(kernel, slabs.count),
             [*given, *slabs.inputs],
             Work(
-                slabs=slabs.count,
                 template=(*self._pages, ("THREADS", _THREADS)),
                 groups=(count, self._shape.kv_heads, 1),
                 threads=_THREADS,
-                shape=(1,),
-                dtype=mx.int32,
+                outputs=(Output((1,), mx.int32),),
             ),
         )
+        return done
 
     def _check(self, *dtypes: mx.Dtype) -> None:
         for dtype in dtypes:

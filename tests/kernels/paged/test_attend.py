@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
 from ingot.kernels.paged.kernels import Rows, Shape, Slabs, page_copies, token_slots
-from ingot.kernels.paged.texts import KernelText, Work
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 from .memory import START, Memory, Variant, check, emulated
@@ -119,8 +119,9 @@ def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> Non
 class Exact(Emulator):
     """Does not round what it gives, as rounding hides in which order numbers were added up."""
 
-    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array:
-        return super().__call__(kernel, inputs, work if kernel == "write" else work._replace(dtype=mx.float32))
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        exact = tuple(Output(output.shape, mx.float32) for output in work.outputs)
+        return super().__call__(kernel, inputs, work._replace(outputs=exact))
 
     def rewritten(self, text: KernelText) -> KernelText:
         return text._replace(body=text.body.replace("T(value / sum)", "value / sum"))

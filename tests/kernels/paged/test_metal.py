@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels.paged.texts import kernel_text
+from ingot.kernels.gpu.texts import kernel_text
+from ingot.kernels.paged.texts import paged_kernel
 
 STUB = Path(__file__).with_name("metal_stub.h")
 COMPILER = shutil.which("clang++") or shutil.which("g++")
@@ -27,7 +28,7 @@ TEMPLATES = {
 
 def _program(kernel: str, number: str, small: str) -> str:
     """As MLX writes it: inputs of a few numbers are `constant`, the others `device`."""
-    text = kernel_text(kernel, "metal", 0 if kernel == "merge" else 2)
+    text = kernel_text(paged_kernel(kernel, 0 if kernel == "merge" else 2), "metal")
     types = {**dict.fromkeys(INTEGERS, "int32_t"), **NUMBERS}
     arguments = []
     for name in text.inputs:
@@ -35,7 +36,7 @@ def _program(kernel: str, number: str, small: str) -> str:
         arguments.append(f"const {place} {types.get(name, number)}* {name}")
         arguments += [f"const constant int* {name}_shape"] * (f"{name}_shape" in text.body)
         arguments += [f"const constant int64_t* {name}_strides"] * (f"{name}_strides" in text.body)
-    arguments.append(f"device {types.get(text.output, number)}* {text.output}")
+    arguments += [f"device {types.get(name, number)}* {name}" for name in text.outputs]
     arguments += [f"{kind} {name}" for name, kind in ATTRIBUTES.items() if name in text.body]
     values = dict(pair.split("=") for pair in TEMPLATES[kernel].split(","))
     template = ", ".join(["typename T", *(f"int {name}" for name in values)])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.launchers import launcher
+from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged import kernels
-from ingot.kernels.paged.emulator import Emulator
 from ingot.kernels.paged.kernels import Shape, available
-from ingot.kernels.paged.launchers import launcher
 from ingot.kernels.paged.selfcheck import plain, selfcheck
-from ingot.kernels.paged.texts import KernelText
 
 from .memory import emulated
 

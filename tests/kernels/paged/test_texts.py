@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from ingot.kernels.paged.texts import INPUTS, SLABS, SOURCE, kernel_text
+from ingot.kernels.gpu.texts import SOURCE, KernelText, Prelude
+from ingot.kernels.gpu.texts import kernel_text as text_of
+from ingot.kernels.paged.texts import INPUTS, SLABS, paged_kernel
 
 KERNELS = tuple(INPUTS)
 ATTRIBUTES = (
@@ -16,6 +18,10 @@ ATTRIBUTES = (
     "thread_index_in_simdgroup",
 )
 BUFFERS_OF_METAL = 31
+
+
+def kernel_text(name: str, prelude: Prelude, slabs: int) -> KernelText:
+    return text_of(paged_kernel(name, slabs), prelude)
 
 
 def _defined(prelude: str) -> set[str]:
