@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from ingot.cache.launch import Part, Row
-from ingot.cache.layers import AppendState
+from ingot.cache.layers import AppendState, RecurrentState
 from ingot.cache.rows import Rows
 from ingot.cache.slabs import KernelStorage
 from ingot.engine.engine import Engine, Limits
@@ -22,10 +22,11 @@ from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels.paged.kernels import PagedAttention, available
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.models.adapter import Adapter, adapt
+from ingot.models.layers.gated_delta import KernelDelta
 from ingot.models.probe import apart
 from tests import engines, tiny
 
-KINDS = ["kernel", "kernel-window"]
+KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 
 
@@ -56,9 +57,13 @@ def texts(engine: Engine, requests: list[Request]) -> list[str]:
 
 def test_the_kernels_are_used(engine: Engine) -> None:
     engines.answer(engine, asked("k", prompt(5, 0)))
-    states = engines.runner_of(engine).rows.states
-    assert all(isinstance(state, AppendState) and isinstance(state.storage, KernelStorage) for state in states)
-    assert not any("gathered" in note for note in engine.card.notes)
+    runner = engines.runner_of(engine)
+    paged = [state for state in runner.rows.states if isinstance(state, AppendState)]
+    assert paged and all(isinstance(state.storage, KernelStorage) for state in paged)
+    mixers = [type(module).__mro__ for _, module in runner._adapter.model.named_modules()]
+    recurrent = sum(isinstance(state, RecurrentState) for state in runner.rows.states)
+    assert sum(KernelDelta in kinds for kinds in mixers) == recurrent
+    assert not any("slower" in note for note in runner._adapter.notes)
 
 
 def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:

@@ -90,7 +90,7 @@ class Spans:
         chosen = keep or [False] * len(pieces)
         numbers, kept = [], 0
         for (first, count, slot, start), wanted in zip(pieces, chosen, strict=True):
-            numbers.append((first, count, slot, start == 0, kept if wanted else -1))
+            numbers.append((first, count, slot, int(start == 0), kept if wanted else -1))
             kept += count * wanted
         # No fewer than eight numbers, for which Metal would compile another kernel.
         numbers += [(0, 0, 0, 0, -1)] * (2 - len(numbers))

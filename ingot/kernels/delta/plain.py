@@ -8,10 +8,12 @@ from ingot.kernels.delta.kernels import DeltaShape
 
 
 def convolved(x: mx.array, filter: mx.array, tail: mx.array) -> tuple[mx.array, mx.array]:
-    """x [tokens, channels] behind `tail` [taps - 1, channels], filtered by [channels, taps], gated; and the next tail."""
+    """x [tokens, channels] behind `tail` [taps - 1, channels], filtered by [channels, taps] and gated; the new tail."""
     rows = mx.concatenate([tail, x.astype(mx.float32)])
     taps = filter.shape[1]
-    summed = sum(rows[tap : tap + x.shape[0]] * filter[:, tap] for tap in range(taps))
+    summed = mx.zeros((1, 1))
+    for tap in range(taps):
+        summed = summed + rows[tap : tap + x.shape[0]] * filter[:, tap]
     return summed * mx.sigmoid(summed), rows[rows.shape[0] - taps + 1 :]
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels.gpu.texts import kernel_text
+from ingot.kernels.delta import kernels as delta
+from ingot.kernels.gpu.texts import Kernel, kernel_text
 from ingot.kernels.paged.texts import paged_kernel
 
 STUB = Path(__file__).with_name("metal_stub.h")
 COMPILER = shutil.which("clang++") or shutil.which("g++")
-NUMBERS = {"numbers": "float", "partial": "float"}
-INTEGERS = ("rows", "table", "after", "slots", "copies", "done")
+NUMBERS = dict.fromkeys(("numbers", "partial", "filter", "tails", "states", "kept"), "float")
+INTEGERS = ("rows", "table", "after", "slots", "copies", "done", "spans")
 ATTRIBUTES = {"simdgroup_index_in_threadgroup": "uint", "thread_index_in_simdgroup": "uint"}
 ATTRIBUTES |= {"threadgroup_position_in_grid": "uint3", "threadgroups_per_grid": "uint3"}
 SIZES = "KEY_SIZE=64,VALUE_SIZE=80,KV_HEADS=2,PAGE=64"
@@ -23,12 +24,20 @@ TEMPLATES = {
     "copy": f"{SIZES},THREADS=128",
     "attend": f"{SIZES},GROUP=3,STRETCH=512,WINDOW=9,CAPPED=1,PART=3,UNROLL=4,RUN=8,WARPS=4",
     "merge": f"{SIZES},GROUP=3,STRETCH=512,WINDOW=9,SINKS=1,THREADS=128",
+    "convolve": "CHANNELS=144,TAPS=4,THREADS=128",
+    "advance": "KEY_SIZE=32,VALUE_SIZE=16,KEY_HEADS=1,VALUE_HEADS=5,THREADS=256",
 }
+
+
+def _kernel(name: str) -> Kernel:
+    if name in delta.INPUTS:
+        return delta.delta_kernel(name)
+    return paged_kernel(name, 0 if name == "merge" else 2)
 
 
 def _program(kernel: str, number: str, small: str) -> str:
     """As MLX writes it: inputs of a few numbers are `constant`, the others `device`."""
-    text = kernel_text(paged_kernel(kernel, 0 if kernel == "merge" else 2), "metal")
+    text = kernel_text(_kernel(kernel), "metal")
     types = {**dict.fromkeys(INTEGERS, "int32_t"), **NUMBERS}
     arguments = []
     for name in text.inputs:
