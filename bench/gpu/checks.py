@@ -10,8 +10,8 @@ from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
 
-KINDS = ("llama", "window", "hybrid", "moe", "kernel", "kernel-window")
-"""Of the tests' tiny models: heads of the last two are large enough for the kernels."""
+KINDS = ("llama", "window", "hybrid", "moe", "kernel", "kernel-window", "kernel-hybrid")
+"""Of the tests' tiny models: heads of the last three are large enough for the kernels."""
 CONTEXT = 540
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
 
 from bench.gpu.goals import Figure
 from bench.gpu.scale import Scale
 from bench.paged import Trial, seconds
+from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
-from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.kernels import Shape, ordered
+from ingot.upstream import import_upstream
 
 UNCUT = argparse.Namespace(stretch=None, warps=None, most=None, run=None)
 ROUNDS = 5
@@ -43,6 +49,65 @@ def _widths(shape: Shape, scale: Scale) -> list[Figure]:
         trial.ask(width)
         found.append(Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x"))
     return found
+
+
+class DeltaTrial:
+    """A layer of Qwen 3.5's: its gates, its convolution and its rule, without the products around them."""
+
+    def __init__(self, scale: Scale, rows: int, tokens: int) -> None:
+        self.shape = DeltaShape(1, 2, 32, 32, 4) if scale.tiny else DeltaShape(16, 32, 128, 128, 4)
+        shape, self.rows, self.tokens = self.shape, rows, tokens
+        self.filter = mx.random.normal((shape.channels, shape.taps, 1)).astype(mx.bfloat16)
+        self.a_log, self.dt_bias = mx.random.normal((shape.value_heads,)), mx.ones(shape.value_heads)
+        self.x = mx.random.normal((rows, tokens, shape.channels)).astype(mx.bfloat16)
+        self.a, self.b = (mx.random.normal((rows, tokens, shape.value_heads)).astype(mx.bfloat16) for _ in range(2))
+        self.tails, self.states = mx.zeros((rows, *shape.tail)), mx.zeros((rows, *shape.state))
+        self.kernels = delta_kernels(
+            current(), shape, mx.bfloat16, filter=self.filter, a_log=self.a_log, dt_bias=self.dt_bias
+        )
+        self._last = mx.zeros(1)
+        self.spans = Spans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
+        mx.eval(self.filter, self.a_log, self.dt_bias, self.x, self.a, self.b, self.tails, self.states)
+
+    def ours(self) -> mx.array:
+        """Behind the one before: a device would run several at once, which those of a model never do."""
+        x, a, b = (part.flatten(0, 1) for part in (self.x, self.a, self.b))
+        spans = replace(self.spans, spans=ordered(self.spans.spans, self._last))
+        convolved = self.kernels.convolve(x, spans, self.tails)
+        self._last, _ = self.kernels.advance(convolved, a, b, spans, self.states)
+        return self._last
+
+    def theirs(self) -> mx.array:
+        """As mlx-lm's module computes it."""
+        shape, gated = self.shape, import_upstream("mlx_lm.models.gated_delta")
+        padded = mx.concatenate([mx.zeros((self.rows, shape.taps - 1, shape.channels), mx.bfloat16), self.x], axis=1)
+        x = nn.silu(mx.conv1d(padded, self.filter, groups=shape.channels))
+        keys = shape.key_heads * shape.key_size
+        q, k, v = mx.split(x, [keys, 2 * keys], axis=-1)
+        q, k = (part.reshape(self.rows, self.tokens, shape.key_heads, shape.key_size) for part in (q, k))
+        v = v.reshape(self.rows, self.tokens, shape.value_heads, shape.value_size)
+        q, k = gated.normalize_qk(q, k, inv_scale=shape.key_size**-0.5, eps=1e-6)
+        read, _ = gated.gated_delta_update(q, k, v, self.a, self.b, self.a_log, self.dt_bias, None)
+        found: mx.array = read
+        return found
+
+
+def delta(scale: Scale) -> list[Figure]:
+    """Milliseconds of a prompt's piece and of a step, beside mlx-lm's own code."""
+    prompt, step = DeltaTrial(scale, 1, scale.tokens), DeltaTrial(scale, 4 if scale.tiny else 32, 1)
+    off = mx.abs(prompt.ours().flatten().astype(mx.float32) - prompt.theirs().flatten().astype(mx.float32)).max()
+    return [
+        Figure("gated delta, 2,048 tokens of a layer", *_both(prompt, scale, 1)),
+        Figure("gated delta, a step of 32 rows", *_both(step, scale, scale.repeats)),
+        Figure("gated delta, largest difference from mlx-lm's", float(off), ""),
+    ]
+
+
+def _both(trial: DeltaTrial, scale: Scale, repeats: int) -> tuple[float, str, float]:
+    for work in (trial.ours, trial.theirs):
+        seconds(work, 1)
+    ours = statistics.median(seconds(trial.ours, scale.repeats) for _ in range(ROUNDS))
+    return 1000 * ours, "ms", 1000 * statistics.median(seconds(trial.theirs, repeats) for _ in range(3))
 
 
 def _median(trial: Trial, scale: Scale) -> float:
