@@ -3,6 +3,7 @@
 python -m bench.paged                            shapes of common models, eight rows of 8K and of 32K
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries a row, as for verifying guesses
+python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix
 python -m bench.paged --stretch 256 --warps 8 --most 4     cut otherwise
 
 Bytes are those of the keys and values that the rows hold. On a CPU it asks for INGOT_AS=cuda or metal, and measures the
@@ -24,7 +25,7 @@ import mlx.core as mx
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_number
-from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged.tuning import MATRIX, TUNINGS
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 CUTS = ("stretch", "warps", "most", "run")
@@ -51,9 +52,8 @@ class Trial:
         self.after = mx.zeros(1, mx.int32)
         given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
         self.scale = shape.key_size**-0.5
-        self.attention = PagedAttention(
-            run, replace(TUNINGS[device.kind], **given), shape, mx.bfloat16, scale=self.scale
-        )
+        tuning = MATRIX if arguments.matrix else TUNINGS[device.kind]
+        self.attention = PagedAttention(run, replace(tuning, **given), shape, mx.bfloat16, scale=self.scale)
         self.ask(1)
         mx.eval(self.slabs.inputs, self.after)
 
@@ -146,6 +146,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", default=SHAPES, help="heads/heads of keys x size (%(default)s)")
     parser.add_argument("--widths", default="1", help="queries of a row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--matrix", action="store_true", help="by matrix units, on CUDA")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     for name in ("--stretch", "--warps", "--most", "--run"):
         parser.add_argument(name, type=int)

@@ -17,7 +17,9 @@ from ingot.kernels.device import current
 from ingot.kernels.paged.kernels import Shape, ordered
 from ingot.upstream import import_upstream
 
-UNCUT = argparse.Namespace(stretch=None, warps=None, most=None, run=None)
+UNCUT, MATRIX = (
+    argparse.Namespace(stretch=None, warps=None, most=None, run=None, matrix=matrix) for matrix in (False, True)
+)
 ROUNDS = 5
 
 
@@ -38,7 +40,8 @@ def attention(scale: Scale) -> list[Figure]:
         figures.append(Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside))
     trial = Trial(current(), heads[0], mixed, UNCUT)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
-    return [*figures, Figure("attention, 1K to 16K mixed, over alike", over, "x"), *_widths(heads[0], scale)]
+    figures.append(Figure("attention, 1K to 16K mixed, over alike", over, "x"))
+    return [*figures, *_widths(heads[0], scale), *(_by_matrices(heads[0], scale) if current().kind == "cuda" else [])]
 
 
 def _widths(shape: Shape, scale: Scale) -> list[Figure]:
@@ -49,6 +52,18 @@ def _widths(shape: Shape, scale: Scale) -> list[Figure]:
         trial.ask(width)
         found.append(Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x"))
     return found
+
+
+def _by_matrices(shape: Shape, scale: Scale) -> list[Figure]:
+    """The same by matrix units, which nothing uses yet: worth it where a width costs less than by vectors."""
+    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, MATRIX)
+    found = []
+    for width in (1, 4, 8, 16):
+        trial.ask(width)
+        speed = trial.bytes() / _median(trial, scale) / 1e12
+        found.append(Figure(f"attention by matrix units, width {width} at 32K", speed, "TB/s"))
+    off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
+    return [*found, Figure("attention by matrix units, largest difference", float(off), "")]
 
 
 class DeltaTrial:

@@ -25,6 +25,7 @@ class Kernel(NamedTuple):
     outputs: tuple[str, ...]
     header: str
     body: str
+    matrix: bool = False  # it multiplies by matrix units
 
 
 class Output(NamedTuple):
@@ -51,7 +52,8 @@ class KernelText(NamedTuple):
 
 @cache
 def kernel_text(kernel: Kernel, prelude: Prelude) -> KernelText:
-    header = read(SOURCE / f"prelude_{prelude}.h") + read(SOURCE / "common.h") + kernel.header
+    files = [f"prelude_{prelude}.h", "common.h", *([f"matrix_{prelude}.h", "tiles.h"] if kernel.matrix else [])]
+    header = "".join(read(SOURCE / file) for file in files) + kernel.header
     digest = hashlib.sha256((header + kernel.body).encode()).hexdigest()[:12]
     name = f"ingot_{kernel.room}_{kernel.name}_{digest}"
     return KernelText(name, kernel.inputs, kernel.outputs, header, kernel.body)

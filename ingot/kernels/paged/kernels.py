@@ -160,6 +160,7 @@ class Shape:
 class _Cut(NamedTuple):
     """How a launch is cut into groups of threads."""
 
+    kernel: str
     part: int  # queries that share a head of keys and values, in a group of threads
     attend: Template
     merge: Template
@@ -220,7 +221,7 @@ class PagedAttention:
         chunks = -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
         [partial] = self._run(
-            paged_kernel("attend", slabs.count),
+            paged_kernel(cut.kernel, slabs.count),
             [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
             Work(
                 template=cut.attend,
@@ -255,10 +256,11 @@ class PagedAttention:
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        cut = (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run), ("WARPS", tuning.warps))
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut)
+        wide = tuning.matrix and self._dtype.size == 2
+        cut = () if wide else (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run))
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut, ("WARPS", tuning.warps))
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut(part, attend, merge)
+        made = self._cuts[count] = _Cut("attend_wide" if wide else "attend", part, attend, merge)
         return made
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:

@@ -15,9 +15,10 @@ INPUTS = {
     "write": ("keys", "values", "slots", "after"),
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
+    "attend_wide": ("queries", "numbers", "table", "rows", "after"),
     "merge": ("partial", "numbers", "rows"),
 }
-OUTPUTS = {"write": "done", "copy": "done", "attend": "partial", "merge": "attended"}
+OUTPUTS = {"write": "done", "copy": "done", "attend": "partial", "attend_wide": "partial", "merge": "attended"}
 
 
 @cache
@@ -26,4 +27,5 @@ def paged_kernel(name: str, slabs: int) -> Kernel:
     each = " ".join(f"X({number})" for number in range(1, slabs))
     header = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'pages.h')}" if slabs else ""
     names = [f"{kind}_{number}" for kind in ("keys", "values") for number in range(slabs)]
-    return Kernel("paged", name, (*INPUTS[name], *names), (OUTPUTS[name],), header, read(SOURCE / f"{name}.h"))
+    body = read(SOURCE / f"{name}.h")
+    return Kernel("paged", name, (*INPUTS[name], *names), (OUTPUTS[name],), header, body, name == "attend_wide")

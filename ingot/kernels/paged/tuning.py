@@ -19,8 +19,12 @@ class Tuning:
     most: int  # queries that a group attends for, in registers
     run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
 
+    matrix: bool = False  # numbers of 16 bits are multiplied by matrix units, sixteen queries at once: CUDA's alone
+
     def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
         """Queries a group, when there are so many in all, and keys that a thread looks at, at once."""
+        if self.matrix and dtype.size == 2:
+            return 16, 8
         groups = -(-queries // self.most)
         part = -(-queries // groups)
         return part, self.run if part <= 4 and dtype.size == 2 else 4
@@ -30,3 +34,6 @@ TUNINGS: dict[DeviceKind, Tuning] = {
     "cuda": Tuning(stretch=512, warps=4, most=8, run=8),  # the best of many, on an H200
     "metal": Tuning(stretch=512, warps=4, most=4, run=4),  # a thread has half as many registers there
 }
+
+MATRIX = Tuning(stretch=256, warps=4, most=8, run=8, matrix=True)
+"""For CUDA: what several queries a row are to be measured with. Sixteen queries share memory: stretches are shorter."""

@@ -70,7 +70,8 @@ def _parted(attended: mx.array, mixed: Mixed, numbers: list[int]) -> dict[int, m
     found, begin = {}, 0
     for number in numbers:
         part = mixed.parts[number]
-        own = attended[begin : begin + part.tokens]
-        found[number] = own.reshape(part.count, part.width, *own.shape[1:]).swapaxes(1, 2)
+        own = attended if part.tokens == attended.shape[0] else attended[begin : begin + part.tokens]
+        rows = own[:, None] if part.width == 1 else own.reshape(part.count, part.width, *own.shape[1:])
+        found[number] = rows.swapaxes(1, 2)
         begin += part.tokens
     return found
