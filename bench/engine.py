@@ -14,9 +14,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.random_models import SHAPES, build, write_tokenizer
 from ingot.engine.budget import Budget
@@ -46,26 +47,57 @@ def start(
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
 ) -> Engine:
+    def make() -> Any:
+        from ingot.models.precision import DTYPES
+
+        return build(SHAPES[shape], dtype=DTYPES[dtype])
+
+    return started(
+        shape,
+        SHAPES[shape],
+        make,
+        memory_gb=memory_gb,
+        context=context,
+        cache_gb=cache_gb,
+        proposers=proposers,
+        guessed_tokens=guessed_tokens,
+    )
+
+
+def started(
+    name: str,
+    config: dict[str, Any],
+    make: Callable[[], Any],
+    *,
+    memory_gb: float,
+    context: int = 8192,
+    cache_gb: float = 0.0,
+    proposers: Sequence[Proposer] = (),
+    guessed_tokens: int | None = None,
+    look: Callable[[Any], None] = lambda adapter: None,
+) -> Engine:
+    """An engine over the model that `make` gives. Both that and `look`, which is shown the adapter, are called in the
+    engine's thread."""
     with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(Path(folder), SHAPES[shape]["vocab_size"])
+        write_tokenizer(Path(folder), config["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
 
     def load() -> Loaded:
         from ingot.kernels.device import current
         from ingot.models.adapter import adapt
-        from ingot.models.precision import DTYPES
 
-        adapter = adapt(build(SHAPES[shape], dtype=DTYPES[dtype]), SHAPES[shape], current())
+        adapter = adapt(make(), config, current())
+        look(adapter)
         total = adapter.weight_bytes + int(memory_gb * 1e9)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
         card = ModelCard(
-            shape,
+            name,
             "random",
-            "llama",
+            adapter.family,
             context,
             adapter.vocab,
             "",
-            dtype,
+            adapter.dtype,
             adapter.weight_bytes,
             total,
             64,

@@ -159,13 +159,16 @@ class AppendState(LayerState):
             return SlabStorage(self.group, heads, sizes, dtype)
         return KernelStorage(self.group, heads, sizes, dtype, kernel)
 
-    def kernel_rows(self, storage: KernelStorage, launch: Launch) -> KernelRows:
-        """The rows of a launch as the kernels take them."""
-        key = ("rows", self.group.number)
-        if key not in launch.memo:
-            lengths = [start + launch.width for start in launch.starts]
-            launch.memo[key] = storage.rows(self.tables(launch), lengths, launch.width)
-        rows: KernelRows = launch.memo[key]
+    def kernel_rows(self, storage: KernelStorage, mixed: Mixed, numbers: Sequence[int]) -> KernelRows:
+        """The rows of some launches of a mixed one, as the kernels take them."""
+        key = ("rows", self.group.number, tuple(numbers))
+        if key not in mixed.memo:
+            parts = [mixed.parts[number] for number in numbers]
+            tables = [table for part in parts for table in self.tables(part)]
+            lengths = [start + part.width for part in parts for start in part.starts]
+            counts = [part.width for part in parts for _ in part.rows]
+            mixed.memo[key] = storage.rows(tables, lengths, counts)
+        rows: KernelRows = mixed.memo[key]
         return rows
 
     def tables(self, launch: Launch) -> list[Table]:

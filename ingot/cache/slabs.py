@@ -140,11 +140,11 @@ class KernelStorage(SlabStorage):
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
         return kernel.attend(queries, rows, self.slabs, self._token)
 
-    def rows(self, tables: Sequence[Table], lengths: Sequence[int], count: int) -> KernelRows:
-        """Rows of so many tokens, whose last `count` attend: made once for all layers of a group."""
+    def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
+        """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
         encoded = [self._group.encoded[np.frombuffer(table.numbers, np.int32)] for table in tables]
         firsts = [table.first for table in tables]
-        return KernelRows.of(encoded, lengths, firsts=firsts, counts=[count] * len(tables))
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts)
 
     def _ordered(self, numbers: mx.array) -> mx.array:
         return ordered(numbers, self._token)

@@ -86,12 +86,15 @@ def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         kernels = probed["native"] or "none: packed weights are unpacked"
         yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
     if probed["kind"] != "cpu":
-        wrong = probed["paged"]
-        detail = "right" if wrong is None else f"not used: {wrong}"
-        advice = (
-            None if wrong is None else "attention gathers pages instead, slower; tell the project what it says here"
-        )
-        yield Finding("paged attention", "ok" if wrong is None else "note", detail, advice)
+        yield _kernel("paged attention", probed["paged"], "attention gathers pages instead")
+    if probed["kind"] == "cuda":
+        yield _kernel("gated delta", probed["delta"], "its tokens run one after another instead")
+
+
+def _kernel(name: str, wrong: str | None, instead: str) -> Finding:
+    if wrong is None:
+        return Finding(name, "ok", "right", None)
+    return Finding(name, "note", f"not used: {wrong}", f"{instead}, slower; tell the project what it says here")
 
 
 def nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:

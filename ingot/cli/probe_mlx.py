@@ -32,6 +32,7 @@ def probe() -> dict[str, object]:
         "native": native.describe() if here.kind == "cpu" else None,
         "native_advice": native.advice() if here.kind == "cpu" else None,
         "paged": _paged(here) if here.kind != "cpu" else None,
+        "delta": _delta(here) if here.kind == "cuda" else None,
     }
 
 
@@ -45,6 +46,16 @@ def _paged(here: Device) -> str | None:
     return selfcheck(
         here, Shape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4
     )
+
+
+def _delta(here: Device) -> str | None:
+    """The same of the gated delta rule, by the shape that Qwen's has."""
+    import mlx.core as mx
+
+    from ingot.kernels.delta.kernels import DeltaShape
+    from ingot.kernels.delta.selfcheck import selfcheck
+
+    return selfcheck(here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16)
 
 
 def _gflops() -> float:

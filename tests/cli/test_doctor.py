@@ -59,13 +59,13 @@ def test_a_slow_blas_is_a_note_with_its_remedy(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_kernels_that_are_not_right_are_a_note_with_what_that_means() -> None:
-    gpu = {**WORKING, "kind": "metal", "paged": None}
-    right, wrong = (
-        names(list(examine.mlx({**gpu, "paged": found})))["paged attention"] for found in (None, "write differs")
-    )
-    assert (right.state, right.advice) == ("ok", None)
-    assert wrong.state == "note" and "write differs" in wrong.detail and wrong.advice is not None
-    assert "paged attention" not in names(list(examine.mlx(WORKING)))
+    gpu = {**WORKING, "kind": "cuda", "paged": None, "delta": None}
+    for key, name in (("paged", "paged attention"), ("delta", "gated delta")):
+        right, wrong = (names(list(examine.mlx({**gpu, key: found})))[name] for found in (None, "write differs"))
+        assert (right.state, right.advice) == ("ok", None)
+        assert wrong.state == "note" and "write differs" in wrong.detail and wrong.advice is not None
+        assert name not in names(list(examine.mlx(WORKING)))
+    assert "gated delta" not in names(list(examine.mlx({**gpu, "kind": "metal"}))), "which mlx-lm has a kernel for"
 
 
 def test_a_process_that_acts_as_a_gpu_looks_at_its_kernels(tmp_path: Path) -> None:

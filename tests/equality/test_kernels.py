@@ -8,17 +8,25 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
+import mlx.core as mx
 import pytest
 
-from ingot.cache.layers import AppendState
+from ingot.cache.launch import Part, Row
+from ingot.cache.layers import AppendState, RecurrentState
+from ingot.cache.rows import Rows
 from ingot.cache.slabs import KernelStorage
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Request, Sampling, Stop
-from ingot.kernels.paged.kernels import available
-from tests import engines
+from ingot.kernels.paged.kernels import PagedAttention, available
+from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.layers.gated_delta import KernelDelta
+from ingot.models.probe import apart
+from tests import engines, tiny
 
-KINDS = ["kernel", "kernel-window"]
+KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 
 
@@ -49,9 +57,13 @@ def texts(engine: Engine, requests: list[Request]) -> list[str]:
 
 def test_the_kernels_are_used(engine: Engine) -> None:
     engines.answer(engine, asked("k", prompt(5, 0)))
-    states = engines.runner_of(engine).rows.states
-    assert all(isinstance(state, AppendState) and isinstance(state.storage, KernelStorage) for state in states)
-    assert not any("gathered" in note for note in engine.card.notes)
+    runner = engines.runner_of(engine)
+    paged = [state for state in runner.rows.states if isinstance(state, AppendState)]
+    assert paged and all(isinstance(state.storage, KernelStorage) for state in paged)
+    mixers = [type(module).__mro__ for _, module in runner._adapter.model.named_modules()]
+    recurrent = sum(isinstance(state, RecurrentState) for state in runner.rows.states)
+    assert sum(KernelDelta in kinds for kinds in mixers) == recurrent
+    assert not any("slower" in note for note in runner._adapter.notes)
 
 
 def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:
@@ -87,3 +99,37 @@ def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     tight.close()
     assert preempted > 0
     assert found == alone
+
+
+def fed(adapter: Adapter, rows: Rows, parts: list[tuple[Row, tuple[int, ...]]]) -> list[mx.array]:
+    """Logits after each token of each row, all in one pass."""
+    tokens = mx.array([token for _, own in parts for token in own])
+    logits = adapter.run(rows, tokens, [Part((row,), len(own)) for row, own in parts])
+    mx.eval(logits, rows.pending())
+    return list(mx.split(logits, list(accumulate(len(own) for _, own in parts))[:-1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_token_by_token(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    begun = [prompt(length, length) for length in (30, 75, 64, 200, 5)]
+    widths = [1, 16, 40, 3, 1]
+    ends = [prompt(width, 90 + number) for number, width in enumerate(widths)]
+    rows, alone = adapter.new_rows(), adapter.new_rows()
+    together = [rows.new() for _ in begun]
+    fed(adapter, rows, list(zip(together, begun, strict=True)))
+    asked: list[KernelRows] = []
+    attend = PagedAttention.attend
+    monkeypatch.setattr(
+        PagedAttention, "attend", lambda self, q, r, *rest: asked.append(r) or attend(self, q, r, *rest)
+    )
+    found = fed(adapter, rows, list(zip(together, ends, strict=True)))
+    few = tuple((len(begin) + width, width) for begin, width in zip(begun, widths, strict=True) if width <= 16)
+    assert [each.spans for each in asked] == [few] * len(asked) and asked, "all but the longest, a layer at a time"
+    for number, (begin, end) in enumerate(zip(begun, ends, strict=True)):
+        row = alone.new()
+        fed(adapter, alone, [(row, begin)])
+        single = mx.concatenate([fed(adapter, alone, [(row, (token,))])[0] for token in end])
+        assert apart(found[number], single) < 1e-5

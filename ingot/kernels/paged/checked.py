@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck
@@ -19,6 +20,7 @@ class CheckedKernels:
         self._device = device
         self.wrong: dict[Key, str] = {}
         self._right: set[Key] = set()
+        self.delta = CheckedDelta(device)
 
     def attention(
         self,

@@ -18,14 +18,17 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.paged.launchers import Launcher, launcher
-from ingot.kernels.paged.texts import SLABS, Template, Work
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Output, Template, Work
+from ingot.kernels.paged.texts import SLABS, paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
 MOST_GROUP = 16
-MOST_QUERIES = 8
+MOST_QUERIES = 16
 """Of a row, in one launch."""
+WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
+"""Queries that a kernel is cut for, at most so many a row."""
 MOST_SLABS = SLABS[-1]
 PAGE_LIMIT = 1 << 20
 """Pages in a slab."""
@@ -89,7 +92,7 @@ class Rows:
 
     table: mx.array
     rows: mx.array
-    """int32 [rows, 5]: length, first page, first query, queries, first entry of the table."""
+    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row."""
     spans: tuple[tuple[int, int], ...]
     """(length, queries) of each."""
     most: int
@@ -112,7 +115,8 @@ class Rows:
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        rows = np.stack([lengths, firsts, queries, counts, entries], axis=1)
+        most = [max(counts)] * len(lengths)
+        rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
         return cls(_filled(flat), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
 
@@ -154,9 +158,10 @@ class Shape:
 
 
 class _Cut(NamedTuple):
-    """How a launch with so many queries a row is cut into groups of threads."""
+    """How a launch is cut into groups of threads."""
 
-    chunks: int  # of the queries that share a head of keys and values
+    kernel: str
+    part: int  # queries that share a head of keys and values, in a group of threads
     attend: Template
     merge: Template
 
@@ -213,57 +218,63 @@ class PagedAttention:
         self._check(queries.dtype, slabs.dtype)
         shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
+        chunks = -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
-        partial = self._run(
-            "attend",
+        [partial] = self._run(
+            paged_kernel(cut.kernel, slabs.count),
             [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
             Work(
-                slabs=slabs.count,
                 template=cut.attend,
-                groups=(stretches * cut.chunks, shape.kv_heads, row_count),
+                groups=(stretches * chunks, shape.kv_heads, row_count),
                 threads=self._tuning.warps * 32,
-                shape=(tokens, shape.heads, stretches, shape.value_size + 4),
-                dtype=mx.float32,
+                outputs=(Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32),),
             ),
         )
-        return self._run(
-            "merge",
+        [attended] = self._run(
+            paged_kernel("merge", 0),
             [partial, self._numbers, rows.rows],
             Work(
-                slabs=0,
                 template=cut.merge,
                 groups=(1, shape.heads, row_count * rows.most),
                 threads=_THREADS,
-                shape=(tokens, shape.heads, shape.value_size),
-                dtype=self._dtype,
+                outputs=(Output((tokens, shape.heads, shape.value_size), self._dtype),),
             ),
         )
+        return attended
+
+    @property
+    def widths(self) -> list[int]:
+        """For each kernel that it attends with, the most queries of a row that this one is for."""
+        return sorted({self._part(width): width for width in WIDTHS}.values())
+
+    def _part(self, width: int) -> tuple[int, int]:
+        return self._tuning.part(width * self._shape.group, self._dtype)
 
     def _cut(self, count: int) -> _Cut:
         if count > MOST_QUERIES:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
-        queries, tuning = count * self._shape.group, self._tuning
-        part, unroll = tuning.part(queries, self._dtype)
-        seen = (("COUNT", count), ("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        cut = (("PART", part), ("UNROLL", unroll), ("WARPS", tuning.warps))
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut)
+        width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
+        part, unroll = self._part(width)
+        seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        wide = tuning.matrix and self._dtype.size == 2
+        cut = () if wide else (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run))
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut, ("WARPS", tuning.warps))
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut(-(-queries // part), attend, merge)
+        made = self._cuts[count] = _Cut("attend_wide" if wide else "attend", part, attend, merge)
         return made
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
-        return self._run(
-            kernel,
+        [done] = self._run(
+            paged_kernel(kernel, slabs.count),
             [*given, *slabs.inputs],
             Work(
-                slabs=slabs.count,
                 template=(*self._pages, ("THREADS", _THREADS)),
                 groups=(count, self._shape.kv_heads, 1),
                 threads=_THREADS,
-                shape=(1,),
-                dtype=mx.int32,
+                outputs=(Output((1,), mx.int32),),
             ),
         )
+        return done
 
     def _check(self, *dtypes: mx.Dtype) -> None:
         for dtype in dtypes:

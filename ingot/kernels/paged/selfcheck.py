@@ -36,16 +36,16 @@ def selfcheck(
     sinks: mx.array | None = None,
     window: int | None = None,
     slabs: int = 2,
-    queries: int = 1,
 ) -> str | None:
-    """What is wrong with the kernels for such layers on this device, over so many slabs and for so many queries a row;
-    None where they are right. Compiles them."""
+    """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
+    Compiles them all, so that none is compiled while somebody waits for an answer."""
     if not available(device):
         return f"no kernels for {device.name}"
     try:
         attention = paged_attention(device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
         trial = _Trial(attention, shape, dtype, slabs)
-        return trial.writing() or trial.copying() or trial.attending(queries, scale, cap, sinks, window)
+        attended = (trial.attending(width, scale, cap, sinks, window) for width in attention.widths)
+        return trial.writing() or trial.copying() or next((wrong for wrong in attended if wrong is not None), None)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
@@ -95,29 +95,32 @@ class _Trial:
         return None
 
     def attending(
-        self, count: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
+        self, width: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
-        """After a write that nobody has waited for."""
+        """Rows with up to so many queries, after a write that nobody has waited for."""
         shape, rows = self._shape, len(self._lengths)
-        queries = self._drawn(rows * count, shape.heads, shape.key_size)
+        counts = [min(width, self._lengths[0]), *[1, width] * rows][:rows]
+        queries = self._drawn(sum(counts), shape.heads, shape.key_size)
         last = [
             (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
         ]
         new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
         self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
-        laid = Rows.of(self._tables, self._lengths, counts=[count] * rows)
+        laid = Rows.of(self._tables, self._lengths, counts=counts)
         attended = self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
         mx.eval(attended)
-        for row, (table, length) in enumerate(zip(self._tables, self._lengths, strict=True)):
+        begin = 0
+        for table, length, count in zip(self._tables, self._lengths, counts, strict=True):
             keys, values = (
                 mx.concatenate([self._page(slabs, page) for page in table], axis=1)[:, :length]
                 for slabs in (self._slabs.keys, self._slabs.values)
             )
-            mine = slice(row * count, (row + 1) * count)
+            mine = slice(begin, begin + count)
+            begin += count
             wanted = plain(queries[mine], keys, values, scale=scale, cap=cap, sinks=sinks, window=window)
             off = float(mx.abs(attended[mine] - wanted).max() / mx.abs(wanted).max())
             if not off <= BOUNDS[self._dtype]:  # nor what is not a number
-                return f"attend differs by {off:.2g} over {length} places"
+                return f"attend differs by {off:.2g} for {count} queries over {length} places"
         return None
 
     def _expected(self, slots: list[tuple[int, int]]) -> list[mx.array]:

@@ -1,6 +1,6 @@
 """How the kernels are cut, per device: what is fastest, never what is right.
 
-None of it depends on how many rows or queries there are, but `part`, which does not change bits.
+None of it depends on how many rows or queries there are, but `part`, which changes no bits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ class Tuning:
     stretch: int  # places that a group of threads looks at
     warps: int  # in a group
     most: int  # queries that a group attends for, in registers
-    unroll: int  # keys that a thread looks at, at once, while it has registers for it
+    run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
+
+    matrix: bool = False  # numbers of 16 bits are multiplied by matrix units, sixteen queries at once: CUDA's alone
 
     def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
         """Queries a group, when there are so many in all, and keys that a thread looks at, at once."""
+        if self.matrix and dtype.size == 2:
+            return 16, 8
         groups = -(-queries // self.most)
         part = -(-queries // groups)
-        return part, self.unroll if part <= 4 and dtype.size == 2 else 4
+        return part, self.run if part <= 4 and dtype.size == 2 else 4
 
 
 TUNINGS: dict[DeviceKind, Tuning] = {
-    "cuda": Tuning(stretch=512, warps=4, most=8, unroll=8),  # the best of many, on an H200
-    "metal": Tuning(stretch=512, warps=4, most=4, unroll=4),  # a thread has half as many registers there
+    "cuda": Tuning(stretch=512, warps=4, most=8, run=8),  # the best of many, on an H200
+    "metal": Tuning(stretch=512, warps=4, most=4, run=4),  # a thread has half as many registers there
 }
+
+MATRIX = Tuning(stretch=256, warps=4, most=8, run=8, matrix=True)
+"""For CUDA: what several queries a row are to be measured with. Sixteen queries share memory: stretches are shorter."""

@@ -59,9 +59,11 @@ class MixedAttention(nn.Module):
         queries, keys, values, gate = self._projected(x, mixed)
         # All of them before anything is read: pages can only be written in place while nobody waits to read them.
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
-        outputs = []
-        for number, part in enumerate(mixed.parts):
-            outputs.append(self._part(number, part, queries, masks, state, mixed))
+        found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
+        outputs = [
+            found[number] if number in found else self._part(number, part, queries, masks, state, mixed)
+            for number, part in enumerate(mixed.parts)
+        ]
         joined = mixed.joined_heads(outputs)
         project: nn.Module = self[self._wiring.out]
         return project(joined if gate is None else joined * mx.sigmoid(gate))
@@ -70,11 +72,6 @@ class MixedAttention(nn.Module):
         self, number: int, part: Launch, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
     ) -> mx.array:
         """What the queries [tokens, heads, 1, size] of a launch attend to, [rows, heads, width, size]."""
-        begin, end = mixed.bounds[number]
-        if self._paged is not None:
-            found = self._paged(queries[begin:end], masks, state, part)
-            if found is not None:
-                return found
         mask = None if masks is None else masks.parts[number]
         with state.computing(part):
             return self._attended(mixed.taken_heads(number, queries), *state.keys_and_values(), mask)

@@ -1,7 +1,8 @@
 """A model's mixers: the modules that let a token see others of its sequence, and so take a cache.
 
 They are what must know about mixed launches; everything else in a model treats tokens one by one. Attention that we
-know computes them as a whole. Any other mixer is run once for each launch of a mixed one, by its own code.
+know computes them as a whole, and so do gated delta nets where a GPU has kernels for them. Any other mixer is run once
+for each launch of a mixed one, by its own code.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ingot.cache.positions import Positions
 from ingot.kernels import native
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.attention import MixedAttention, mixed_attention
+from ingot.models.layers.gated_delta import kernel_delta
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import Rotations
 from ingot.models.layers.rope import SharedRopes
@@ -116,8 +118,11 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
 def _swapped(
     module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None, kernels: CheckedKernels | None
 ) -> nn.Module:
-    known = mixed_attention(module, ropes, ragged, kernels)
-    return adopt(module, _split(type(module))) if known is None else known
+    attention = mixed_attention(module, ropes, ragged, kernels)
+    if attention is not None:
+        return attention
+    recurrence = None if kernels is None else kernel_delta(module, kernels.delta)
+    return adopt(module, _split(type(module))) if recurrence is None else recurrence
 
 
 def tiled(model: nn.Module) -> bool:

@@ -1,15 +1,15 @@
-"""Attention of rows that decode by the kernels of a GPU, over the pages as they lie."""
+"""Attention of rows with a few tokens each by the kernels of a GPU, over the pages as they lie."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-from ingot.cache.launch import Launch, Masks, Parted
+from ingot.cache.launch import Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import PagedAttention, Shape
+from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Shape
 
 
 class KernelAttention:
@@ -29,20 +29,22 @@ class KernelAttention:
         self._scale, self._cap, self._sinks = scale, cap, sinks
         self._made: dict[tuple[int | None, mx.Dtype], PagedAttention | None] = {}
 
-    def __call__(self, queries: mx.array, masks: Parted | None, state: AppendState, launch: Launch) -> mx.array | None:
-        """What queries [tokens, heads, 1, size] of a launch attend to, [rows, heads, width, size]; None where this is
-        not for the kernels."""
-        storage = state.storage
-        # A prompt's last few tokens are few too; but a kernel is compiled for each number of them.
-        if launch.width > 1 or not isinstance(storage, KernelStorage):
-            return None
-        if not isinstance(masks, Masks | None):
-            return None
+    def __call__(
+        self, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> dict[int, mx.array]:
+        """What the queries [tokens, heads, 1, size] of those launches attend to that are the kernels': by the launch's
+        number, [rows, heads, width, size]. Rows that decode and rows that verify, whatever their widths, are one call.
+        """
+        storage, few = state.storage, [number for number, part in enumerate(mixed.parts) if part.width <= MOST_QUERIES]
+        if not few or not isinstance(storage, KernelStorage) or not isinstance(masks, Masks | None):
+            return {}
         window = masks.window if masks is not None else state.window
         kernel = self._of(storage, window, queries.dtype)
         if kernel is None:
-            return None
-        return storage.attend(kernel, queries[:, :, 0], state.kernel_rows(storage, launch))[:, :, None]
+            return {}
+        taken = _taken(queries[:, :, 0], mixed, few)
+        attended = storage.attend(kernel, taken, state.kernel_rows(storage, mixed, few))
+        return _parted(attended, mixed, few)
 
     def _of(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
         if (window, dtype) not in self._made:
@@ -51,3 +53,25 @@ class KernelAttention:
                 shape, dtype, scale=self._scale, cap=self._cap, sinks=self._sinks, window=window
             )
         return self._made[window, dtype]
+
+
+def _taken(queries: mx.array, mixed: Mixed, numbers: list[int]) -> mx.array:
+    """The tokens of some launches, one behind another."""
+    if len(numbers) == len(mixed.parts):
+        return queries
+    begins, ends = zip(*(mixed.bounds[number] for number in numbers), strict=True)
+    if begins[1:] == ends[:-1]:
+        return queries[begins[0] : ends[-1]]
+    return mx.concatenate([queries[begin:end] for begin, end in zip(begins, ends, strict=True)])
+
+
+def _parted(attended: mx.array, mixed: Mixed, numbers: list[int]) -> dict[int, mx.array]:
+    """What tokens [tokens, heads, size] of some launches attend to, launch by launch."""
+    found, begin = {}, 0
+    for number in numbers:
+        part = mixed.parts[number]
+        own = attended if part.tokens == attended.shape[0] else attended[begin : begin + part.tokens]
+        rows = own[:, None] if part.width == 1 else own.reshape(part.count, part.width, *own.shape[1:])
+        found[number] = rows.swapaxes(1, 2)
+        begin += part.tokens
+    return found

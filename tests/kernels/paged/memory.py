@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Shape, Slabs, page_number
-from ingot.kernels.paged.launchers import Launcher
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 emulated = pytest.mark.skipif(

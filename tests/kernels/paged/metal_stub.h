@@ -18,6 +18,7 @@ typedef float float4 __attribute__((ext_vector_type(4)));
 #define constant
 #define threadgroup
 struct bfloat {
+  explicit operator float() const;
   ushort bits;
   bfloat() = default;
   explicit bfloat(float);
@@ -55,6 +56,8 @@ template <typename To, typename From>
 To as_type(From);
 namespace precise {
 float tanh(float);
+float log2(float);
+float sqrt(float);
 }
 }  // namespace metal
 using namespace metal;

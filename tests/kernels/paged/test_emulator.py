@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from ingot.kernels.device import Device
-from ingot.kernels.paged import emulator
-from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.gpu import emulator
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.launchers import launcher
+from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged.kernels import Shape
-from ingot.kernels.paged.launchers import launcher
-from ingot.kernels.paged.texts import KernelText
 
 from .memory import START, Memory, Variant, emulated
 

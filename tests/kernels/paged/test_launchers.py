@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from ingot.kernels.gpu.launchers import MlxLauncher
+from ingot.kernels.gpu.texts import Prelude
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, token_slots
-from ingot.kernels.paged.launchers import MlxLauncher
-from ingot.kernels.paged.texts import Prelude
 from ingot.kernels.paged.tuning import TUNINGS
 
 from .memory import START

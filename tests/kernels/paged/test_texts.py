@@ -6,9 +6,12 @@ import re
 
 import pytest
 
-from ingot.kernels.paged.texts import INPUTS, SLABS, SOURCE, kernel_text
+from ingot.kernels.gpu.texts import SOURCE, KernelText, Prelude
+from ingot.kernels.gpu.texts import kernel_text as text_of
+from ingot.kernels.paged.texts import INPUTS, SLABS, paged_kernel
 
-KERNELS = tuple(INPUTS)
+KERNELS = tuple(name for name in INPUTS if name != "attend_wide")
+"""Those that Metal has, too."""
 ATTRIBUTES = (
     "threadgroup_position_in_grid",
     "threadgroups_per_grid",
@@ -16,6 +19,10 @@ ATTRIBUTES = (
     "thread_index_in_simdgroup",
 )
 BUFFERS_OF_METAL = 31
+
+
+def kernel_text(name: str, prelude: Prelude, slabs: int) -> KernelText:
+    return text_of(paged_kernel(name, slabs), prelude)
 
 
 def _defined(prelude: str) -> set[str]:
@@ -87,3 +94,10 @@ def test_small_inputs_are_only_indexed(kernel: str) -> None:
     for name in {"numbers", "table", "rows", "after", "slots", "copies", "keys", "values"} & set(text.inputs):
         for use in re.findall(rf"\b{name}\b(.)", text.body):
             assert use == "[", f"{name} is used other than as {name}[...]"
+
+
+def test_the_kernel_for_matrix_units_is_the_same_where_there_are_any() -> None:
+    cuda, emulated = (kernel_text("attend_wide", prelude, 4) for prelude in ("cuda", "emulator"))
+    assert cuda.body == emulated.body and "mma.sync" in cuda.header and "mma.sync" not in emulated.header
+    offered = [set(re.findall(r"(\w+)\(", (SOURCE / f"matrix_{name}.h").read_text())) for name in ("cuda", "emulator")]
+    assert {"bits_of"} <= offered[0] & offered[1]

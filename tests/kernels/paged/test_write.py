@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.paged.emulator import Emulator
+from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, ordered, page_copies, page_number, token_slots
 
 from .memory import START, Memory, Variant, check, emulated

@@ -1,12 +1,12 @@
-// One threadgroup: some queries of one row that share a head of keys and values, over one stretch of places.
+// One threadgroup: some queries of one row that share a head of keys and values, over one stretch of places. Which keys a
+// thread adds up, and in which order, depends on neither PART nor UNROLL, nor on how many queries a row has.
 //
-// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 5], after [1] -> partial [tokens, heads,
+// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
 // stretches, VALUE_SIZE + 4]: for each stretch the values, weighted; the largest score; the sum of weights.
 constexpr int LINE_LANES_K = KEY_SIZE <= 16 ? 2 : KEY_SIZE <= 32 ? 4 : KEY_SIZE <= 64 ? 8 : KEY_SIZE <= 128 ? 16 : 32;
 constexpr int LINE_LANES_V = VALUE_SIZE <= 16 ? 2 : VALUE_SIZE <= 32 ? 4 : VALUE_SIZE <= 64 ? 8 : VALUE_SIZE <= 128 ? 16 : 32;
 constexpr int WARP_KEYS = 32 / LINE_LANES_K * UNROLL;    // keys that a warp looks at, at once
-constexpr int WARP_VALUES = 32 / LINE_LANES_V * UNROLL;
-constexpr int CHUNKS = (COUNT * GROUP + PART - 1) / PART;
+constexpr int WARP_VALUES = 32 / LINE_LANES_V * RUN;
 constexpr int HEADS = KV_HEADS * GROUP;
 constexpr int SHARED_SIZE = STRETCH > WARPS / 2 * VALUE_SIZE ? STRETCH : WARPS / 2 * VALUE_SIZE;
 SHARED_FLOATS(weights, PART * SHARED_SIZE);
@@ -16,14 +16,15 @@ const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
-const int chunk = int(threadgroup_position_in_grid.x) % CHUNKS;
-const int stretches = int(threadgroups_per_grid.x) / CHUNKS;
-const int length = rows[row * 5], first_page = rows[row * 5 + 1], first_query = rows[row * 5 + 2];
-const int count = rows[row * 5 + 3], first_entry = rows[row * 5 + 4];
+const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = rows[row * 6 + 2];
+const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
+const int chunks = (rows[row * 6 + 5] * GROUP + PART - 1) / PART;
+const int chunk = int(threadgroup_position_in_grid.x) % chunks;
+const int stretches = int(threadgroups_per_grid.x) / chunks;
 
 // Places are counted from the stretch's begin, from here on.
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int number = int(threadgroup_position_in_grid.x) / CHUNKS;
+const int number = int(threadgroup_position_in_grid.x) / chunks;
 const int begin = (least / STRETCH + number) * STRETCH;
 const int from = least > begin ? least - begin : 0;
 const int to = length - begin < STRETCH ? length - begin : STRETCH;
@@ -103,10 +104,10 @@ if (from >= to || chunk * PART >= count * GROUP) {
 #undef FETCH_KEYS
 }
 
-// Values: a line of lanes holds a value, eight numbers a lane, and sums for each query. The first are fetched before
-// anybody waits.
+// Values: a line of lanes holds a value, eight numbers a lane, and sums for each query: of RUN values one behind another,
+// UNROLL at once. The first are fetched before anybody waits.
 const int column = lane % LINE_LANES_V * 8;
-const int mine = warp * WARP_VALUES + lane / LINE_LANES_V * UNROLL;
+const int mine = warp * WARP_VALUES + lane / LINE_LANES_V * RUN;
 const int skipped = from / (WARPS * WARP_VALUES) * (WARPS * WARP_VALUES);
 Eight<T> ahead[UNROLL];
 #define FETCH_VALUES(key)                                                                                        \
@@ -153,13 +154,14 @@ float sums[PART * 8];
 for (int i = 0; i < PART * 8; ++i) {
   sums[i] = 0.0f;
 }
-for (int key = skipped + mine; key < to; key += WARPS * WARP_VALUES) {
+for (int key = skipped + mine, done = 0; key < to;) {
   Eight<T> now[UNROLL];
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     now[u] = ahead[u];
   }
-  const int next = key + WARPS * WARP_VALUES;
+  const bool last = done + UNROLL == RUN;
+  const int next = key + UNROLL + (last ? WARPS * WARP_VALUES - RUN : 0);
   FETCH_VALUES(next)
   if (key + UNROLL > from) {
 #pragma unroll
@@ -180,6 +182,8 @@ for (int key = skipped + mine; key < to; key += WARPS * WARP_VALUES) {
       }
     }
   }
+  key = next;
+  done = last ? 0 : done + UNROLL;
 }
 #undef FETCH_VALUES
 

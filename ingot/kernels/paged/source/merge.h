@@ -1,12 +1,12 @@
 // One threadgroup: one head of one query. Adds up what `attend` found in each stretch, in their order.
 //
-// partial [tokens, heads, stretches, VALUE_SIZE + 4], numbers [2 + heads], rows [rows, 5] -> attended [tokens, heads, VALUE_SIZE]
+// partial [tokens, heads, stretches, VALUE_SIZE + 4], numbers [2 + heads], rows [rows, 6] -> attended [tokens, heads, VALUE_SIZE]
 constexpr int HEADS = KV_HEADS * GROUP;
-const int row = int(threadgroup_position_in_grid.z) / COUNT;
-const int query = int(threadgroup_position_in_grid.z) % COUNT;
+const int row = int(threadgroup_position_in_grid.z) / rows[5];
+const int query = int(threadgroup_position_in_grid.z) % rows[5];
 const int head = int(threadgroup_position_in_grid.y);
 const int thread_number = int(simdgroup_index_in_threadgroup) * 32 + int(thread_index_in_simdgroup);
-const int length = rows[row * 5], count = rows[row * 5 + 3], token = rows[row * 5 + 2] + query;
+const int length = rows[row * 6], count = rows[row * 6 + 3], token = rows[row * 6 + 2] + query;
 if (query >= count) {
   return;
 }

@@ -20,6 +20,8 @@ typedef __half Half;
 INLINE void group_barrier() { __syncthreads(); }
 INLINE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE float power_of_two(float x) { return exp2f(x); }
+INLINE float logarithm_of_two(float x) { return log2f(x); }
+INLINE float root(float x) { return sqrtf(x); }
 INLINE float tangent(float x) { return tanhf(x); }
 INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 INLINE float larger(float a, float b) { return fmaxf(a, b); }

@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
-from ingot.kernels.paged.texts import KernelText, Work, kernel_text
+from ingot.kernels.gpu.texts import Kernel, KernelText, Work, kernel_text
 
 COMPILER = "g++"
 FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
@@ -46,18 +46,18 @@ class Emulator:
         """The text to run; tests break it here."""
         return text
 
-    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array:
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
         """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has."""
         mx.eval(inputs)
-        text = self.rewritten(kernel_text(kernel, "emulator", work.slabs))
+        text = self.rewritten(kernel_text(kernel, "emulator"))
         types = tuple(TYPES[array.dtype] for array in inputs)
         values = tuple(
             (name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in work.template
         )
-        run = _compiled(text, types, TYPES[work.dtype], values)
-        made = mx.zeros(work.shape, work.dtype)
+        run = _compiled(text, types, tuple(TYPES[output.dtype] for output in work.outputs), values)
+        made = [mx.zeros(output.shape, output.dtype) for output in work.outputs]
         mx.eval(made)
-        views = [_memory(array) for array in (*inputs, made)]
+        views = [_memory(array) for array in (*inputs, *made)]
         shapes = [np.array(view.shape, np.int32) for view in views]
         strides = [np.array([step // view.itemsize for step in view.strides], np.int64) for view in views]
         with _ONE_AT_A_TIME:
@@ -70,7 +70,7 @@ class Emulator:
                 ctypes.c_uint64(self.seed),
             )
         if wrong is not None:
-            raise RuntimeError(f"{kernel}: {wrong.decode()}")
+            raise RuntimeError(f"{kernel.name}: {wrong.decode()}")
         return made
 
 
@@ -85,10 +85,10 @@ def _addresses(arrays: Sequence[np.ndarray]) -> Any:
 
 @cache
 def _compiled(
-    text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]
+    text: KernelText, types: tuple[str, ...], outputs: tuple[str, ...], template: tuple[tuple[str, str | int], ...]
 ) -> Any:
     """The function that runs this kernel: compiled now, or found where an earlier process left it."""
-    program = _program(text, types, output, template)
+    program = _program(text, types, outputs, template)
     key = hashlib.sha256("\0".join((program, *FLAGS, platform.machine(), cpu_name())).encode()).hexdigest()[:24]
     library = _folder() / f"{key}.so"
     if not library.exists():
@@ -119,9 +119,11 @@ def _compile(program: str, library: Path) -> None:
         made.rename(library)
 
 
-def _program(text: KernelText, types: tuple[str, ...], output: str, template: tuple[tuple[str, str | int], ...]) -> str:
+def _program(
+    text: KernelText, types: tuple[str, ...], outputs: tuple[str, ...], template: tuple[tuple[str, str | int], ...]
+) -> str:
     """A file with the signature that MLX would generate, as static pointers, and one function to call."""
-    names, kinds = (*text.inputs, text.output), (*(f"const {kind}" for kind in types), output)
+    names, kinds = (*text.inputs, *text.outputs), (*(f"const {kind}" for kind in types), *outputs)
     lines = [text.header]
     for name, kind in zip(names, kinds, strict=True):
         lines.append(f"static {kind}* {name}; static const int* {name}_shape; static const int64_t* {name}_strides;")

@@ -15,6 +15,8 @@ typedef half Half;
 INLINE void group_barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 INLINE float shuffle_xor(float x, int mask) { return simd_shuffle_xor(x, ushort(mask)); }
 INLINE float power_of_two(float x) { return exp2(x); }
+INLINE float logarithm_of_two(float x) { return precise::log2(x); }
+INLINE float root(float x) { return precise::sqrt(x); }
 INLINE float tangent(float x) { return precise::tanh(x); }
 INLINE float multiply_add(float a, float b, float c) { return fma(a, b, c); }
 INLINE float larger(float a, float b) { return max(a, b); }

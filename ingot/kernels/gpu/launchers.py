@@ -9,17 +9,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ingot.kernels.device import Device, acting_as
-from ingot.kernels.paged.emulator import Emulator
-from ingot.kernels.paged.texts import Prelude, Work, kernel_text
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import Kernel, Prelude, Work, kernel_text
 
 
 class Launcher(Protocol):
-    """Runs a kernel of `texts` on arrays and gives its one output.
+    """Runs a kernel on arrays and gives its outputs. Kernels may write to their inputs, in place."""
 
-    Slabs among the inputs are written in place by kernels that write.
-    """
-
-    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array: ...
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]: ...
 
 
 class MlxLauncher:
@@ -28,32 +25,32 @@ class MlxLauncher:
     def __init__(self, prelude: Prelude) -> None:
         self._prelude: Prelude = prelude
         self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
-        self._made: dict[tuple[str, int], Any] = {}
+        self._made: dict[Kernel, Any] = {}
 
-    def __call__(self, kernel: str, inputs: list[mx.array], work: Work) -> mx.array:
-        run = self._made.get((kernel, work.slabs)) or self._compiled(kernel, work.slabs)
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        run = self._made.get(kernel) or self._compiled(kernel)
         along, down, deep = work.groups
         made: list[mx.array] = run(
             inputs=inputs,
             template=work.template,
             grid=(along * work.threads, down, deep),
             threadgroup=(work.threads, 1, 1),
-            output_shapes=[work.shape],
-            output_dtypes=[work.dtype],
+            output_shapes=[output.shape for output in work.outputs],
+            output_dtypes=[output.dtype for output in work.outputs],
         )
-        return made[0]
+        return made
 
-    def _compiled(self, kernel: str, slabs: int) -> Any:
-        text = kernel_text(kernel, self._prelude, slabs)
+    def _compiled(self, kernel: Kernel) -> Any:
+        text = kernel_text(kernel, self._prelude)
         run = self._make(
             name=text.name,
             input_names=list(text.inputs),
-            output_names=[text.output],
+            output_names=list(text.outputs),
             source=text.body,
             header=text.header,
-            ensure_row_contiguous=False,  # a copy of a slab would be written instead of it
+            ensure_row_contiguous=False,  # a copy would be written instead of what it is of
         )
-        self._made[kernel, slabs] = run
+        self._made[kernel] = run
         return run
 
 

@@ -184,6 +184,12 @@ struct Brain {
     memcpy(&wide, &x, 4);
     bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
   }
+  explicit operator float() const {
+    const uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    memcpy(&x, &wide, 4);
+    return x;
+  }
 };
 #ifdef __aarch64__
 typedef __fp16 Half;  // which older compilers know there, too
@@ -229,6 +235,8 @@ inline float from_half(uint32_t bits) {
   return float(x);
 }
 inline float power_of_two(float x) { return exp2f(x); }
+inline float logarithm_of_two(float x) { return log2f(x); }
+inline float root(float x) { return sqrtf(x); }
 inline float tangent(float x) { return tanhf(x); }
 inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 inline float larger(float a, float b) { return fmaxf(a, b); }

@@ -1,0 +1,116 @@
+"""Is ingot right on this GPU, and as fast as it is meant to be: one command of under eight minutes.
+
+python -m bench.gpu                         everything; a table of figures, goals and ratios to mlx-lm's
+python -m bench.gpu --only checks,attention
+python -m bench.gpu --quick                 fewer tokens and streams
+INGOT_AS=cuda python -m bench.gpu --tiny    on a CPU, to see that it works: its figures say nothing
+
+Each section is a process of its own with a time limit: what fails or takes too long is said, and the rest goes on. Both
+sides of a ratio are measured in the same process on the same random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.gpu.goals import DIFFERING, Figure, table
+from bench.gpu.scale import FULL, QUICK, TINY, Scale
+
+
+@dataclass(frozen=True)
+class Section:
+    work: str  # module:function
+    limit_s: float
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+SECTIONS = {
+    # Products of float32 in full: in fewer bits, which is what mlx does by default, rounding depends on the batch.
+    "checks": Section("checks:checks", 120, (("MLX_ENABLE_TF32", "0"),)),
+    "attention": Section("kernels:attention", 40),
+    "delta": Section("kernels:delta", 30),
+    "dense": Section("serving:dense", 90),
+    "packed": Section("serving:packed", 70),
+    "hybrid": Section("serving:hybrid", 80),
+    "long": Section("serving:long", 60),
+}
+
+
+def work_of(name: str) -> Callable[[Scale], list[Figure]]:
+    module, function = SECTIONS[name].work.split(":")
+    found: Callable[[Scale], list[Figure]] = getattr(importlib.import_module(f"bench.gpu.{module}"), function)
+    return found
+
+
+def run(name: str, scale: str) -> tuple[list[Figure], str | None]:
+    """A section's figures, and why there are none."""
+    section = SECTIONS[name]
+    command = [sys.executable, "-m", "bench.gpu", "--child", name, *([scale] if scale else [])]
+    try:
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **dict(section.environment)},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=section.limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"took more than {section.limit_s:.0f} s"
+    if ended.returncode != 0:
+        return [], f"ended with {ended.returncode}"
+    return [Figure(**figure) for figure in json.loads(ended.stdout.splitlines()[-1])], None
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    chosen = _parsed(given)
+    scale, flag = (TINY, "--tiny") if chosen.tiny else (QUICK, "--quick") if chosen.quick else (FULL, "")
+    if chosen.child:
+        print(json.dumps([asdict(figure) for figure in work_of(chosen.child)(scale)]))
+        return 0
+    figures, failed = [], {}
+    for name in chosen.only or SECTIONS:
+        began = time.monotonic()
+        found, wrong = run(name, flag)
+        figures += found
+        if wrong is not None:
+            failed[name] = wrong
+        print(f"{name}: {wrong or 'done'}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    print(table(figures))
+    for name, wrong in failed.items():
+        print(f"NOT MEASURED: {name}, which {wrong}")
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps({"figures": [asdict(each) for each in figures], "failed": failed}, indent=1))
+    differing = [figure for figure in figures if figure.unit == DIFFERING and figure.value]
+    return 1 if failed or differing else 0
+
+
+def _parsed(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("bench.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", type=_sections, help=f"of {', '.join(SECTIONS)}, joined by commas")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and streams")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a CPU with INGOT_AS=cuda or metal")
+    parser.add_argument("--json", type=Path, help="where to write all figures")
+    parser.add_argument("--child", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def _sections(text: str) -> list[str]:
+    asked = text.split(",")
+    for name in asked:
+        if name not in SECTIONS:
+            raise argparse.ArgumentTypeError(f"there is no section {name!r}")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

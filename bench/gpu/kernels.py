@@ -1,0 +1,130 @@
+"""The kernels by themselves."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from bench.gpu.goals import Figure
+from bench.gpu.scale import Scale
+from bench.paged import Trial, seconds
+from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
+from ingot.kernels.device import current
+from ingot.kernels.paged.kernels import Shape, ordered
+from ingot.upstream import import_upstream
+
+UNCUT, MATRIX = (
+    argparse.Namespace(stretch=None, warps=None, most=None, run=None, matrix=matrix) for matrix in (False, True)
+)
+ROUNDS = 5
+
+
+def attention(scale: Scale) -> list[Figure]:
+    """Bytes of keys and values over the time, beside pages gathered for MLX's own attention."""
+    heads = (
+        (Shape(4, 2, 16, 16), Shape(4, 2, 32, 32)) if scale.tiny else (Shape(32, 8, 128, 128), Shape(16, 2, 256, 256))
+    )
+    alike = [scale.depth] * scale.rows
+    mixed = [
+        scale.depth // 8 + (2 * scale.depth - scale.depth // 8) * row // (scale.rows - 1) for row in range(scale.rows)
+    ]
+    figures, speeds = [], []
+    for name, shape in zip(("128", "256"), heads, strict=True):
+        trial = Trial(current(), shape, alike, UNCUT)
+        speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
+        beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
+        figures.append(Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside))
+    trial = Trial(current(), heads[0], mixed, UNCUT)
+    over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
+    figures.append(Figure("attention, 1K to 16K mixed, over alike", over, "x"))
+    return [*figures, *_widths(heads[0], scale), *(_by_matrices(heads[0], scale) if current().kind == "cuda" else [])]
+
+
+def _widths(shape: Shape, scale: Scale) -> list[Figure]:
+    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, UNCUT)
+    single = _median(trial, scale)
+    found = []
+    for width in (4, 8):
+        trial.ask(width)
+        found.append(Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x"))
+    return found
+
+
+def _by_matrices(shape: Shape, scale: Scale) -> list[Figure]:
+    """The same by matrix units, which nothing uses yet: worth it where a width costs less than by vectors."""
+    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, MATRIX)
+    found = []
+    for width in (1, 4, 8, 16):
+        trial.ask(width)
+        speed = trial.bytes() / _median(trial, scale) / 1e12
+        found.append(Figure(f"attention by matrix units, width {width} at 32K", speed, "TB/s"))
+    off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
+    return [*found, Figure("attention by matrix units, largest difference", float(off), "")]
+
+
+class DeltaTrial:
+    """A layer of Qwen 3.5's: its gates, its convolution and its rule, without the products around them."""
+
+    def __init__(self, scale: Scale, rows: int, tokens: int) -> None:
+        self.shape = DeltaShape(1, 2, 32, 32, 4) if scale.tiny else DeltaShape(16, 32, 128, 128, 4)
+        shape, self.rows, self.tokens = self.shape, rows, tokens
+        self.filter = mx.random.normal((shape.channels, shape.taps, 1)).astype(mx.bfloat16)
+        self.a_log, self.dt_bias = mx.random.normal((shape.value_heads,)), mx.ones(shape.value_heads)
+        self.x = mx.random.normal((rows, tokens, shape.channels)).astype(mx.bfloat16)
+        self.a, self.b = (mx.random.normal((rows, tokens, shape.value_heads)).astype(mx.bfloat16) for _ in range(2))
+        self.tails, self.states = mx.zeros((rows, *shape.tail)), mx.zeros((rows, *shape.state))
+        self.kernels = delta_kernels(
+            current(), shape, mx.bfloat16, filter=self.filter, a_log=self.a_log, dt_bias=self.dt_bias
+        )
+        self._last = mx.zeros(1)
+        self.spans = Spans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
+        mx.eval(self.filter, self.a_log, self.dt_bias, self.x, self.a, self.b, self.tails, self.states)
+
+    def ours(self) -> mx.array:
+        """Behind the one before: a device would run several at once, which those of a model never do."""
+        x, a, b = (part.flatten(0, 1) for part in (self.x, self.a, self.b))
+        spans = replace(self.spans, spans=ordered(self.spans.spans, self._last))
+        convolved = self.kernels.convolve(x, spans, self.tails)
+        self._last, _ = self.kernels.advance(convolved, a, b, spans, self.states)
+        return self._last
+
+    def theirs(self) -> mx.array:
+        """As mlx-lm's module computes it."""
+        shape, gated = self.shape, import_upstream("mlx_lm.models.gated_delta")
+        padded = mx.concatenate([mx.zeros((self.rows, shape.taps - 1, shape.channels), mx.bfloat16), self.x], axis=1)
+        x = nn.silu(mx.conv1d(padded, self.filter, groups=shape.channels))
+        keys = shape.key_heads * shape.key_size
+        q, k, v = mx.split(x, [keys, 2 * keys], axis=-1)
+        q, k = (part.reshape(self.rows, self.tokens, shape.key_heads, shape.key_size) for part in (q, k))
+        v = v.reshape(self.rows, self.tokens, shape.value_heads, shape.value_size)
+        q, k = gated.normalize_qk(q, k, inv_scale=shape.key_size**-0.5, eps=1e-6)
+        read, _ = gated.gated_delta_update(q, k, v, self.a, self.b, self.a_log, self.dt_bias, None)
+        found: mx.array = read
+        return found
+
+
+def delta(scale: Scale) -> list[Figure]:
+    """Milliseconds of a prompt's piece and of a step, beside mlx-lm's own code."""
+    prompt, step = DeltaTrial(scale, 1, scale.tokens), DeltaTrial(scale, 4 if scale.tiny else 32, 1)
+    off = mx.abs(prompt.ours().flatten().astype(mx.float32) - prompt.theirs().flatten().astype(mx.float32)).max()
+    return [
+        Figure("gated delta, 2,048 tokens of a layer", *_both(prompt, scale, 1)),
+        Figure("gated delta, a step of 32 rows", *_both(step, scale, scale.repeats)),
+        Figure("gated delta, largest difference from mlx-lm's", float(off), ""),
+    ]
+
+
+def _both(trial: DeltaTrial, scale: Scale, repeats: int) -> tuple[float, str, float]:
+    for work in (trial.ours, trial.theirs):
+        seconds(work, 1)
+    ours = statistics.median(seconds(trial.ours, scale.repeats) for _ in range(ROUNDS))
+    return 1000 * ours, "ms", 1000 * statistics.median(seconds(trial.theirs, repeats) for _ in range(3))
+
+
+def _median(trial: Trial, scale: Scale) -> float:
+    seconds(trial.paged, 1)
+    return statistics.median(seconds(trial.paged, scale.repeats) for _ in range(ROUNDS))

@@ -1,0 +1,168 @@
+"""The engine on models of real shapes with random weights, beside mlx-lm's loops on the same weights."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import engine as bench_engine
+from bench.gpu import stock
+from bench.gpu.goals import Figure
+from bench.gpu.scale import Scale
+from bench.pages import Gauge, request, waits
+from ingot.engine.engine import Engine
+from ingot.engine.request import Request, TextDelta
+
+
+def dense(scale: Scale) -> list[Figure]:
+    return _served("8B bf16", scale.dense, scale, scale.streams, host=True)
+
+
+def packed(scale: Scale) -> list[Figure]:
+    return _served("8B 4-bit", scale.dense, scale, scale.streams[:2], bits=4)
+
+
+def hybrid(scale: Scale) -> list[Figure]:
+    return _served("hybrid 9B bf16", scale.hybrid, scale, scale.streams[:2])
+
+
+def _served(
+    name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], *, bits: int = 0, host: bool = False
+) -> list[Figure]:
+    theirs: dict[str, float] = {}
+    figures: list[Figure] = []
+
+    def make() -> Any:
+        model = built(config, bits)
+        theirs.update(stock.measured(model, scale, config["vocab_size"] - 1, streams))
+        return model
+
+    def look(adapter: Any) -> None:
+        if host:
+            spent, whole = step_times(adapter, scale.streams[-1], scale.prompt)
+            figures.append(Figure(f"{name}, host time of a step of {scale.streams[-1]}", spent, "ms"))
+            figures.append(Figure(f"{name}, whole step of {scale.streams[-1]}", whole, "ms"))
+
+    engine = bench_engine.started(name, config, make, memory_gb=scale.memory_gb, context=8192, look=look)
+    prefill = 0.0
+    try:
+        for count in streams:
+            bench_engine.measure(engine, _asked("warm", count, config, scale))
+            found = bench_engine.measure(engine, _asked("measured", count, config, scale))
+            prefill = max(prefill, found.prefill_tokens_per_second)
+            label = f"{name}, 1 stream" if count == 1 else f"{name}, {count} unequal streams"
+            figures.append(Figure(label, found.decode_tokens_per_second, "tok/s", theirs.get(str(count))))
+        engine.check()
+    finally:
+        engine.close()
+    return [*figures, Figure(f"{name}, prefill", prefill, "tok/s", theirs.get("prefill"))]
+
+
+def _asked(turn: str, count: int, config: dict[str, Any], scale: Scale) -> list[Request]:
+    vocab, name = config["vocab_size"] - 1, f"{turn}-{count}"
+    return bench_engine.requests(name, count, scale.prompt, scale.output, vocab, unequal=count > 1)
+
+
+def built(config: dict[str, Any], bits: int = 0) -> Any:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from bench.random_models import build
+
+    model = build(config, dtype=mx.bfloat16)
+    if bits:
+        nn.quantize(model, group_size=64 if config["hidden_size"] % 64 == 0 else 32, bits=bits)
+        mx.eval(model.parameters())
+    return model
+
+
+def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
+    """Milliseconds: what Python takes to ask for a step while the device has nothing else to do; the whole step."""
+    import mlx.core as mx
+
+    from ingot.cache.launch import Part
+
+    rows, dice = adapter.new_rows(), random.Random(1)
+    made = [rows.new() for _ in range(count)]
+    for row in made:
+        width = dice.randrange(prompt // 2, prompt)
+        mx.eval(adapter.run(rows, mx.ones(width, mx.uint32), [Part((row,), width)], [width - 1]), rows.pending())
+    groups = [tuple(made)] if adapter.ragged else [(row,) for row in made]
+    asked, whole = [], []
+    for _ in range(24):
+        mx.synchronize()
+        began = time.perf_counter()
+        for group in groups:
+            logits = adapter.run(rows, mx.ones(len(group), mx.uint32), [Part(group, 1)])
+            mx.async_eval(mx.argmax(logits, axis=-1), rows.pending())
+        asked.append(time.perf_counter() - began)
+        mx.synchronize()
+        whole.append(time.perf_counter() - began)
+    return 1000 * statistics.median(asked[4:]), 1000 * statistics.median(whole[4:])
+
+
+def long(scale: Scale) -> list[Figure]:
+    """A long prompt beside short ones: how soon they are answered, and what all of them take."""
+    config, peak = scale.dense, [0]
+    engine = bench_engine.started(
+        "8B bf16", config, lambda: built(config), memory_gb=scale.memory_gb, context=2 * scale.long
+    )
+    try:
+        first = _first_token(engine, config["vocab_size"] - 1, scale)
+        taken = _memory(engine, config["vocab_size"] - 1, scale, peak)
+        engine.check()
+    finally:
+        engine.close()
+    beyond = (peak[0] - engine.card.weight_bytes) / 1e9
+    return [
+        Figure("first token of 64 beside a prompt of 32K", first, "ms"),
+        Figure("memory of 1 x 32K + 7 x 256, over what they hold", taken, "x"),
+        Figure("peak memory beyond weights", beyond, "GB"),
+    ]
+
+
+def _tokens(name: str, count: int, vocab: int) -> tuple[int, ...]:
+    dice = random.Random(name)
+    return tuple(dice.randrange(vocab) for _ in range(count))
+
+
+def _first_token(engine: Engine, vocab: int, scale: Scale) -> float:
+    """Milliseconds, the median of a few that come one after another while the long prompt is computed."""
+    waits(engine, request("warm", _tokens("warm", 64, vocab), 4), [])
+    behind = threading.Thread(target=waits, args=(engine, request("long", _tokens("l", scale.long, vocab), 2), []))
+    behind.start()
+    while not any(status.prefilled_tokens for status in engine.status()) and behind.is_alive():
+        time.sleep(0.001)
+    found: list[float] = []
+    while not found or (behind.is_alive() and len(found) < 5):
+        name = f"short{len(found)}"
+        began = time.monotonic()
+        stream = engine.generate(request(name, _tokens(name, 64, vocab), 2))
+        shown = [time.monotonic() for batch in stream if any(isinstance(event, TextDelta) for event in batch)]
+        found.append(1000 * (shown[0] - began))
+    engine.cancel("long")
+    behind.join()
+    return statistics.median(found)
+
+
+def _memory(engine: Engine, vocab: int, scale: Scale, peak: list[int]) -> float:
+    """What exists for states over what sequences hold of it, when both are largest."""
+    import mlx.core as mx
+
+    mx.reset_peak_memory()
+    gauge = Gauge(engine)
+    asked = [request("m-long", _tokens("m", scale.long - 100, vocab), 16)]
+    asked += [request(f"m{number}", _tokens(f"m{number}", 256, vocab), scale.output) for number in range(7)]
+    work: Callable[..., None] = waits
+    threads = [threading.Thread(target=work, args=(engine, each, [])) for each in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gauge.close()
+    peak[0] = mx.get_peak_memory()
+    return gauge.taken / gauge.held if gauge.held else 0.0

@@ -1,0 +1,65 @@
+"""The benchmark of GPUs, on a CPU that acts as one: its figures say nothing, but it has to run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import __main__ as gpu
+from bench.gpu.goals import DIFFERING, GOALS, Figure, Goal, table
+from bench.gpu.scale import TINY
+from ingot.kernels.paged.kernels import available
+from tests import engines
+
+emulated = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+
+
+@pytest.fixture(autouse=True)
+def as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_AS", "cuda")
+
+
+def test_a_line_has_what_was_found_its_goal_and_the_ratio_to_mlx_lm() -> None:
+    figures = [Figure("8B bf16, 1 stream", 240, "tok/s", 120), Figure("llama: batched", 1, DIFFERING)]
+    _, first, second = table(figures).splitlines()
+    assert ">= 200 yes" in first and "2.00" in first
+    assert "<= 0 NO" in second
+
+
+def test_a_goal_is_a_bound_on_one_side() -> None:
+    assert Goal(least=2).met(2) and not Goal(least=2).met(1.9)
+    assert Goal(most=2).met(2) and not Goal(most=2).met(float("nan"))
+
+
+@emulated
+@pytest.mark.parametrize("name", ["attention", "delta", "dense", "hybrid", "long"])
+def test_a_section_finds_figures(name: str) -> None:
+    found = gpu.work_of(name)(TINY)
+    assert len(found) >= 3 and all(figure.value > 0 for figure in found)
+
+
+def test_figures_in_full_are_called_what_the_goals_are_for() -> None:
+    """Sections name figures by the numbers of streams: another one would have no goal, unnoticed."""
+    streams = [f"{name}, {count} unequal streams" for name, count in (("8B bf16", 32), ("8B 4-bit", 8))]
+    assert {*streams, "8B bf16, host time of a step of 32"} <= set(GOALS)
+    assert gpu.FULL.streams == (1, 8, 32)
+
+
+def test_a_section_that_takes_too_long_is_reported_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hurried = {name: replace(section, limit_s=0.01) for name, section in gpu.SECTIONS.items()}
+    monkeypatch.setattr(gpu, "SECTIONS", hurried)
+    assert gpu.main(["--tiny", "--only", "attention,long", "--json", str(tmp_path / "found.json")]) == 1
+    said = capsys.readouterr().out
+    assert "NOT MEASURED: attention, which took more than 0 s" in said and "NOT MEASURED: long" in said
+    assert set(json.loads((tmp_path / "found.json").read_text())["failed"]) == {"attention", "long"}
+
+
+def test_an_unknown_section_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["--only", "atention"])
+    assert "there is no section 'atention'" in capsys.readouterr().err
