@@ -1,4 +1,4 @@
-"""Records as bytes and back, for archives: by layer, and free of pages. Only the engine thread may call anything
+"""Records as bytes and back, for files: by layer, and free of pages. Only the engine thread may call anything
 here."""
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
+from ingot.cache.archive import ArchiveError
 from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.records import Checkpoint, Record, kept_part
 from ingot.cache.rows import Rows
+from ingot.cache.stored import StoredRecord, TensorShape
 
 _NAMES = {
     mx.float32: "F32",
@@ -139,14 +140,10 @@ def _runs(table: Table, begin: int, end: int) -> list[Run]:
     return runs
 
 
-def described(
-    record: LooseRecord, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool
-) -> ArchivedRecord:
+def described(record: LooseRecord, tokens: tuple[int, ...], *, landmark: bool) -> StoredRecord:
     deltas = tuple(None if delta is None else (delta.begin, delta.end, len(delta.arrays)) for delta in record.deltas)
     checkpoint = record.checkpoint
-    return ArchivedRecord(
-        salt,
-        parent,
+    return StoredRecord(
         tokens,
         record.begin,
         landmark,
@@ -160,7 +157,7 @@ def packed(record: LooseRecord) -> list[bytes]:
     return [_raw(array) for array in record.arrays()]
 
 
-def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> LooseRecord:
+def unpacked(piece: StoredRecord, data: Sequence[bytes | memoryview]) -> LooseRecord:
     arrays = iter([_array(tensor, raw) for tensor, raw in zip(piece.tensors, data, strict=True)])
     deltas = tuple(
         None if delta is None else KVDelta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
@@ -169,7 +166,7 @@ def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> LooseRecord:
     return LooseRecord(piece.begin, piece.end, deltas, _checkpoint(piece, arrays))
 
 
-def _checkpoint(piece: ArchivedRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
+def _checkpoint(piece: StoredRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
     if piece.checkpoint is None:
         return None
     return tuple(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
@@ -256,6 +253,6 @@ def _raw(array: mx.array) -> bytes:
     return np.asarray(plain).tobytes()
 
 
-def _array(tensor: TensorShape, raw: bytes) -> mx.array:
+def _array(tensor: TensorShape, raw: bytes | memoryview) -> mx.array:
     plain = mx.array(np.frombuffer(raw, _BYTES[tensor.dtype]).reshape(tensor.shape))
     return plain.view(mx.bfloat16) if tensor.dtype == "BF16" else plain.astype(_DTYPES[tensor.dtype])

@@ -58,7 +58,8 @@ def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
             parent = numbers.get(node.parent, -1)
             numbers[node] = len(taken.pieces)
             loose = loosened(reuse.rows, node.record)
-            taken.pieces.append(described(loose, salt, parent, node.tokens, landmark=node.landmark))
+            stored = described(loose, node.tokens, landmark=node.landmark)
+            taken.pieces.append(ArchivedRecord.of(stored, salt=salt, parent=parent))
             taken.records.append(node.record)
     return taken
 
