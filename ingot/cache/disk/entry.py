@@ -19,8 +19,9 @@ class Entry:
     name: str
     identity: str
     owner: RecordOwner
-    parent: str
+    before: str
     path: str
+    within: str
     oldest: tuple[int, ...]
     begin: int
     tokens: array[int]
@@ -37,8 +38,9 @@ class Entry:
             header.name,
             header.identity,
             header.owner,
-            header.parent,
+            header.before,
             header.path,
+            header.within,
             header.oldest,
             record.begin,
             array("q", record.tokens),
@@ -56,8 +58,9 @@ class Entry:
             row.name,
             str(facts["identity"]),
             RecordOwner(str(facts["tenant"]), str(facts["salt"])),
-            str(facts["parent"]),
+            str(facts["before"]),
             str(facts["path"]),
+            str(facts["within"]),
             tuple(int(first) for first in facts["oldest"]),
             int(facts["begin"]),
             array("q", facts["tokens"]),
@@ -72,8 +75,9 @@ class Entry:
             "identity": self.identity,
             "tenant": self.owner.tenant,
             "salt": self.owner.salt,
-            "parent": self.parent,
+            "before": self.before,
             "path": self.path,
+            "within": self.within,
             "oldest": self.oldest,
             "begin": self.begin,
             "tokens": self.tokens.tolist(),

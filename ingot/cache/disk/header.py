@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 from zlib import crc32
@@ -22,6 +22,7 @@ LONGEST: Final = 1 << 26
 """Bytes of a header."""
 LENGTH: Final = 8
 """Bytes at a file's beginning that say how long its header is."""
+UNSUMMED: Final = "0" * 8
 _DIGITS: Final = 64
 _ZEROS: Final = "0" * _DIGITS
 _OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "ingot": "')
@@ -61,11 +62,12 @@ class RecordOwner:
 class Header:
     key: Mapping[str, str]
     owner: RecordOwner
-    parent: str  # the identity of the record within or behind which it goes on; empty at a prompt's beginning
-    path: str  # the digest of all tokens up to its end
+    before: str  # the digest of all tokens up to its beginning,
+    path: str  # and of those up to its end
+    within: str  # the identity of a record amid whose tokens it goes on, if it does
     oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of
     record: StoredRecord
-    sums: tuple[int, ...]  # of each tensor's bytes
+    sums: tuple[str, ...] = ()  # of each tensor's bytes
 
     @property
     def identity(self) -> str:
@@ -80,8 +82,9 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Of a file with this header."""
-        return len(self.encoded()) + self.record.nbytes
+        """Of a file with this header; it need not know its sums yet."""
+        summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
+        return len(summed.encoded()) + self.record.nbytes
 
     def encoded(self) -> bytes:
         """How the file begins."""
@@ -90,8 +93,9 @@ class Header:
             "key": dict(self.key),
             "tenant": self.owner.tenant,
             "salt": self.owner.salt,
-            "parent": self.parent,
+            "before": self.before,
             "path": self.path,
+            "within": self.within,
             "oldest": self.oldest,
             "record": listed(self.record),
             "sums": self.sums,
@@ -107,8 +111,9 @@ def identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) 
     return digest(scope_of(key), owner.tenant, owner.salt, path, [begin])
 
 
-def sums_of(data: Sequence[bytes | memoryview]) -> tuple[int, ...]:
-    return tuple(crc32(raw) for raw in data)
+def sums_of(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
+    """All of the same length, so that a file's is known before its sums are."""
+    return tuple(f"{crc32(raw):08x}" for raw in data)
 
 
 def length_of(beginning: bytes) -> int:
@@ -134,14 +139,15 @@ def decoded(raw: bytes) -> Header:
 
 def _read(manifest: dict[str, Any]) -> Header:
     record = StoredRecord(**fields_of(manifest["record"]))
-    sums = tuple(int(number) for number in manifest["sums"])
+    sums = tuple(str(each) for each in manifest["sums"])
     if manifest["format"] != FORMAT or not record.whole or len(sums) != len(record.tensors):
         raise ValueError("not whole")
     return Header(
         {str(name): str(value) for name, value in manifest["key"].items()},
         RecordOwner(str(manifest["tenant"]), str(manifest["salt"])),
-        str(manifest["parent"]),
+        str(manifest["before"]),
         str(manifest["path"]),
+        str(manifest["within"]),
         tuple(int(first) for first in manifest["oldest"]),
         record,
         sums,

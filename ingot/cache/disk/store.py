@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -117,9 +117,11 @@ class RecordStore:
 
     # Writing
 
-    def write(self, header: Header, data: Sequence[bytes | memoryview]) -> Entry:
-        """Store a record, unless it is there; less useful ones go where they must. Raises OSError."""
-        entry = Entry.of(header, self._clock())
+    def write(self, header: Header, data: Sequence[bytes | memoryview], entry: Entry | None = None) -> Entry:
+        """Store a record, unless it is there; less useful ones go where they must. It is known as `entry` from then on,
+        if one is given. Raises OSError."""
+        header = replace(header, sums=sums_of(data))
+        entry = entry or Entry.of(header, self._clock())
         self._files.make_folder(self._home)
         with self._files.alone(self._lock, PATIENCE_S):
             if (self._home / entry.name).exists():
@@ -143,10 +145,9 @@ class RecordStore:
 
     def _know(self, entry: Entry) -> Entry:
         with self._books:
-            known = self._known.setdefault(entry.name, entry)
-            known.lost = False
-        self._index.using(lambda index: index.add([known.row(self.scope)]), None)
-        return known
+            self._known[entry.name] = entry
+        self._index.using(lambda index: index.add([entry.row(self.scope)]), None)
+        return entry
 
     def settle(self) -> None:
         """Tell the index what was used since the last time."""

@@ -130,7 +130,7 @@ class RecordWriter:
     def _written(self, spill: Spill) -> bool:
         began = time.monotonic()
         try:
-            known = self._store.write(spill.header, spill.data)
+            self._store.write(spill.header, spill.data, spill.entry)
             self._store.settle()
         except OSError as error:
             self._counts.spill_failures += 1
@@ -145,7 +145,7 @@ class RecordWriter:
             self._counts.spill_failures += 1
             return False
         self._counts.spills += 1
-        self._counts.spilled_bytes += known.size
+        self._counts.spilled_bytes += spill.entry.size
         self._counts.spill_s += time.monotonic() - began
         return True
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ingot.cache.disk.files import Files
-from ingot.cache.disk.header import Header, RecordOwner, digest, identity, sums_of
+from ingot.cache.disk.header import Header, RecordOwner, digest
 from ingot.cache.disk.store import DiskLimits, RecordStore, StoredData
 from ingot.cache.stored import StoredRecord, TensorShape
 
@@ -31,7 +31,6 @@ def contents(path: str, begin: int, end: int, *, checkpoint: bool) -> list[bytes
 def record(
     tokens: Sequence[int],
     begin: int = 0,
-    parent: str = "",
     *,
     owner: RecordOwner = ME,
     key: dict[str, str] = KEY,
@@ -48,11 +47,7 @@ def record(
         ((), (True,)) if checkpoint else None,
         tuple(TensorShape("U8", (len(raw),)) for raw in data),
     )
-    return Header(key, owner, parent, path, (begin,), stored, sums_of(data)), data
-
-
-def identity_of(tokens: Sequence[int], begin: int = 0, owner: RecordOwner = ME) -> str:
-    return identity(KEY, owner, digest(list(tokens)), begin)
+    return Header(key, owner, digest(list(tokens[:begin])), path, "", (begin,), stored), data
 
 
 def is_right(found: StoredData) -> bool:

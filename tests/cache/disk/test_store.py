@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.disk.header import Damaged, RecordOwner
+from ingot.cache.disk.header import Damaged, RecordOwner, digest
 from ingot.cache.disk.store import DiskLimits, NoRoom
 from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
 
@@ -31,14 +31,14 @@ def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
     store = opened(tmp_path)
     first, data = record(SHORT)
     store.write(first, data)
-    second, more = record(LONG, 3, first.identity, checkpoint=True)
+    second, more = record(LONG, 3, checkpoint=True)
     store.write(second, more)
     store.close()
     again = opened(tmp_path)
     found = again.entries(ME)
-    assert [(entry.begin, entry.end, entry.parent, entry.checkpoint) for entry in found] == [
-        (0, 3, "", False),
-        (3, 6, first.identity, True),
+    assert [(entry.begin, entry.end, entry.before, entry.checkpoint) for entry in found] == [
+        (0, 3, digest([]), False),
+        (3, 6, first.path, True),
     ]
     assert all(is_right(again.read(entry)) for entry in found)
     assert again.entries(RecordOwner.of("you", "")) == []
@@ -212,9 +212,8 @@ def test_the_least_used_go_and_of_a_path_its_end_before_its_beginning(tmp_path: 
     for number in range(3):
         now[0] += 1
         path = [number] * 400
-        above, data = record(path[:200])
-        written.append(store.write(above, data))
-        written.append(store.write(*record(path, 200, above.identity)))
+        written.append(store.write(*record(path[:200])))
+        written.append(store.write(*record(path, 200)))
     now[0] += 1
     store.touch(written[0:2])
     for number in range(3, 9):
