@@ -58,11 +58,24 @@ class LooseRecord:
         deltas = tuple(delta if delta is None else _behind(delta, self.begin, begin) for delta in self.deltas)
         return self if begin == self.begin else replace(self, begin=begin, deltas=deltas)
 
+    def before(self, end: int) -> LooseRecord:
+        """What of it lies before a token. What the states at its end looked like goes with that end."""
+        if end == self.end:
+            return self
+        deltas = tuple(delta if delta is None else _before(delta, self.begin, end) for delta in self.deltas)
+        return replace(self, end=end, deltas=deltas, checkpoint=None)
+
 
 def _behind(delta: KVDelta, whole: int, begin: int) -> KVDelta:
     if delta.begin < whole or delta.begin >= begin:
         return delta
     return KVDelta(begin, delta.end, tuple(array[:, :, begin - delta.begin :] for array in delta.arrays))
+
+
+def _before(delta: KVDelta, whole: int, end: int) -> KVDelta:
+    if delta.begin < whole or delta.begin >= end:
+        return KVDelta(end, end, ())
+    return KVDelta(delta.begin, min(delta.end, end), tuple(array[:, :, : end - delta.begin] for array in delta.arrays))
 
 
 def loosened(rows: Rows, record: Record) -> LooseRecord:
@@ -154,7 +167,9 @@ def described(record: LooseRecord, tokens: tuple[int, ...], *, landmark: bool) -
 
 
 def packed(record: LooseRecord) -> list[bytes]:
-    return [_raw(array) for array in record.arrays()]
+    arrays = record.arrays()
+    mx.eval(arrays)  # at once: one by one would take much longer
+    return [_raw(array) for array in arrays]
 
 
 def unpacked(piece: StoredRecord, data: Sequence[bytes | memoryview]) -> LooseRecord:

@@ -46,6 +46,10 @@ def scope_of(key: Mapping[str, str]) -> str:
     return digest(FORMAT, *(part for name in sorted(key) for part in (name, key[name])))
 
 
+def tenant_digest(tenant: str) -> str:
+    return digest("tenant", tenant)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordOwner:
     """Whose a record is, as digests from which nobody gets back to a tenant or a salt."""
@@ -55,7 +59,7 @@ class RecordOwner:
 
     @classmethod
     def of(cls, tenant: str, salt: str) -> RecordOwner:
-        return cls(digest("tenant", tenant), digest("salt", tenant, salt))
+        return cls(tenant_digest(tenant), digest("salt", tenant, salt))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Damaged
 from ingot.cache.disk.store import RecordStore, StoredData
@@ -47,14 +46,10 @@ class Reading:
 
 class RecordReader:
     def __init__(
-        self,
-        store: RecordStore,
-        counts: DiskCounts,
-        pending: Callable[[Entry], StoredData | None],
-        threads: int = THREADS,
+        self, store: RecordStore, pending: Callable[[Entry], StoredData | None], threads: int = THREADS
     ) -> None:
         """`pending` has records that are still to be written."""
-        self._store, self._counts, self._pending = store, counts, pending
+        self._store, self._pending = store, pending
         self._asked: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
         self._failed = Notice(log)
         self._threads = [

@@ -62,14 +62,19 @@ class RecordWriter:
     def has_room(self) -> bool:
         """Whether a record would be taken now."""
         with self._changed:
-            return not self._closing and self._clock() >= self._paused_until and self._bytes < self._most
+            return not self._closing and not self.is_paused and self._bytes < self._most
+
+    @property
+    def is_paused(self) -> bool:
+        """A write failed a moment ago."""
+        return self._clock() < self._paused_until
 
     def offer(self, header: Header, data: tuple[bytes, ...]) -> Entry | None:
         """Have a record written; None where that is too much, and counted."""
         size = sum(map(len, data))
         with self._changed:
             fits = self._bytes + size <= self._most or not self._by_name
-            if self._closing or not fits or self._clock() < self._paused_until:
+            if self._closing or not fits or self.is_paused:
                 self._counts.dropped += 1
                 return None
             held = self._by_name.get(header.name)
