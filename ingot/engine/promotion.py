@@ -20,7 +20,7 @@ from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import digest
 from ingot.cache.disk.reader import Reading
-from ingot.cache.disk.store import StoredData
+from ingot.cache.disk.record_file import StoredData
 from ingot.cache.packing import Form, LooseRecord, check_fits, laid, unpacked
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.cache.rows import Rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from ingot.cache.layers import AppendState
 from ingot.cache.rows import Rows
 from ingot.models.adapter import Adapter
-from ingot.models.files.digest import model_digest, tokenizer_digest
+from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
 
 CODEC = "raw"
 
@@ -22,10 +22,14 @@ def states_key(adapter: Adapter, folder: Path) -> dict[str, str]:
     }
 
 
-def resident_key(adapter: Adapter, folder: Path, *, deterministic: bool) -> dict[str, str]:
-    """The same, for states that are to be the very ones that this server would compute, to the last bit."""
+def exact_key(adapter: Adapter, folder: Path, digests: Path, *, deterministic: bool) -> dict[str, str]:
+    """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
+    remembers what models' files were found to be."""
     return {
-        **states_key(adapter, folder),
+        "model": remembered_digest(folder, digests),
+        "tokenizer": tokenizer_digest(folder),
+        "number format": adapter.dtype,
+        "codec": CODEC,
         "states": str(adapter.formats),
         "layout": _layout(adapter.new_rows()),
         "device": adapter.device.kind,

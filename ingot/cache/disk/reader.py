@@ -11,7 +11,8 @@ from typing import Final
 
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Damaged
-from ingot.cache.disk.store import RecordStore, StoredData
+from ingot.cache.disk.record_file import StoredData
+from ingot.cache.disk.store import RecordStore
 from ingot.observe.notices import Notice
 
 log = logging.getLogger("ingot.cache")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +26,9 @@ from typing import Final
 
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import LENGTH, Damaged, Header, RecordOwner, decoded, length_of, scope_of, sums_of
+from ingot.cache.disk.header import Damaged, Header, RecordOwner, scope_of, sums_of
 from ingot.cache.disk.index import IndexRow, LastingIndex
+from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
 
 log = logging.getLogger("ingot.cache")
 
@@ -37,11 +37,11 @@ PATIENCE_S: Final = 10.0
 MOST_RECORDS: Final = 100_000
 INDEX_ROOM: Final = 1 << 20
 """Bytes of the cap that records leave to the index and its journal."""
-RECORD: Final = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}\.safetensors")
 PART: Final = ".part"
 DAMAGED: Final = "damaged"
 ABOUT: Final = "about.json"
 INDEX: Final = "index.sqlite"
+LOCK: Final = "lock"
 
 
 class NoRoom(OSError):
@@ -56,12 +56,6 @@ class DiskLimits:
     most: int  # bytes of all files in the folder
     floor: int = 0  # bytes that stay free on the drive
     sync: bool = True  # a record that is there after a write is there after a loss of power
-
-
-@dataclass(frozen=True, slots=True)
-class StoredData:
-    header: Header
-    tensors: tuple[memoryview, ...]
 
 
 class RecordStore:
@@ -170,7 +164,9 @@ class RecordStore:
         """Raises Damaged, once the file is set aside, or OSError. Whichever it is, the entry is lost."""
         path = self._home / entry.name
         try:
-            found = self._read(path, entry.name)
+            found = read_record(self._files, path)
+            if found.header.key != self.key:
+                raise Damaged("it is another model's")
         except Damaged as problem:
             self._set_aside(path, problem)
             self._lose([entry])
@@ -179,22 +175,6 @@ class RecordStore:
             self._lose([entry])
             raise
         return found
-
-    def _read(self, path: Path, name: str) -> StoredData:
-        raw = self._files.read(path)
-        begin = LENGTH + length_of(bytes(raw[:LENGTH]))
-        header = decoded(bytes(raw[LENGTH:begin]))
-        tensors, at = [], begin
-        for tensor in header.record.tensors:
-            tensors.append(raw[at : at + tensor.nbytes])
-            at += tensor.nbytes
-        if header.name != name or header.key != self.key:
-            raise Damaged("it is another record")
-        if raw.nbytes != at:
-            raise Damaged("it is not as long as its header says")
-        if sums_of(tensors) != header.sums:
-            raise Damaged("a tensor has another checksum")
-        return StoredData(header, tuple(tensors))
 
     # Learning
 
@@ -227,10 +207,9 @@ class RecordStore:
     def _examined(self, file: Listed) -> Entry | None:
         """What a file's header says; one that is damaged is set aside."""
         try:
-            length = length_of(bytes(self._files.read(file.path, LENGTH)))
-            header = decoded(bytes(self._files.read(file.path, LENGTH + length)[LENGTH:]))
-            if header.name != file.path.name or header.key != self.key or header.nbytes != file.nbytes:
-                raise Damaged("it is another record, or not as long as its header says")
+            header = read_header(self._files, file.path, file.nbytes)
+            if header.key != self.key:
+                raise Damaged("it is another model's")
         except Damaged as problem:
             self._set_aside(file.path, problem)
             return None
@@ -326,7 +305,7 @@ class RecordStore:
 
     @property
     def _lock(self) -> Path:
-        return self.folder / "lock"
+        return self.folder / LOCK
 
     def _listed(self, folder: Path) -> list[Listed]:
         try:

@@ -17,7 +17,8 @@ from typing import Final
 from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Header
-from ingot.cache.disk.store import NoRoom, RecordStore, StoredData
+from ingot.cache.disk.record_file import StoredData
+from ingot.cache.disk.store import NoRoom, RecordStore
 from ingot.observe.notices import Notice
 
 log = logging.getLogger("ingot.cache")

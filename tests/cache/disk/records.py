@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ingot.cache.disk.files import Files
 from ingot.cache.disk.header import Header, RecordOwner, digest
-from ingot.cache.disk.store import DiskLimits, RecordStore, StoredData
+from ingot.cache.disk.record_file import StoredData
+from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.cache.stored import StoredRecord, TensorShape
 
 KEY = {"model": "abc", "codec": "raw"}
