@@ -67,7 +67,8 @@ class FolderSurvey:
 
 def trim(folder: Path, most: int, files: Files | None = None) -> int:
     """Remove damaged files, then the records that were used longest ago, whosever they are, until the folder has no
-    more than `most` bytes, but for what the index notes of it; returns the bytes that this freed. Servers that use it may go on. Raises OSError."""
+    more than `most` bytes, but for what the index notes of it; returns the bytes that this freed. Servers that use it
+    may go on. Raises OSError."""
     files = files or Files()
     with files.alone(folder / LOCK, PATIENCE_S):
         found = FolderSurvey.of(folder, files)
