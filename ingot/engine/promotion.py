@@ -39,6 +39,10 @@ ATTEMPTS: Final = 3
 """How often a sequence's records may turn out to be lost before it is computed."""
 SLICE_S: Final = 0.02
 """How long arrived records are put into memory between two steps; at least one is."""
+IN_FLIGHT: Final = 3
+"""Records that are read ahead for a sequence: their bytes are held beside what the memory budget counts."""
+PATIENCE_S: Final = 30.0
+"""After which what is still not read is computed."""
 PAUSE_S: Final = 0.002
 """How long a step with nothing to compute waits for a record."""
 FIRST_SPEED: Final = 5e8
@@ -52,13 +56,19 @@ class Promotion:
     owner: Owner
     tokens: tuple[int, ...]
     resident: int  # tokens that could be resumed from memory before
-    readings: deque[Reading] = field(default_factory=deque)
-    reserved: int = 0
+    begun: float
     attempts: int = 1
+    reserved: int = 0
+    ahead: deque[Entry] = field(default_factory=deque)  # what is still to be asked for
+    readings: deque[Reading] = field(default_factory=deque)
 
     @property
     def under_way(self) -> bool:
-        return bool(self.readings)
+        return bool(self.readings or self.ahead)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [*(reading.entry for reading in self.readings), *self.ahead]
 
 
 class Promotions:
@@ -110,7 +120,9 @@ class Promotions:
                 self._known[sequence] = self._begun(sequence) if uses(sequence) else None
 
     def waits(self, sequence: Sequence) -> bool:
-        promotion = self._known.get(sequence)
+        if sequence not in self._known:
+            self._known[sequence] = self._begun(sequence)
+        promotion = self._known[sequence]
         return promotion is not None and promotion.under_way
 
     def settle(self, sequence: Sequence, length: int) -> int:
@@ -142,16 +154,34 @@ class Promotions:
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)
         if gained < WORTH_READING or 0 < self._seconds(gained) < nbytes / self._speed:
             return None
-        promotion = Promotion(owner, tuple(sequence.tokens), found.resident, attempts=attempts)
-        shared = {reading.entry: reading for reading in self._readings()}
-        promotion.reserved = sum(self._room_for(entry) for entry in entries if entry not in shared)
+        promotion = Promotion(owner, tuple(sequence.tokens), found.resident, time.monotonic(), attempts)
+        coming = {entry for other in self._known.values() if other is not None for entry in other.entries}
+        promotion.reserved = sum(self._room_for(entry) for entry in entries if entry not in coming)
         self._known[sequence] = promotion
         if not self._make_room():
             self._known[sequence] = None
             self._disk.counts.promotion_failures += 1
             return None
-        promotion.readings.extend(shared.get(entry) or self._disk.reader.ask(entry) for entry in entries)
+        promotion.ahead.extend(entries)
+        self._ask(promotion)
         return promotion
+
+    def _ask(self, promotion: Promotion) -> None:
+        """Have the next few records read; those that are being read for others are waited for."""
+        asked = {reading.entry: reading for reading in self._readings()}
+        while promotion.ahead and len(promotion.readings) < IN_FLIGHT:
+            entry = promotion.ahead.popleft()
+            if self._lacking(promotion, entry):
+                promotion.readings.append(asked.get(entry) or self._disk.reader.ask(entry))
+
+    def _lacking(self, promotion: Promotion, entry: Entry) -> list[Node]:
+        """The nodes that still need what a record on disk has."""
+        return [
+            node
+            for node in self._index.along(promotion.owner, promotion.tokens)
+            if node.filed is not None and node.filed.entry.name == entry.name
+            if node.record is None or (not node.has_checkpoint and node.has_filed_checkpoint)
+        ]
 
     def _room_for(self, entry: Entry) -> int:
         """Bytes in memory: pages at both ends may be filled only in part."""
@@ -165,7 +195,7 @@ class Promotions:
     # Arriving
 
     def _take_in(self) -> None:
-        until = time.monotonic() + SLICE_S
+        began = time.monotonic()
         for sequence, promotion in list(self._known.items()):
             while promotion is not None and promotion.readings and promotion.readings[0].done:
                 if not self._arrived(promotion):
@@ -173,12 +203,20 @@ class Promotions:
                     again = promotion.attempts < ATTEMPTS
                     self._known[sequence] = self._begun(sequence, promotion.attempts + 1) if again else None
                     break
-                if time.monotonic() > until:
+                if time.monotonic() > began + SLICE_S:
                     return
+            if promotion is not None and promotion.under_way and began > promotion.begun + PATIENCE_S:
+                log.warning("a record took more than %.0f s to read; what it holds is computed", PATIENCE_S)
+                self._disk.counts.promotion_failures += 1
+                self._abandon(promotion)
+                self._known[sequence] = None
 
     def _arrived(self, promotion: Promotion) -> bool:
         """Put the next record into memory. False where it is lost, or what it goes on from is."""
         reading = promotion.readings.popleft()
+        if reading.found is not None and not self._lacking(promotion, reading.entry):  # another one was first
+            self._go_on(promotion)
+            return True
         began = time.monotonic()
         if reading.found is None or not self._fill(promotion, reading.entry, reading.found):
             self._disk.counts.promotion_failures += 1
@@ -188,9 +226,13 @@ class Promotions:
         self._disk.counts.promotions += 1
         self._disk.counts.promoted_bytes += reading.entry.size
         self._disk.counts.promotion_s += took
-        if not promotion.readings:
-            promotion.reserved = 0
+        self._go_on(promotion)
         return True
+
+    def _go_on(self, promotion: Promotion) -> None:
+        self._ask(promotion)
+        if not promotion.under_way:
+            promotion.reserved = 0
 
     def _fill(self, promotion: Promotion, entry: Entry, found: StoredData) -> bool:
         record = unpacked(found.header.record, found.tensors)
@@ -223,6 +265,7 @@ class Promotions:
         promotion.reserved = 0
         mine = set(promotion.readings)
         promotion.readings.clear()
+        promotion.ahead.clear()
         for reading in mine.difference(self._readings()):
             reading.cancelled = True
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ingot.cache.disk.store import DiskLimits
+from ingot.engine import promotion
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import CacheReport, Ended, Failed, Request, Sampling, Stop
 from ingot.errors import IngotError
@@ -126,6 +127,16 @@ def test_others_run_while_a_record_is_read(kind: str, tmp_path: Path, gates: Gat
     gates.reading.set()
     events = [event for batch in waiting for event in batch]
     assert isinstance(events[-1], Ended) and events[-1].cache[0].tier == "disk"
+    engine.close()
+
+
+def test_what_takes_too_long_to_read_is_computed(tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = restarted("hybrid", tmp_path, gates, prompt(1))
+    monkeypatch.setattr(promotion, "PATIENCE_S", 0.05)
+    gates.reading.clear()
+    assert run(engine, ask("waits", [*prompt(1), 7])).matched == 0
+    gates.reading.set()
+    engine.check()
     engine.close()
 
 

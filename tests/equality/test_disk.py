@@ -112,12 +112,15 @@ def test_a_swarm_reads_what_it_shares_once(kind: str, tmp_path: Path) -> None:
     head = conversations(2)[0]
     run(first, ask("a", head))
     first.close()
+    files = len(list(tmp_path.glob("*/*.safetensors")))
     second = start(kind, tmp_path, None)
     asked = [ask(f"s{number}", [*head, number, 5, 6]) for number in range(6)]
     streams = [second.generate(request) for request in asked]
     warm = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
     for request, text in zip(asked, warm, strict=True):
         assert text == run(second, replace(request, id=request.id + "c", cache=False))[0]
+    totals = second.kept.status("").totals.disk
+    assert totals is not None and 0 < totals.promotions <= files and totals.hits == len(asked)
     second.check()
     second.close()
 

@@ -220,7 +220,8 @@ class RecordStore:
 
     def _rows(self) -> list[IndexRow]:
         with self._books:
-            return [entry.row(self.scope) for entry in self._known.values()]
+            known = list(self._known.values())
+        return [entry.row(self.scope) for entry in known]
 
     def _tidy(self) -> None:
         """Keep to the cap from the start, and clear away what a process that died left."""

@@ -23,8 +23,8 @@ from ingot.observe.notices import Notice
 
 log = logging.getLogger("ingot.cache")
 
-MOST_WAITING: Final = 256 << 20
-"""Bytes of records that may wait; one that is larger is taken when none does."""
+MOST_WAITING: Final = 128 << 20
+"""Bytes of records that may wait, beside what the memory budget counts; one that is larger is taken when none does."""
 PAUSE_S: Final = 10.0
 """After a write failed, for how long nothing is taken: a drive that is full or gone stays so for a while."""
 
