@@ -7,8 +7,7 @@ import sys
 
 SUBJECTS = (
     *("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks"),
-    *("paged", "speculate"),
-    "restart",
+    *("paged", "speculate", "restart"),
 )
 
 
