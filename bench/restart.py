@@ -5,8 +5,8 @@ python -m bench.restart --model PATH --tokens 1000 --rounds 5 --json figures.jso
 
 For each model: a server computes a conversation and stops; others start on its folder, one after another, and each is
 asked for the next turn with the cache and then, in the same process, without. Seconds to the first token of both, their
-ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: how many
-tokens a stream loses while what it and others computed is written.
+ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: a stream's
+speed while records of other prompts have to leave memory, with a disk that takes them over the same without one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bench.restore import ended, request
 from bench.serve import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
+from ingot.engine.request import Ended
 from ingot.engine.start import start_engine
 from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
@@ -60,7 +61,8 @@ def first_token_s(engine: Engine, name: str, tokens: Sequence[int], *, cache: bo
     next(iter(stream))
     spent = time.perf_counter() - began
     *_, last = (event for batch in stream for event in batch)
-    return spent, last.usage.cached_tokens if hasattr(last, "usage") else 0
+    assert isinstance(last, Ended)
+    return spent, last.usage.cached_tokens
 
 
 def measured(settings: Settings, folder: Path, tokens: list[int], rounds: int) -> list[Restarted]:
@@ -110,8 +112,9 @@ def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab
     ratios = []
     for number in range(rounds):
         beside = [[rng.randrange(vocab) for _ in range(600)] for _ in range(4)]
-        rates = [stream_rate(engine, f"s{number}", beside) for engine in (plain, spilling)]
-        ratios.append(rates[1] / rates[0])
+        order = (plain, spilling) if number % 2 == 0 else (spilling, plain)
+        rates = {engine: stream_rate(engine, f"s{number}", beside) for engine in order}
+        ratios.append(rates[spilling] / rates[plain])
     plain.close()
     spilling.close()
     return ratios
