@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_models import write_tokenizer
+from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.files import Files
+from ingot.cache.disk.store import DiskLimits
 from ingot.config import Settings
 from ingot.engine.budget import TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
@@ -26,6 +29,8 @@ from tests.scripted import Wait
 
 GPU = Device("cuda", "a CPU that follows a GPU's rules", 1 << 34)
 """Launches, pipelining and plain MLX operations as on a GPU, which is what the engine decides by the device's kind."""
+
+DISK_LIMITS = DiskLimits(1 << 28, sync=False)
 
 
 class Held(Adapter):
@@ -68,9 +73,12 @@ def start(
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
     headed: Callable[[Adapter], Adapter] | None = None,
+    disk: Path | None = None,
+    disk_limits: DiskLimits = DISK_LIMITS,
+    files: Files | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch; `headed`
-    gives the model a head."""
+    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
+    gives the model a head, `disk` is the folder that it keeps records in, if there is one."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -103,6 +111,7 @@ def start(
             proposers=tuple(proposer.name for proposer in proposers),
         )
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
+        kept = None if disk is None else Disk.open(disk, {"model": kind, "device": here.kind}, disk_limits, files)
         return Loaded(
             adapter,
             tokenizer,
@@ -112,6 +121,7 @@ def start(
             offered.encoders,
             proposers=proposers,
             guessed_tokens=guessed_tokens,
+            disk=kept,
         )
 
     tokenizer = tiny_tokenizer()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bench import random_models
+from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
@@ -68,8 +70,9 @@ TOOLS = [
 ]
 
 
-def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None) -> Engine:
-    """A running engine of one of `KINDS`. The caller closes it."""
+def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None, disk: Path | None = None) -> Engine:
+    """A running engine of one of `KINDS`, which keeps records in the folder `disk`, if there is one. The caller closes
+    it."""
     spelling = scripted.tokenizer(TEMPLATE)
     config = tiny.CONFIGS[KINDS[kind]] | {"vocab_size": scripted.VOCAB}
 
@@ -81,7 +84,8 @@ def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None
         total = adapter.weight_bytes + (1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
         card = replace(scripted.CARD, name=kind, context=CONTEXT, memory_budget=total)
-        return Loaded(adapter, spelling, card, budget, cache_bytes)
+        kept = None if disk is None else Disk.open(disk, {"model": kind}, engines.DISK_LIMITS)
+        return Loaded(adapter, spelling, card, budget, cache_bytes, disk=kept)
 
     return Engine(load, limits or Limits())
 

@@ -208,3 +208,10 @@ def test_an_amount_of_memory_is_read(text: str, amount: int) -> None:
 def test_no_amount_of_memory_is_guessed_or_above_what_is_there(text: str) -> None:
     with pytest.raises(ConfigError):
         memory_bytes(text, 100_000_000_000)
+
+
+def test_what_is_about_the_caches_folder_needs_one(tmp_path: Path) -> None:
+    for name, value in (("cache_disk_gb", "3"), ("cache_disk_free_gb", "0"), ("cache_disk_sync", "off")):
+        assert "cache_dir" in refusal(flags={name: value})
+        assert load({name: value, "cache_dir": str(tmp_path)}, {}).settings.cache_dir == tmp_path
+    assert "choose one" in refusal(flags={"cache_dir": str(tmp_path), "prefix_cache": False})

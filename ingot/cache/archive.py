@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import hmac
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ingot.cache.stored import StoredRecord, entries, fields_of, listed
 from ingot.errors import BadRequest, Cancelled
 
 FORMAT = "ingot kept prefixes, version 2"
-SIZES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I64": 8, "U8": 1}
 DIGITS = 64
 ZEROS = "0" * DIGITS
 LONGEST_HEADER = 1 << 28
@@ -52,36 +51,17 @@ def check_going(going: Callable[[], bool]) -> None:
         raise Cancelled("Nobody waits for the file any more.")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorShape:
-    dtype: str  # as safetensors calls it
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return SIZES[self.dtype] * math.prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedRecord:
-    """One node of the index: tokens behind its parent's, and what its record holds, in order.
-
-    `deltas` has (begin, end, number of tensors) of each layer, None for recurrent ones; `checkpoint` says which parts
-    of each layer's state there are.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedRecord(StoredRecord):
+    """One node of the index: its tokens go on where an earlier piece's end."""
 
     salt: str
     parent: int  # the number of an earlier piece, or -1
-    tokens: tuple[int, ...]
-    begin: int
-    landmark: bool
-    deltas: tuple[tuple[int, int, int] | None, ...]
-    checkpoint: tuple[tuple[bool, ...], ...] | None
-    tensors: tuple[TensorShape, ...]
 
-    @property
-    def end(self) -> int:
-        return self.begin + len(self.tokens)
+    @classmethod
+    def of(cls, record: StoredRecord, *, salt: str, parent: int) -> ArchivedRecord:
+        own = {each.name: getattr(record, each.name) for each in fields(StoredRecord)}
+        return cls(**own, salt=salt, parent=parent)
 
 
 def write(
@@ -113,28 +93,14 @@ def _opened(header: bytes, checksum: str, mac: str) -> bytes:
 def _header(key: Mapping[str, str], pieces: Sequence[ArchivedRecord]) -> bytes:
     manifest = {"format": FORMAT, "key": dict(key), "pieces": [_listed(piece) for piece in pieces]}
     metadata = {"checksum": ZEROS, "mac": ZEROS, "ingot": json.dumps(manifest)}
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for number, piece in enumerate(pieces):
-        for place, tensor in enumerate(piece.tensors):
-            offsets = [at, at + tensor.nbytes]
-            entries[f"{number}.{place}"] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
-            at += tensor.nbytes
-    raw = json.dumps(entries).encode()
+    names = [f"{number}.{place}" for number, piece in enumerate(pieces) for place in range(len(piece.tensors))]
+    tensors = [tensor for piece in pieces for tensor in piece.tensors]
+    raw = json.dumps({"__metadata__": metadata, **entries(names, tensors)}).encode()
     return raw + b" " * (-len(raw) % 8)
 
 
 def _listed(piece: ArchivedRecord) -> dict[str, Any]:
-    return {
-        "salt": piece.salt,
-        "parent": piece.parent,
-        "tokens": piece.tokens,
-        "begin": piece.begin,
-        "landmark": piece.landmark,
-        "deltas": piece.deltas,
-        "checkpoint": piece.checkpoint,
-        "tensors": [[tensor.dtype, *tensor.shape] for tensor in piece.tensors],
-    }
+    return {"salt": piece.salt, "parent": piece.parent, **listed(piece)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +124,7 @@ class Archive:
         except (TypeError, ValueError, KeyError):
             raise _damaged("its list of pieces makes no sense") from None
         _check_tree(pieces)
-        if sum(tensor.nbytes for piece in pieces for tensor in piece.tensors) != path.stat().st_size - 8 - len(header):
+        if sum(piece.nbytes for piece in pieces) != path.stat().st_size - 8 - len(header):
             raise _damaged("its data is not as long as its header says")
         return cls(path, pieces, 8 + len(header))
 
@@ -219,37 +185,13 @@ def _check_key(stated: object, key: Mapping[str, str]) -> None:
 
 
 def _piece(stated: dict[str, Any]) -> ArchivedRecord:
-    checkpoint = stated["checkpoint"]
-    return ArchivedRecord(
-        salt=str(stated["salt"]),
-        parent=int(stated["parent"]),
-        tokens=tuple(int(token) for token in stated["tokens"]),
-        begin=int(stated["begin"]),
-        landmark=bool(stated["landmark"]),
-        deltas=tuple(None if delta is None else _triple(delta) for delta in stated["deltas"]),
-        checkpoint=None if checkpoint is None else tuple(tuple(bool(part) for part in layer) for layer in checkpoint),
-        tensors=tuple(_tensor(tensor) for tensor in stated["tensors"]),
-    )
-
-
-def _triple(stated: Sequence[Any]) -> tuple[int, int, int]:
-    begin, end, count = (int(number) for number in stated)
-    return begin, end, count
-
-
-def _tensor(stated: Sequence[Any]) -> TensorShape:
-    dtype, *shape = stated
-    if dtype not in SIZES or not all(isinstance(size, int) and 0 < size < 1 << 32 for size in shape):
-        raise ValueError("no tensor")
-    return TensorShape(dtype, tuple(shape))
+    return ArchivedRecord(**fields_of(stated), salt=str(stated["salt"]), parent=int(stated["parent"]))
 
 
 def _check_tree(pieces: Sequence[ArchivedRecord]) -> None:
     for number, piece in enumerate(pieces):
-        held = sum(delta[2] for delta in piece.deltas if delta is not None)
-        held += sum(sum(layer) for layer in piece.checkpoint or ())
         parent = pieces[piece.parent] if 0 <= piece.parent < number else None
         begins = 0 if piece.parent == -1 else parent.end if parent is not None else -1
         same = parent is None or parent.salt == piece.salt
-        if piece.begin != begins or not same or not piece.tokens or held != len(piece.tensors):
+        if piece.begin != begins or not same or not piece.whole:
             raise _damaged(f"its piece {number} does not fit the others")

@@ -10,8 +10,8 @@ from ingot.cache.tree import Node
 
 
 def removable(node: Node) -> bool:
-    """A leaf can go; a node that others build on can give up its checkpoint."""
-    return node.record is not None and (not node.children or node.has_checkpoint)
+    """What nothing in memory goes on from can go; what something does can give up its checkpoint."""
+    return node.record is not None and (node.is_last_in_memory or node.has_checkpoint)
 
 
 class EvictionQueue:

@@ -49,3 +49,4 @@ class Explanation:
     length: int
     reason: Reason
     theirs: tuple[int, ...] = ()
+    filed: int = 0  # tokens of the first `length` that would have to be read from disk

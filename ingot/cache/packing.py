@@ -1,4 +1,4 @@
-"""Records as bytes and back, for archives: by layer, and free of pages. Only the engine thread may call anything
+"""Records as bytes and back, for files: by layer, and free of pages. Only the engine thread may call anything
 here."""
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from ingot.cache.archive import ArchivedRecord, ArchiveError, TensorShape
+from ingot.cache.archive import ArchiveError
 from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.records import Checkpoint, Record, kept_part
 from ingot.cache.rows import Rows
+from ingot.cache.stored import StoredRecord, TensorShape
 
 _NAMES = {
     mx.float32: "F32",
@@ -57,11 +58,24 @@ class LooseRecord:
         deltas = tuple(delta if delta is None else _behind(delta, self.begin, begin) for delta in self.deltas)
         return self if begin == self.begin else replace(self, begin=begin, deltas=deltas)
 
+    def before(self, end: int) -> LooseRecord:
+        """What of it lies before a token. What the states at its end looked like goes with that end."""
+        if end == self.end:
+            return self
+        deltas = tuple(delta if delta is None else _before(delta, self.begin, end) for delta in self.deltas)
+        return replace(self, end=end, deltas=deltas, checkpoint=None)
+
 
 def _behind(delta: KVDelta, whole: int, begin: int) -> KVDelta:
     if delta.begin < whole or delta.begin >= begin:
         return delta
     return KVDelta(begin, delta.end, tuple(array[:, :, begin - delta.begin :] for array in delta.arrays))
+
+
+def _before(delta: KVDelta, whole: int, end: int) -> KVDelta:
+    if delta.begin < whole or delta.begin >= end:
+        return KVDelta(end, end, ())
+    return KVDelta(delta.begin, min(delta.end, end), tuple(array[:, :, : end - delta.begin] for array in delta.arrays))
 
 
 def loosened(rows: Rows, record: Record) -> LooseRecord:
@@ -139,14 +153,10 @@ def _runs(table: Table, begin: int, end: int) -> list[Run]:
     return runs
 
 
-def described(
-    record: LooseRecord, salt: str, parent: int, tokens: tuple[int, ...], *, landmark: bool
-) -> ArchivedRecord:
+def described(record: LooseRecord, tokens: tuple[int, ...], *, landmark: bool) -> StoredRecord:
     deltas = tuple(None if delta is None else (delta.begin, delta.end, len(delta.arrays)) for delta in record.deltas)
     checkpoint = record.checkpoint
-    return ArchivedRecord(
-        salt,
-        parent,
+    return StoredRecord(
         tokens,
         record.begin,
         landmark,
@@ -157,10 +167,12 @@ def described(
 
 
 def packed(record: LooseRecord) -> list[bytes]:
-    return [_raw(array) for array in record.arrays()]
+    arrays = record.arrays()
+    mx.eval(arrays)  # at once: one by one would take much longer
+    return [_raw(array) for array in arrays]
 
 
-def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> LooseRecord:
+def unpacked(piece: StoredRecord, data: Sequence[bytes | memoryview]) -> LooseRecord:
     arrays = iter([_array(tensor, raw) for tensor, raw in zip(piece.tensors, data, strict=True)])
     deltas = tuple(
         None if delta is None else KVDelta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
@@ -169,7 +181,7 @@ def unpacked(piece: ArchivedRecord, data: Sequence[bytes]) -> LooseRecord:
     return LooseRecord(piece.begin, piece.end, deltas, _checkpoint(piece, arrays))
 
 
-def _checkpoint(piece: ArchivedRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
+def _checkpoint(piece: StoredRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
     if piece.checkpoint is None:
         return None
     return tuple(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
@@ -256,6 +268,6 @@ def _raw(array: mx.array) -> bytes:
     return np.asarray(plain).tobytes()
 
 
-def _array(tensor: TensorShape, raw: bytes) -> mx.array:
+def _array(tensor: TensorShape, raw: bytes | memoryview) -> mx.array:
     plain = mx.array(np.frombuffer(raw, _BYTES[tensor.dtype]).reshape(tensor.shape))
     return plain.view(mx.bfloat16) if tensor.dtype == "BF16" else plain.astype(_DTYPES[tensor.dtype])

@@ -70,6 +70,10 @@ class Record:
         return sum(part.loose_bytes for part in self.parts) + self._checkpoint_bytes
 
     @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint is not None
+
+    @property
     def _checkpoint_bytes(self) -> int:
         return sum(array.nbytes for array in self.checkpoint_arrays())
 

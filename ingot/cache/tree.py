@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ingot.cache.filed import FiledRecord
 from ingot.cache.records import Record
 
 
@@ -18,8 +19,8 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Tokens up to `end` of its path, and a record of them, wherever that is. A root, and only that, has an owner; it
-    has no tokens and no record."""
+    """Tokens up to `end` of its path, and what was computed of them: a record in memory, one on disk, or both. What is
+    in memory goes on from what is. A root, and only that, has an owner; it has no tokens and no record."""
 
     parent: Node | None
     tokens: tuple[int, ...]
@@ -33,6 +34,7 @@ class Node:
     pinned: bool = False
     lost: bool = False  # its checkpoint was evicted
     owner: Owner | None = None
+    filed: FiledRecord | None = None
 
     @property
     def begin(self) -> int:
@@ -56,14 +58,39 @@ class Node:
         """From the first node below the root to this one."""
         found: list[Node] = []
         node: Node | None = self
-        while node is not None and node.record is not None:
+        while node is not None and node.parent is not None:
             found.append(node)
             node = node.parent
         return found[::-1]
 
     @property
+    def path_tokens(self) -> tuple[int, ...]:
+        """All tokens up to its end."""
+        return tuple(token for node in self.path for token in node.tokens)
+
+    @property
+    def is_filed(self) -> bool:
+        return self.filed is not None and self.filed.there
+
+    @property
+    def has_filed_checkpoint(self) -> bool:
+        return self.filed is not None and self.filed.there and self.filed.has_checkpoint
+
+    @property
+    def is_saved(self) -> bool:
+        """Nothing that it has in memory is missing on disk."""
+        if self.filed is None or not self.filed.there:
+            return False
+        return self.record is None or self.filed.holds_all_of(self.record)
+
+    @property
+    def is_last_in_memory(self) -> bool:
+        """Nothing in memory goes on from it."""
+        return all(child.record is None for child in self.children.values())
+
+    @property
     def has_checkpoint(self) -> bool:
-        return self.record is not None and self.record.checkpoint is not None
+        return self.record is not None and self.record.has_checkpoint
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,4 +1,5 @@
-"""`ingot cache ACTION`: what a running server keeps of earlier prompts, and what a request would find of it."""
+"""`ingot cache ACTION`: what a running server keeps of earlier prompts, what a request would find of it, and the folder
+that prefixes are kept in."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ingot.cli import cache_folder
 from ingot.cli.client import Client
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.errors import ConfigError, nearest
@@ -19,6 +21,7 @@ ACTIONS = {
     "clear": "forget all that is kept of this key's prompts",
     "export": "write all that is kept of this key's prompts to a file",
     "import": "keep what is in a file that this server, or one that shares its archive key, wrote",
+    **cache_folder.ACTIONS,
 }
 
 
@@ -125,7 +128,16 @@ def _import(arguments: list[str]) -> int:
     return _tell(answer, given, lambda told: f"{told['added_tokens']} tokens are kept that were not before")
 
 
-_RUNS = {"show": _show, "explain": _explain, "clear": _clear, "export": _export, "import": _import}
+_RUNS = {
+    "show": _show,
+    "explain": _explain,
+    "clear": _clear,
+    "export": _export,
+    "import": _import,
+    "list": cache_folder.listed,
+    "verify": cache_folder.verify,
+    "trim": cache_folder.trimmed,
+}
 
 
 def _body(name: str) -> dict[str, Any]:
@@ -149,11 +161,14 @@ def shown(answer: Any) -> str:
         f"{answer['hits']} of {answer['prompts']} prompts found something: {answer['matched_tokens']} of "
         f"{answer['prompt_tokens']} tokens ({taken:.0%}) did not have to be computed",
     ]
+    if disk := answer.get("disk"):
+        lines.append(f"on disk: {_bytes(disk['used_bytes'])} in {disk['records']} records")
     if totals := answer.get("totals"):
         lines.append(
             f"all keys together: {_bytes(totals['used_bytes'])} of {totals['tenants']} keys; {totals['evictions']} "
             "pieces had to go so far"
         )
+        lines += _disk_totals(totals.get("disk"))
     for salt in answer["salts"]:
         name = f"salt {salt['salt']!r}" if salt["salt"] else "no salt"
         pinned = f", {salt['pinned_tokens']} of them pinned" if salt["pinned_tokens"] else ""
@@ -164,10 +179,26 @@ def shown(answer: Any) -> str:
     return "\n".join(lines)
 
 
+def _disk_totals(disk: Any) -> list[str]:
+    if not disk:
+        return []
+    failed = disk["spill_failures"] + disk["promotion_failures"]
+    return [
+        f"all keys together on disk: {_bytes(disk['used_bytes'])} in {disk['records']} records; the folder may have "
+        f"{_bytes(disk['limit_bytes'])}",
+        f"  written: {disk['spills']} records, {_bytes(disk['spilled_bytes'])} in {disk['spill_s']:.1f} s; "
+        f"{disk['dropped']} were not, as too many waited",
+        f"  read: {disk['promotions']} records, {_bytes(disk['promoted_bytes'])} in {disk['promotion_s']:.1f} s, for "
+        f"{disk['hits']} prompts; {disk['misses']} found nothing there; {failed} records failed",
+    ]
+
+
 def explained(answer: Any) -> str:
     """What would match, and why no more."""
     cache = answer["cache"]
-    lines = [f"{cache['matched_tokens']} of {answer['prompt_tokens']} tokens would be taken over: {cache['reason']}"]
+    source = " from disk" if cache.get("tier") == "disk" else ""
+    matched, whole = cache["matched_tokens"], answer["prompt_tokens"]
+    lines = [f"{matched} of {whole} tokens would be taken over{source}: {cache['reason']}"]
     each = cache.get("prompts") or [cache]
     for number, prompt in enumerate(each):
         if len(each) > 1:

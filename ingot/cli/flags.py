@@ -79,7 +79,7 @@ def add_settings(parser: CommandParser, sections: Iterable[str] = SECTIONS, leav
     wanted = set(sections)
     for known in KNOWN.values():
         if known.section in wanted and known.name not in leave_out and known.positional is None:
-            parser.flag(known.flag, section=known.section, **_options(known))
+            parser.flag(known.flag, *known.also, section=known.section, **_options(known))
     parser.flag(
         "--config",
         section=LAST_SECTION,

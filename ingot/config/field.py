@@ -28,7 +28,8 @@ KINDS = {
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A field of `Settings`. Metadata: section (kept by the fields that follow), positional (the argument
-    in place of a flag), low, high, choices, secret, check (value -> problem or None)."""
+    in place of a flag), low, high, choices, secret, check (value -> problem or None), also (what other servers call
+    the flag)."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -46,6 +47,7 @@ class Setting:
     choices: tuple[str, ...] | None
     secret: bool
     check: Callable[[Any], str | None] | None
+    also: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -90,7 +92,10 @@ def settings_of(table: type) -> Iterator[Setting]:
         kind, optional = _kind(hints[each.name])
         limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
         secret = meta.get("secret", False)
-        yield Setting(each.name, kind, optional, each.default, meta["help"], section, secret=secret, **limits)
+        also = meta.get("also", ())
+        yield Setting(
+            each.name, kind, optional, each.default, meta["help"], section, secret=secret, also=also, **limits
+        )
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:

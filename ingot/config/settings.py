@@ -173,6 +173,22 @@ class Settings:
         "one system prompt as text",
         check=prompt_file_problem,
     )
+    cache_dir: Path | None = setting(  # noqa: RUF009
+        None,
+        "a folder in which kept prefixes outlast memory and restarts; several servers may share one (none by default)",
+        also=("--ssd-cache-dir",),
+    )
+    cache_disk_gb: float = setting(
+        10.0,
+        "most gigabytes of all files in that folder, whosever they are",
+        low=0.05,
+        high=1_000_000.0,
+        also=("--ssd-cache-max-gb",),
+    )
+    cache_disk_free_gb: float = setting(5.0, "gigabytes of its drive that are to stay free", low=0.0, high=1_000_000.0)
+    cache_disk_sync: bool = setting(
+        True, "wait for the drive when a prefix is written, so that it is there after a loss of power too"
+    )
     max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
     max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
     target_itl_ms: float = setting(
@@ -225,6 +241,9 @@ class Settings:
             object.__setattr__(self, known.name, value)
         if self.warm_prompts is not None and not self.prefix_cache:
             raise ConfigError("warm_prompts keeps what it computes, which prefix_cache = false forbids: choose one")
+        if self.cache_dir is not None and not self.prefix_cache:
+            raise ConfigError("cache_dir keeps prefixes on disk, which prefix_cache = false forbids: choose one")
+        self._refuse_what_needs_a_folder()
         if self.held_bytes < self.max_body_bytes:
             raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")
         if not self.keyed and not is_loopback(self.host):
@@ -232,6 +251,12 @@ class Settings:
                 f"host {self.host} can be reached from other machines, so an API key is needed: "
                 "set INGOT_API_KEY or --api-key, or listen on 127.0.0.1"
             )
+
+    def _refuse_what_needs_a_folder(self) -> None:
+        """Settings of the cache's folder mean nothing without one."""
+        for name in ("cache_disk_gb", "cache_disk_free_gb", "cache_disk_sync"):
+            if self.cache_dir is None and getattr(self, name) != SETTINGS[name].default:
+                raise ConfigError(f"{name} is about the folder that cache_dir names: name one", param=name)
 
     @property
     def responses_path(self) -> Path | None:

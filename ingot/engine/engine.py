@@ -42,6 +42,8 @@ class Engine:
         """Made on the loop's thread. Answers come first: what encoders may take of a turn depends on what is left."""
         try:
             loaded = self._loaded = self._load()
+            if loaded.disk is not None:
+                loaded.disk.writer.wrote = self._loop.wake
             self._generation = Generation(
                 loaded, self._limits, lambda letter: self._loop.post(self._generation, letter)
             )
@@ -72,7 +74,9 @@ class Engine:
     def kept(self) -> KeptPrefixes:
         """The prefixes that are kept."""
         loaded, loop = self._loaded, self._loop
-        return KeptPrefixes(lambda work: loop.run(lambda: work(self._generation.reuse)), loaded.adapter, loaded.folder)
+        return KeptPrefixes(
+            lambda work: loop.run(lambda: work(self._generation.reuse)), loaded.adapter, loaded.folder, loaded.disk
+        )
 
     async def open(self, request: Request) -> Stream:
         """Accept a request from a coroutine. Raises at once what can be known at once.

@@ -154,7 +154,7 @@ class Generation:
     def _make_rooms(self) -> None:
         costs = StepCosts(mixes=self._loaded.adapter.mixed)
         budget = self._loaded.budget
-        self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes)
+        self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes, self._loaded.disk)
         proposers = [*self._loaded.proposers]
         if self._loaded.adapter.head is not None:
             self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
@@ -251,6 +251,8 @@ class Generation:
         guesses = self._speculation.guess(plan)
         step = self._runner.launch(plan, self._catch_up, guesses)
         self._read(step if step.launched else None)
+        if not step.launched:
+            self.reuse.pause()
         if self._loaded.adapter.device.kind == "cpu" or step.verifies or shared():
             # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
             # for another workload that comes between two steps.

@@ -5,17 +5,23 @@ A caller names the tenant it speaks for, and is told about that one alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ingot.cache.archive import ArchiveSeal
+from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.header import tenant_digest
 from ingot.cache.tree import Node, Owner
 from ingot.engine.prefix_files import adopt, export
-from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, Request, SaltStatus
+from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
-from ingot.errors import Unsupported
+from ingot.engine.states_key import states_key
+from ingot.errors import Unavailable, Unsupported
 from ingot.models.adapter import Adapter
-from ingot.models.files.digest import model_digest, tokenizer_digest
+
+log = logging.getLogger("ingot.cache")
 
 Going = Callable[[], bool]
 """Whether somebody still waits for the work."""
@@ -26,20 +32,32 @@ def always() -> bool:
 
 
 class KeptPrefixes:
-    def __init__(self, run: OnThread, adapter: Adapter, folder: Path | None) -> None:
+    def __init__(self, run: OnThread, adapter: Adapter, folder: Path | None, disk: Disk | None = None) -> None:
         """`folder` has the model's files; without any, what is kept cannot be moved."""
-        self._run, self._adapter, self._folder = run, adapter, folder
+        self._run, self._adapter, self._folder, self._disk = run, adapter, folder, disk
 
     def status(self, tenant: str) -> CacheStatus:
-        return self._run(lambda reuse: _status(reuse, tenant))
+        known = self._run(lambda reuse: _status(reuse, tenant))
+        if self._disk is None:
+            return known
+        totals = replace(known.totals, disk=_disk_totals(self._disk))
+        return replace(known, totals=totals, disk=DiskStatus(*self._disk.store.held(tenant_digest(tenant))))
 
     def explain(self, request: Request, number: int) -> CacheReport:
         """What one of the request's prompts would take over if it came now. Leaves no trace."""
         return self._run(lambda reuse: reuse.explain(request, request.prompts[number]))
 
     def clear(self, tenant: str) -> int:
-        """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees."""
-        return self._run(lambda reuse: reuse.index.clear(tenant))
+        """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees, in memory and on
+        disk. Raises Unavailable where files cannot be removed."""
+        freed = self._run(lambda reuse: reuse.index.clear(tenant))
+        if self._disk is None:
+            return freed
+        try:
+            return freed + self._disk.forget(tenant_digest(tenant))
+        except OSError as error:
+            log.error("what is kept in %s cannot be removed: %s", self._disk.store.folder, error)
+            raise Unavailable("What is kept on disk cannot be removed; the server's log says why.") from error
 
     def export(self, tenant: str, path: Path, secret: bytes, going: Going = always) -> int:
         """Write all that is kept for a tenant to a file, sealed with `secret`; returns the number of tokens. Raises
@@ -55,13 +73,12 @@ class KeptPrefixes:
         """Names everything that kept states depend on."""
         if self._folder is None:
             raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
-        key = {
-            "model": model_digest(self._folder),
-            "tokenizer": tokenizer_digest(self._folder),
-            "number format": self._adapter.dtype,
-            "codec": "raw",
-        }
-        return ArchiveSeal(key, secret)
+        return ArchiveSeal(states_key(self._adapter, self._folder), secret)
+
+
+def _disk_totals(disk: Disk) -> DiskTotals:
+    records, used = disk.store.total()
+    return DiskTotals(records, used, disk.store.limits.most, **asdict(disk.counts))
 
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:

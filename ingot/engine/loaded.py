@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
@@ -26,3 +27,4 @@ class Loaded:
     folder: Path | None = None  # the model's files
     proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
+    disk: Disk | None = None  # where computed prefixes are kept beside memory

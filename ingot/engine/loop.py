@@ -1,7 +1,7 @@
 """One thread that runs workloads by turns, and a mailbox for all other threads.
 
-Any thread may call `post`, `run`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are called from the
-loop's thread alone, each call guarded. A workload ends the request that is at fault by itself; a fault that it lets
+Any thread may call `post`, `wake`, `run`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are called from
+the loop's thread alone, each call guarded. A workload ends the request that is at fault by itself; a fault that it lets
 through is the workload's own, which gives up its requests and begins anew, and the others go on. If even that fails the
 thread ends, everybody who waits is told, and the pulse says so.
 """
@@ -121,6 +121,10 @@ class Loop:
             # Whoever came just now may have missed the farewell.
             self._thread.join()
             self._farewell(_not_running())
+
+    def wake(self) -> None:
+        """Let an idle loop look about now."""
+        self._mail.put(lambda: None)
 
     def run(self, work: Callable[[], T]) -> T:
         """Have the thread do something and wait for it; raises what it raises."""

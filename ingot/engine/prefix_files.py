@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
-from ingot.cache.launch import Part
-from ingot.cache.layers import AppendState
 from ingot.cache.packing import Form, check_fits, described, loosened, packed, unpacked
-from ingot.cache.records import Record, take
+from ingot.cache.records import Record
 from ingot.cache.tree import Node, Owner
+from ingot.engine.form import form_of
 from ingot.engine.reuse import OnThread, Reuse
 
 if TYPE_CHECKING:
     from ingot.models.adapter import Adapter
-
-SAMPLE_TOKENS = 32
 
 
 @dataclass
@@ -54,11 +51,14 @@ def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
         numbers: dict[Node, int] = {}
         # Parents come before their children.
         for node in sorted(reuse.index.nodes(Owner(tenant, salt)), key=lambda node: node.end):
-            assert node.record is not None and node.parent is not None
+            if node.record is None:  # on disk alone
+                continue
+            assert node.parent is not None
             parent = numbers.get(node.parent, -1)
             numbers[node] = len(taken.pieces)
             loose = loosened(reuse.rows, node.record)
-            taken.pieces.append(described(loose, salt, parent, node.tokens, landmark=node.landmark))
+            stored = described(loose, node.tokens, landmark=node.landmark)
+            taken.pieces.append(ArchivedRecord.of(stored, salt=salt, parent=parent))
             taken.records.append(node.record)
     return taken
 
@@ -72,7 +72,7 @@ def adopt(
     soon after `going` says no, with what was kept until then.
     """
     opened = Archive.open(path, seal, going)
-    form = [run(lambda reuse: _form(adapter, reuse))]
+    form = [run(lambda reuse: form_of(adapter, reuse.rows))]
     paths: list[tuple[int, ...]] = []
     added = 0
     try:
@@ -93,22 +93,3 @@ def _keep(
     record = unpacked(piece, data)
     check_fits(record, form)
     return reuse.adopt(owner, tokens, record, landmark=piece.landmark)
-
-
-def _form(adapter: Adapter, reuse: Reuse) -> Form:
-    """A record of this model's, to compare others with. Every state has storage afterwards."""
-    import mlx.core as mx
-
-    rows = reuse.rows
-    row = rows.new()
-    try:
-        logits = adapter.run(rows, mx.array([0] * SAMPLE_TOKENS), [Part((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
-        sample = loosened(rows, take(rows, row, 0))
-        mx.eval(logits, sample.arrays(), rows.pending())
-    finally:
-        rows.leave(row)
-    groups = (
-        (state.group.number, state.window is not None) if isinstance(state, AppendState) else None
-        for state in rows.states
-    )
-    return Form(sample, tuple(groups))

@@ -152,11 +152,14 @@ class CacheReport:
     reason: CacheReason
     ours: tuple[int, ...] = ()
     theirs: tuple[int, ...] = ()
+    read: int = 0  # of the matched tokens, those that were read from disk
 
     @property
-    def tier(self) -> Literal["ram"] | None:
-        """Where what was taken over lay."""
-        return "ram" if self.matched else None
+    def tier(self) -> Literal["ram", "disk"] | None:
+        """Where what was taken over lay, or some of it."""
+        if not self.matched:
+            return None
+        return "disk" if self.read else "ram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +301,41 @@ class SaltStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskTotals:
+    """What is kept on disk of all tenants' prompts, for this model, and what was written and read so far."""
+
+    records: int
+    used_bytes: int
+    limit_bytes: int  # of the whole folder
+    spills: int  # records that were written
+    spilled_bytes: int
+    spill_s: float
+    dropped: int  # records that were not, as too much waited to be written
+    spill_failures: int
+    hits: int  # prompts that took something over from disk
+    misses: int  # prompts that found nothing there that memory lacked
+    promotions: int  # records that were read back
+    promoted_bytes: int
+    promotion_s: float
+    promotion_failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatus:
+    """What is kept on disk of one tenant's prompts, for this model."""
+
+    records: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheTotals:
     """What is kept of all tenants' prompts."""
 
     tenants: int
     used_bytes: int
     evictions: int
+    disk: DiskTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +351,7 @@ class CacheStatus:
     prompt_tokens: int = 0
     matched_tokens: int = 0
     salts: tuple[SaltStatus, ...] = ()
+    disk: DiskStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

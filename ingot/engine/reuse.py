@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from ingot.cache.disk.disk import Disk
 from ingot.cache.launch import Row
-from ingot.cache.packing import LooseRecord, laid
+from ingot.cache.packing import Form, LooseRecord, laid
 from ingot.cache.pages import joined
 from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
 from ingot.cache.records import Record, put, take
+from ingot.cache.resuming import Tier as Where
 from ingot.cache.rows import Rows
 from ingot.cache.thinning import CLOSE
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
+from ingot.engine.disk_tier import DiskTier, NoTier, Tier
 from ingot.engine.request import CacheReason, CacheReport, Request
 from ingot.engine.sequence import Sequence
 
@@ -64,7 +67,9 @@ class Counts:
 class Reuse:
     def __init__(self, rows: Rows, budget: Budget, costs: StepCosts, limit: int) -> None:
         needs = needs_of(rows)
-        self.index = PrefixIndex(needs, lambda tokens: costs.prefill_ms(tokens) / 1000)
+        self._costs = costs
+        self._tier: Tier = NoTier()
+        self.index = PrefixIndex(needs, self._seconds, spill=lambda node: self._tier.spill(node))
         self.limit = limit
         self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
         self.rows, self._needs, self._budget = rows, needs, budget
@@ -72,17 +77,31 @@ class Reuse:
         self._found: dict[Sequence, Match] = {}
         self._needed = 0  # bytes that running sequences were last given
 
+    def _seconds(self, tokens: int) -> float:
+        """What computing so many takes; 0 where that is not known yet."""
+        return self._costs.prefill_ms(tokens) / 1000
+
+    def attach(self, disk: Disk, form: Form) -> None:
+        """Keep on disk what memory has no room for."""
+        if self.limit:
+            self._tier = DiskTier(disk, self.index, self.rows, form, self._seconds, self._make_room)
+
     # Planning
+
+    def expect(self, waiting: Many[Sequence]) -> None:
+        """Get ready what those that wait will take over."""
+        self._tier.expect(waiting, lambda sequence: self._uses(sequence.request))
 
     def admit(self, sequence: Sequence) -> None:
         """Let an admitted sequence start behind what is known of it."""
         first = sequence.preemptions == 0
         if first:
-            sequence.report = self.explain(sequence.request, sequence.tokens)
+            sequence.report = self.explain(sequence.request, sequence.tokens, "ram")
         if not self._uses(sequence.request):
             return
         owner = _owner(sequence.request)
         found = self.index.match(owner, sequence.tokens, len(sequence.tokens) - 1)
+        read = self._tier.settle(sequence, found.length)
         if found.length:
             self._found[sequence] = found
         sequence.computed = sequence.kept = found.length
@@ -90,6 +109,7 @@ class Reuse:
         if first:
             sequence.stops = self._stops(sequence, found)
             sequence.cached = found.length
+            sequence.report = sequence.report and replace(sequence.report, read=read)
             self.counts[owner.tenant].add(len(sequence.tokens), found.length)
 
     def _stops(self, sequence: Sequence, found: Match) -> frozenset[int]:
@@ -104,13 +124,15 @@ class Reuse:
                 places |= {stop}
         return places - sequence.marks - {found.length}
 
-    def explain(self, request: Request, tokens: Many[int]) -> CacheReport:
-        """What a prompt of these tokens would take over now, and why no more."""
+    def explain(self, request: Request, tokens: Many[int], tier: Where = "disk") -> CacheReport:
+        """What a prompt of these tokens would take over now, from memory alone or from disk as well, and why no
+        more."""
         if (reason := self._unused(request)) is not None:
             return CacheReport(len(tokens), 0, 0, reason)
-        found = self.index.explain(_owner(request), tokens, len(tokens) - 1)
+        self._tier.plant(_owner(request))
+        found = self.index.explain(_owner(request), tokens, len(tokens) - 1, tier)
         ours = tuple(tokens[found.known : found.known + SNIPPET])
-        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs)
+        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs, found.filed)
 
     def _unused(self, request: Request) -> CacheReason | None:
         """Why a request has nothing to do with what is kept, if so."""
@@ -125,10 +147,12 @@ class Reuse:
         return self._unused(request) is None
 
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a running sequence is about to compute what this one could take over from it."""
+        """Whether a running sequence is about to compute what this one could take over from it, or it is being read."""
         if not self._uses(sequence.request):
             return False
-        return any(self._shares(sequence, other) for other in running if not other.decoding)
+        return self._tier.waits(sequence) or any(
+            self._shares(sequence, other) for other in running if not other.decoding
+        )
 
     def _shares(self, sequence: Sequence, other: Sequence) -> bool:
         if _owner(other.request) != _owner(sequence.request) or not self._uses(other.request):
@@ -220,7 +244,7 @@ class Reuse:
 
     def adopt(self, owner: Owner, tokens: Many[int], record: LooseRecord, *, landmark: bool) -> int:
         """Keep a record that was made elsewhere, of the last of `tokens`; returns the tokens that were new."""
-        known = self.index.explain(owner, tokens, len(tokens)).known
+        known = self.index.resident(owner, tokens)
         if self.limit == 0 or not record.begin <= known < record.end:
             return 0  # it is here already, or what it builds on had to go
 
@@ -234,7 +258,26 @@ class Reuse:
     def make_way(self, needed: int) -> None:
         """Hold no more than running sequences leave, which need so many bytes."""
         self._needed = needed
-        self.index.shrink(self.limit, lambda: needed + self._alone <= self._budget.states)
+        kept = self._tier.reserved
+        self.index.shrink(self.limit - kept, lambda: needed + self._alone + kept <= self._budget.states)
+
+    def _make_room(self) -> bool:
+        """See that there is memory for what is about to be read. Whether there is."""
+        self.make_way(self._needed)
+        kept = self._tier.reserved
+        return self.index.nbytes + kept <= self.limit and self._needed + self._alone + kept <= self._budget.states
+
+    def pause(self) -> None:
+        """Nothing can be computed now, though somebody waits."""
+        self._tier.pause()
+
+    def rest(self) -> None:
+        """Nothing runs."""
+        self._tier.rest()
+
+    def close(self) -> None:
+        """Save what is kept, where there is a disk for it."""
+        self._tier.close()
 
     @property
     def _alone(self) -> int:

@@ -16,10 +16,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.disk.disk import Disk
 from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.draws import Draws
+from ingot.engine.form import form_of
 from ingot.engine.passes import NO_GUESSES, Guess, LaunchPart, Passes
 from ingot.engine.reuse import Reuse
 from ingot.engine.room import Room
@@ -96,11 +98,15 @@ def leave_device() -> None:
 class Runner:
     """Owns the rows. Only the engine thread may call it."""
 
-    def __init__(self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int) -> None:
+    def __init__(
+        self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int, disk: Disk | None = None
+    ) -> None:
         self._adapter, self._budget, self._costs = adapter, budget, costs
         self.rows: Rows = adapter.new_rows(budget.states)
         self.seated: list[Sequence] = []  # those that have a row
         self.reuse = Reuse(self.rows, budget, costs, cache_bytes)
+        if disk is not None:
+            self.reuse.attach(disk, form_of(adapter, self.rows))
         self.room = Room(budget, self.reuse.known_pages)
         self._passes = Passes(adapter, budget)
         # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
@@ -157,8 +163,10 @@ class Runner:
         # meanwhile.
         if not self.seated and self.rows.trim() and not self._in_step:
             mx.clear_cache()
+        self.reuse.rest()
 
     def close(self) -> None:
+        self.reuse.close()
         leave_device()
 
     def check(self) -> None:

@@ -61,8 +61,12 @@ class StepPlan:
 class Prefixes(Protocol):
     """What is known of a sequence before it runs."""
 
+    def expect(self, waiting: Many[Sequence]) -> None:
+        """Get ready what those that wait will take over."""
+        ...
+
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether it should wait, as one that runs is computing its prefix."""
+        """Whether it should wait, as one that runs is computing its prefix, or it is being read."""
         ...
 
     def admit(self, sequence: Sequence) -> None:
@@ -99,6 +103,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         retired = self._retire()
+        self.prefixes.expect(self.waiting)
         preempted = [*self._clear_the_way(), *self._grow()]
         admitted, made_way = self._admit(now)
         preempted += made_way

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.files import FOLDER_MODE
+from ingot.cache.disk.store import DiskLimits
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
@@ -16,15 +19,18 @@ from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_encoders import offer
 from ingot.engine.start_proposers import offer_proposers
+from ingot.engine.states_key import exact_key
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.models import adapter as adapters
+from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
 
 DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
 """The part of the device's memory that is used when the settings do not say."""
+GB = 1_000_000_000
 SHORTEST_CONTEXT = 512
 """A model that cannot hold this many tokens in the budget is not worth loading."""
 
@@ -130,12 +136,25 @@ def load(
         folder,
         proposers=proposers,
         guessed_tokens=choice.tokens,
+        disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder),
     )
 
 
 def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
     """Recurrent states are held twice while guesses are verified, so that they can go back."""
     return replace(footprint, recurrent=2 * footprint.recurrent)
+
+
+def _disk(settings: Settings, where: Path, adapter: Adapter, folder: Path) -> Disk:
+    limits = DiskLimits(
+        int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
+    )
+    try:
+        where.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        key = exact_key(adapter, folder, where / "digests.json", deterministic=settings.deterministic)
+        return Disk.open(where, key, limits)
+    except OSError as error:
+        raise ConfigError(f"cache_dir {where} cannot be used: {error.strerror}", param="cache_dir") from error
 
 
 def _advice() -> list[str]:

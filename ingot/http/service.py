@@ -22,6 +22,8 @@ from ingot.protocol.served import Served
 from ingot.text.grammar import limits
 from ingot.text.grammar.compiled import CompiledGrammar
 from ingot.text.grammar.grammars import Uncompiled, prepared
+from ingot.text.prompt.answer_file import AnswerFile, answers_path
+from ingot.text.prompt.remembered import RememberedAnswers
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -38,6 +40,10 @@ class Service:
         self.response_store = store_of(settings)
         if self.response_store is not None:
             self.served = replace(self.served, secret=self.response_store.secret)
+        self._answers = None
+        if settings.cache_dir is not None:
+            self._answers = AnswerFile(answers_path(settings.cache_dir, engine.tokenizer))
+            self.served = replace(self.served, answers=RememberedAnswers(journal=self._answers))
         self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
         self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
@@ -56,6 +62,8 @@ class Service:
         for lane in (self._readers, self._long_readers, self._compilers):
             lane.close()
         self.served.grammars.close()
+        if self._answers is not None:
+            await anyio.to_thread.run_sync(self._answers.close)
         if self.mcp is not None:
             await self.mcp.stop()
 

@@ -35,6 +35,10 @@ class Paper:
         return Paper(self.begin, at, min(self.first, at), None), replace(self, begin=at, first=max(at, self.first))
 
     @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint is not None
+
+    @property
     def loose_bytes(self) -> int:
         return self.nbytes
 

@@ -12,22 +12,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, ArchiveSeal, TensorShape, write
+from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, ArchiveSeal, write
+from ingot.cache.stored import TensorShape
 from ingot.errors import Cancelled
 
 SECRET = b"a secret"
 KEY = {"model": "abc", "tokenizer": "def"}
 FIRST = ArchivedRecord(
-    "",
-    -1,
     (1, 2, 3),
     0,
     True,
     ((0, 3, 1), None),
     ((), (True, False)),
     (TensorShape("F32", (1, 3)), TensorShape("U8", (2,))),
+    salt="",
+    parent=-1,
 )
-SECOND = ArchivedRecord("", 0, (4, 5), 3, False, ((3, 5, 1), None), None, (TensorShape("BF16", (1, 2)),))
+SECOND = ArchivedRecord((4, 5), 3, False, ((3, 5, 1), None), None, (TensorShape("BF16", (1, 2)),), salt="", parent=0)
 DATA = [[b"a" * 12, b"bc"], [b"defg"]]
 
 

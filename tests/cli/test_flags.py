@@ -26,3 +26,11 @@ def test_a_list_is_given_at_once_or_one_by_one(arguments: list[str]) -> None:
     config = settle(parser.parse(arguments))
     assert config.settings.alias == ("claude-*=default", "gpt-*=default")
     assert config.origins["alias"] == "flag --alias"
+
+
+def test_flags_of_other_servers_stand_for_ours(tmp_path: Path) -> None:
+    parser = CommandParser("serve", "")
+    add_settings(parser)
+    namespace = parser.parse(["--ssd-cache-dir", str(tmp_path), "--ssd-cache-max-gb", "3"])
+    settings = settle(namespace).settings
+    assert (settings.cache_dir, settings.cache_disk_gb) == (tmp_path, 3.0)

@@ -14,7 +14,10 @@ from ingot.protocol.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-SUBCOMMANDS = {"bench": ("serve", "speculate"), "cache": ("show", "explain", "clear", "export", "import")}
+SUBCOMMANDS = {
+    "bench": ("serve", "speculate"),
+    "cache": ("show", "explain", "clear", "export", "import", "list", "verify", "trim"),
+}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 ADDRESS = re.compile(r"(?<![\w.])/(?:v1|v2|api|health)/[\w/{}-]*[\w}]")
 

@@ -36,6 +36,8 @@ class CountingRows:
 class NothingKnown:
     """A prefix index that is always empty."""
 
+    def expect(self, waiting: object) -> None: ...
+
     def waits(self, sequence: Sequence, running: object) -> bool:
         return False
 

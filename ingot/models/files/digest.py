@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
@@ -14,6 +16,33 @@ _READ = 1 << 22
 def model_digest(folder: Path) -> str:
     """Of the configuration and the weights. Reads all of them, once."""
     return _digest([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+
+
+def remembered_digest(folder: Path, memory: Path) -> str:
+    """The same, read again only when a file has changed since: weights are large. `memory` is a file of digests, which
+    may be missing or hold anything, and cannot be relied on to be written."""
+    name, signature = str(folder.resolve()), _signature(folder)
+    try:
+        known = json.loads(memory.read_text())
+        if known[name][0] == signature:
+            return str(known[name][1])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        known = {}
+    found = model_digest(folder)
+    part = memory.with_name(f".{memory.name}.{os.getpid()}.part")
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
+        part.write_text(json.dumps((known if isinstance(known, dict) else {}) | {name: [signature, found]}))
+        part.replace(memory)
+    except OSError:
+        part.unlink(missing_ok=True)
+    return found
+
+
+def _signature(folder: Path) -> list[list[int | str]]:
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
 
 
 @lru_cache(maxsize=8)

@@ -89,7 +89,7 @@ class CacheReceipt(Struct):
     """`matched_tokens` of all prompts were taken over from `tier`; `reason` says why no more."""
 
     matched_tokens: int
-    tier: Literal["ram"] | None
+    tier: Literal["ram", "disk"] | None
     reason: ReceiptReason | Literal["several"]
     diverged: Divergence | None = None
     prompts: list[PromptReceipt] | UnsetType = UNSET
@@ -104,7 +104,7 @@ class CacheReceipt(Struct):
         reasons = {one.reason for one in each}
         return cls(
             matched,
-            next((report.tier for report in reports if report.tier is not None), None),
+            min((report.tier for report in reports if report.tier is not None), default=None),  # disk before ram
             reasons.pop() if len(reasons) == 1 else "several",
             each[0].diverged if len(each) == 1 else None,
             each if len(each) > 1 else UNSET,

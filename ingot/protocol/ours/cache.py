@@ -27,17 +27,45 @@ class SaltBody(Struct):
     bytes: int
 
 
+class DiskTotalsBody(Struct):
+    """What is kept on disk of everybody's prompts, for this model, and what was written and read since the server
+    started. `limit_bytes` is the whole folder's; `dropped` records were not written, as too many waited for it."""
+
+    records: int
+    used_bytes: int
+    limit_bytes: int
+    spills: int
+    spilled_bytes: int
+    spill_s: float
+    dropped: int
+    spill_failures: int
+    hits: int
+    misses: int
+    promotions: int
+    promoted_bytes: int
+    promotion_s: float
+    promotion_failures: int
+
+
+class DiskBody(Struct):
+    """What is kept on disk of the asking tenant's prompts, for this model."""
+
+    records: int
+    used_bytes: int
+
+
 class CacheTotalsBody(Struct):
-    """What is kept of everybody's prompts, and of how many keys'."""
+    """What is kept of everybody's prompts, and of how many keys'. `disk` is null without `--cache-dir`."""
 
     tenants: int
     used_bytes: int
     evictions: int
+    disk: DiskTotalsBody | None = None
 
 
 class CacheBody(Struct):
-    """`limit_bytes` is the whole server's, the rest is the asking tenant's. The administrator, and everybody where
-    there are no keys, is told the `totals` too."""
+    """`limit_bytes` is the whole server's, the rest is the asking tenant's. `disk` is null without `--cache-dir`. The
+    administrator, and everybody where there are no keys, is told the `totals` too."""
 
     limit_bytes: int
     used_bytes: int
@@ -47,6 +75,7 @@ class CacheBody(Struct):
     prompt_tokens: int
     matched_tokens: int
     salts: list[SaltBody]
+    disk: DiskBody | None = None
     totals: CacheTotalsBody | UnsetType = UNSET
 
     @classmethod

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 MOST_TOKENS: Final = 4_000_000
 MOST_VARIANTS: Final = 4
@@ -35,18 +35,37 @@ class RememberedAnswer:
         return len(self.tokens) + len(self.opening) + len(self.reasoning) // 4 + _OVERHEAD
 
 
+class Journal(Protocol):
+    """Where answers outlast the server."""
+
+    def read(self) -> Iterable[tuple[bytes, RememberedAnswer]]:
+        """Those of before, oldest first."""
+        ...
+
+    def add(self, thread: bytes, answer: RememberedAnswer) -> None:
+        """Never waits."""
+        ...
+
+
 class RememberedAnswers:
     """Bounded; those that were not asked for longest go first. Any thread may ask."""
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._most = most_tokens
+    def __init__(self, most_tokens: int = MOST_TOKENS, journal: Journal | None = None) -> None:
+        self._most, self._journal = most_tokens, journal
         self._kept: OrderedDict[bytes, tuple[RememberedAnswer, ...]] = OrderedDict()
         self._cost = 0
         self._lock = threading.Lock()
+        for thread, answer in journal.read() if journal is not None else ():
+            self._remember(thread, answer)
 
     def keep(self, thread: bytes, opening: str, tokens: Sequence[int], reasoning: str = "", missing: str = "") -> None:
         """Remember the answer after which a conversation is named `thread`."""
         answer = RememberedAnswer(opening, array("I", tokens), _squeezed(reasoning), missing)
+        self._remember(thread, answer)
+        if self._journal is not None:
+            self._journal.add(thread, answer)
+
+    def _remember(self, thread: bytes, answer: RememberedAnswer) -> None:
         with self._lock:
             others = [each for each in self._kept.pop(thread, ()) if self._forget(each) and each != answer]
             self._put(thread, (answer, *others[: MOST_VARIANTS - 1]))

@@ -72,7 +72,7 @@ def test_the_totals_are_the_administrators_to_see(client: httpx.Client) -> None:
 
 def test_where_there_are_no_keys_everybody_sees_the_totals() -> None:
     with running(ScriptedEngine(), settings()) as url, httpx.Client(base_url=url) as own:
-        assert own.get("/v1/cache").json()["totals"] == {"tenants": 1, "used_bytes": 200, "evictions": 3}
+        assert own.get("/v1/cache").json()["totals"] == {"tenants": 1, "used_bytes": 200, "evictions": 3, "disk": None}
 
 
 def test_tenants_share_nothing_and_are_told_nothing_of_each_other(client: httpx.Client) -> None:

@@ -1,0 +1,162 @@
+"""What a restart costs a conversation: its next turn's first token, with what the last server left on disk, and cold.
+
+python -m bench.restart                        the packaged model with 7,000 tokens, the foundry's hybrid with 4,000
+python -m bench.restart --model PATH --tokens 1000 --rounds 5 --json figures.json
+
+For each model: a server computes a conversation and stops; others start on its folder, one after another, and each is
+asked for the next turn with the cache and then, in the same process, without. Seconds to the first token of both, their
+ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: a stream's
+speed while records of other prompts have to leave memory, with a disk that takes them over the same without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bench.restore import ended, request
+from bench.serve import surroundings
+from ingot.config import DEFAULT_MODEL, Settings
+from ingot.engine.engine import Engine
+from ingot.engine.request import Ended
+from ingot.engine.start import start_engine
+from ingot.models.files.locate import locate
+from ingot.models.files.progress import TerminalProgress
+
+HYBRID = Path(__file__).parent.parent / "foundry" / "models" / "hybrid"
+WANTED = 20.0
+"""How many times sooner the first token must come than cold."""
+TAIL = 16
+"""Tokens of the next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Seconds to the first token after a restart and cold; what was read for it, and how much of the time reading
+    and putting into memory took."""
+
+    warm: float
+    cold: float
+    matched: int
+    read_bytes: int
+    read_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.cold / self.warm
+
+
+def first_token_s(engine: Engine, name: str, tokens: Sequence[int], *, cache: bool) -> tuple[float, int]:
+    """From the request to its first token, and how many tokens were taken over."""
+    began = time.perf_counter()
+    stream = engine.generate(request(name, tokens, output=2, cache=cache))
+    next(iter(stream))
+    spent = time.perf_counter() - began
+    *_, last = (event for batch in stream for event in batch)
+    assert isinstance(last, Ended)
+    return spent, last.usage.cached_tokens
+
+
+def measured(settings: Settings, folder: Path, tokens: list[int], rounds: int) -> list[Restarted]:
+    engine = opened(settings, folder)
+    ended(engine, request("before", tokens, output=8, cache=True))
+    engine.close()
+    found = []
+    for number in range(rounds):
+        engine = opened(settings, folder)
+        ended(engine, request("warming", [1, 2, 3], output=4, cache=False))
+        longer = [*tokens, *range(5, 5 + TAIL)]
+        warm, matched = first_token_s(engine, f"warm{number}", longer, cache=True)
+        cold, _ = first_token_s(engine, f"cold{number}", longer, cache=False)
+        totals = engine.kept.status("").totals.disk
+        assert totals is not None and matched >= len(tokens) - 1, f"only {matched} tokens came back"
+        found.append(Restarted(warm, cold, matched, totals.promoted_bytes, totals.promotion_s))
+        engine.close()
+    return found
+
+
+def opened(settings: Settings, folder: Path) -> Engine:
+    return start_engine(settings, folder, name="model", source="a folder")
+
+
+def stream_rate(engine: Engine, name: str, beside: Sequence[Sequence[int]]) -> float:
+    """Tokens a second of a stream while prompts are computed beside it, one after another."""
+    stream = engine.generate(request(f"{name}-stream", [1, 2, 3], output=400, cache=False))
+    next(iter(stream))
+    began = time.perf_counter()
+    others = [
+        engine.generate(request(f"{name}-{number}", each, output=1, cache=True)) for number, each in enumerate(beside)
+    ]
+    tokens = sum(len(batch) for batch in stream)
+    spent = time.perf_counter() - began
+    for other in others:
+        list(other)
+    return tokens / spent
+
+
+def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab: int, rounds: int) -> list[float]:
+    """A stream's speed while records spill for want of memory, over the same without a disk; alternating."""
+    small = replace(settings, cache_memory="24MB")
+    plain, spilling = (
+        opened(replace(small, cache_dir=None, cache_disk_free_gb=5.0), folder),
+        opened(small, folder),
+    )
+    ratios = []
+    for number in range(rounds):
+        beside = [[rng.randrange(vocab) for _ in range(600)] for _ in range(4)]
+        order = (plain, spilling) if number % 2 == 0 else (spilling, plain)
+        rates = {engine: stream_rate(engine, f"s{number}", beside) for engine in order}
+        ratios.append(rates[spilling] / rates[plain])
+    plain.close()
+    spilling.close()
+    return ratios
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder or a packaged model (default: the packaged model and the hybrid)")
+    parser.add_argument("--tokens", type=int, default=7000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    wanted = [(given.model, given.tokens)] if given.model else [(DEFAULT_MODEL, 7000), (str(HYBRID), 4000)]
+    figures: dict[str, object] = {"surroundings": surroundings()}
+    for model, tokens in wanted:
+        folder = locate(model, Settings(), TerminalProgress()).path
+        rng = random.Random(0)
+        with tempfile.TemporaryDirectory() as kept:
+            settings = Settings(cache_dir=Path(kept), cache_disk_free_gb=0.0)
+            prompt = [rng.randrange(1000) for _ in range(tokens)]
+            rounds = measured(settings, folder, prompt, given.rounds)
+            ratio = statistics.median(each.ratio for each in rounds)
+            streams = measured_streams(settings, folder, rng, 1000, given.rounds)
+        figures[Path(model).name] = {
+            "tokens": tokens,
+            "rounds": [asdict(each) | {"ratio": each.ratio} for each in rounds],
+            "ratio": ratio,
+            "streams": streams,
+        }
+        for each in rounds:
+            print(
+                f"{Path(model).name}, {tokens} tokens: {1000 * each.warm:.0f} ms after a restart, "
+                f"{1000 * each.cold:.0f} ms cold, {each.ratio:.1f} times as long; {each.read_bytes / 1e6:.0f} MB read "
+                f"in {1000 * each.read_s:.0f} ms"
+            )
+        verdict = "as wanted" if ratio >= WANTED else f"less than the {WANTED:.0f} that are wanted"
+        print(f"{Path(model).name}: {ratio:.1f} times sooner than cold ({verdict})")
+        print(f"{Path(model).name}: a stream is {statistics.median(streams):.3f} times as fast while records spill")
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What a record's file says of itself: a safetensors header under a checksum, which knows the sum of every tensor.
+
+A header says all that the states behind it depend on (`key`), whose they are and of which tokens; so a file can be
+found again with nothing but itself, and one that does not belong here is known for what it is. Pure Python.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final
+from zlib import crc32
+
+from ingot.cache.stored import StoredRecord, entries, fields_of, listed
+
+FORMAT: Final = "ingot record, version 1"
+LONGEST: Final = 1 << 26
+"""Bytes of a header."""
+LENGTH: Final = 8
+"""Bytes at a file's beginning that say how long its header is."""
+UNSUMMED: Final = "0" * 8
+_DIGITS: Final = 64
+_ZEROS: Final = "0" * _DIGITS
+_OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "ingot": "')
+
+
+class Damaged(Exception):
+    """A file that is not what it was when it was written, or no record's at all."""
+
+
+def digest(*parts: str | Iterable[int]) -> str:
+    """Of texts and tokens, in order."""
+    whole = blake2b(digest_size=16)
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else array("q", part).tobytes()
+        whole.update(len(raw).to_bytes(8, "little") + raw)
+    return whole.hexdigest()
+
+
+def scope_of(key: Mapping[str, str]) -> str:
+    """Names all that states depend on: who has another one can do nothing with them."""
+    return digest(FORMAT, *(part for name in sorted(key) for part in (name, key[name])))
+
+
+def tenant_digest(tenant: str) -> str:
+    return digest("tenant", tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOwner:
+    """Whose a record is, as digests from which nobody gets back to a tenant or a salt."""
+
+    tenant: str
+    salt: str
+
+    @classmethod
+    def of(cls, tenant: str, salt: str) -> RecordOwner:
+        return cls(tenant_digest(tenant), digest("salt", tenant, salt))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    key: Mapping[str, str]
+    owner: RecordOwner
+    before: str  # the digest of all tokens up to its beginning,
+    path: str  # and of those up to its end
+    within: str  # the identity of a record amid whose tokens it goes on, if it does
+    oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of
+    record: StoredRecord
+    sums: tuple[str, ...] = ()  # of each tensor's bytes
+
+    @property
+    def identity(self) -> str:
+        """The same for whatever is written of the same tokens."""
+        return identity(self.key, self.owner, self.path, self.record.begin)
+
+    @property
+    def name(self) -> str:
+        """Of its file. Another one holds another part of the same tokens' states, such as a checkpoint too."""
+        held = json.dumps([self.record.deltas, self.record.checkpoint])
+        return f"{self.identity}-{digest(held)[:8]}.safetensors"
+
+    @property
+    def nbytes(self) -> int:
+        """Of a file with this header; it need not know its sums yet."""
+        summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
+        return len(summed.encoded()) + self.record.nbytes
+
+    def encoded(self) -> bytes:
+        """How the file begins."""
+        manifest = {
+            "format": FORMAT,
+            "key": dict(self.key),
+            "tenant": self.owner.tenant,
+            "salt": self.owner.salt,
+            "before": self.before,
+            "path": self.path,
+            "within": self.within,
+            "oldest": self.oldest,
+            "record": listed(self.record),
+            "sums": self.sums,
+        }
+        names = [str(place) for place in range(len(self.record.tensors))]
+        metadata = {"checksum": _ZEROS, "ingot": json.dumps(manifest)}
+        raw = json.dumps({"__metadata__": metadata, **entries(names, self.record.tensors)}).encode()
+        raw += b" " * (-len(raw) % 8)
+        return len(raw).to_bytes(LENGTH, "little") + _checked(raw, _checksum(raw))
+
+
+def identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) -> str:
+    return digest(scope_of(key), owner.tenant, owner.salt, path, [begin])
+
+
+def sums_of(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
+    """All of the same length, so that a file's is known before its sums are."""
+    return tuple(f"{crc32(raw):08x}" for raw in data)
+
+
+def length_of(beginning: bytes) -> int:
+    """How long the header is whose file begins so. Raises Damaged."""
+    length = int.from_bytes(beginning, "little")
+    if len(beginning) != LENGTH or not 0 < length <= LONGEST:
+        raise Damaged("it has no header")
+    return length
+
+
+def decoded(raw: bytes) -> Header:
+    """A header without its length. Raises Damaged."""
+    opening = _OPENING.match(raw)
+    if opening is None:
+        raise Damaged("its header is no record's")
+    if _checksum(_checked(raw, _ZEROS)) != opening[1].decode():
+        raise Damaged("its header has another checksum")
+    try:
+        return _read(json.loads(json.loads(raw)["__metadata__"]["ingot"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise Damaged("its header makes no sense") from None
+
+
+def _read(manifest: dict[str, Any]) -> Header:
+    record = StoredRecord(**fields_of(manifest["record"]))
+    sums = tuple(str(each) for each in manifest["sums"])
+    if manifest["format"] != FORMAT or not record.whole or len(sums) != len(record.tensors):
+        raise ValueError("not whole")
+    return Header(
+        {str(name): str(value) for name, value in manifest["key"].items()},
+        RecordOwner(str(manifest["tenant"]), str(manifest["salt"])),
+        str(manifest["before"]),
+        str(manifest["path"]),
+        str(manifest["within"]),
+        tuple(int(first) for first in manifest["oldest"]),
+        record,
+        sums,
+    )
+
+
+def _checksum(zeroed: bytes) -> str:
+    return blake2b(zeroed, digest_size=_DIGITS // 2).hexdigest()
+
+
+def _checked(raw: bytes, checksum: str) -> bytes:
+    """The header with another checksum in its place."""
+    opening = _OPENING.match(raw)
+    assert opening is not None
+    begin, end = opening.span(1)
+    return raw[:begin] + checksum.encode() + raw[end:]

@@ -1,0 +1,102 @@
+"""A folder of records as a person looks at it, whichever servers wrote there: listed, verified and trimmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ingot.cache.disk.files import Files, Listed
+from ingot.cache.disk.header import Damaged
+from ingot.cache.disk.index import LastingIndex
+from ingot.cache.disk.record_file import RECORD, read_record
+from ingot.cache.disk.store import ABOUT, DAMAGED, INDEX, LOCK, PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeSurvey:
+    """Records that depend on the same things, which `about` says in words."""
+
+    scope: str
+    about: dict[str, str]
+    files: list[Listed]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSurvey:
+    scopes: list[ScopeSurvey]
+    damaged: list[Listed]
+    other_bytes: int  # of files that are no records
+    files: Files = field(repr=False)
+
+    @classmethod
+    def of(cls, folder: Path, files: Files | None = None) -> FolderSurvey:
+        """Raises OSError where there is no such folder."""
+        files = files or Files()
+        by_scope: dict[Path, list[Listed]] = {}
+        damaged: list[Listed] = []
+        other = 0
+        for file in files.listed(folder):
+            if file.path.parent == folder / DAMAGED:
+                damaged.append(file)
+            elif RECORD.fullmatch(file.path.name) and file.path.parent.parent == folder:
+                by_scope.setdefault(file.path.parent, []).append(file)
+            else:
+                other += file.nbytes
+        scopes = [ScopeSurvey(home.name, _about(home), found) for home, found in sorted(by_scope.items())]
+        return cls(scopes, damaged, other, files)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(scope.nbytes for scope in self.scopes) + sum(file.nbytes for file in self.damaged) + self.other_bytes
+
+    def problems(self) -> Iterator[tuple[Path, str]]:
+        """Each record that is not what was written. Reads all of them; changes nothing."""
+        for scope in self.scopes:
+            for file in scope.files:
+                try:
+                    read_record(self.files, file.path)
+                except (Damaged, OSError) as problem:
+                    yield file.path, str(problem)
+
+
+def trim(folder: Path, most: int, files: Files | None = None) -> int:
+    """Remove damaged files, then the records that were used longest ago, whosever they are, until the folder has no
+    more than `most` bytes, but for what the index notes of it; returns the bytes that this freed. Servers that use it
+    may go on. Raises OSError."""
+    files = files or Files()
+    with files.alone(folder / LOCK, PATIENCE_S):
+        found = FolderSurvey.of(folder, files)
+        before = left = found.nbytes
+        index = LastingIndex(folder / INDEX, files, list)
+        never: dict[str, float] = {}
+        used = {
+            name: at
+            for scope in found.scopes
+            for name, at in index.using(lambda index: index.used(scope.scope), never).items()  # noqa: B023  (run at once)
+        }
+        records = [file for scope in found.scopes for file in scope.files]
+        records.sort(key=lambda file: max(file.changed, used.get(file.path.name, 0.0)))
+        gone: list[str] = []
+        for file in [*found.damaged, *records]:
+            if left <= most and file not in found.damaged:
+                break
+            files.remove(file.path)
+            gone.append(file.path.name)
+            left -= file.nbytes
+        index.using(lambda index: index.remove(gone), None)
+        index.close()
+    return before - left
+
+
+def _about(home: Path) -> dict[str, str]:
+    try:
+        stated = json.loads((home / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, dict) else {}

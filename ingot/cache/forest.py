@@ -1,0 +1,163 @@
+"""The trees of the index, one for each owner: finding a way in them, cutting nodes, and counting what is in memory.
+
+Pure Python. Whose bytes are in memory is changed by `hold` alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ingot.cache.disk.entry import Entry
+from ingot.cache.filed import FiledRecord
+from ingot.cache.records import Record
+from ingot.cache.shares import Shares
+from ingot.cache.tree import Node, Owner, agreement
+
+
+class Forest:
+    def __init__(self, shares: Shares) -> None:
+        self._roots: dict[str, dict[str, Node]] = {}  # by tenant and salt
+        self.shares = shares
+
+    # Finding
+
+    def walk(self, owner: Owner, tokens: Sequence[int]) -> tuple[list[Node], int]:
+        """The nodes along `tokens`, the last one perhaps only in part, and how many tokens agree."""
+        tokens = tuple(tokens)
+        node, known, found = self._root(owner), 0, []
+        while node is not None and known == node.end and known < len(tokens):
+            node = self._child(node, tokens[known])
+            if node is not None:
+                found.append(node)
+                known += agreement(node.tokens, tokens[known : known + len(node.tokens)])
+        return found, known
+
+    def _child(self, node: Node, token: int) -> Node | None:
+        child = node.children.get(token)
+        if child is not None and child.record is None and not child.is_filed:  # its file is gone
+            self.prune(child)
+            return None
+        return child
+
+    def nodes(self, owner: Owner | None = None) -> Iterator[Node]:
+        """An owner's, or all of them."""
+        if owner is not None:
+            root = self._root(owner)
+            roots = [] if root is None else [root]
+        else:
+            roots = [root for salts in self._roots.values() for root in salts.values()]
+        for root in roots:
+            yield from _below(root)
+
+    @property
+    def tenants(self) -> list[str]:
+        return list(self._roots)
+
+    def salts(self, tenant: str) -> list[str]:
+        """Under which something of a tenant's is kept."""
+        return list(self._roots.get(tenant, {}))
+
+    def _root(self, owner: Owner) -> Node | None:
+        return self._roots.get(owner.tenant, {}).get(owner.salt)
+
+    # Changing
+
+    def planted(self, owner: Owner) -> Node:
+        """An owner's root."""
+        return self._roots.setdefault(owner.tenant, {}).setdefault(owner.salt, Node(None, (), None, owner=owner))
+
+    def hold(self, node: Node, record: Record | None) -> None:
+        """Have a record in memory, another one than before, or none any more."""
+        before, after = (0 if each is None else each.nbytes for each in (node.record, record))
+        node.record = record
+        self.shares.add(node.tenant, after - before)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node in two where a new branch leaves it; returns the upper half."""
+        assert node.parent is not None
+        cut = at - node.begin
+        upper = Node(node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
+        node.parent.children[node.tokens[0]] = upper
+        node.parent, node.tokens = upper, node.tokens[cut:]
+        upper.children[node.tokens[0]] = node
+        if node.record is not None:
+            first, second = node.record.split(at)
+            self.hold(upper, first)
+            self.hold(node, second)
+        if node.filed is not None:
+            upper.filed, node.filed = node.filed.split(at)
+        return upper
+
+    def plant(self, owner: Owner, tokens: Sequence[int], entry: Entry) -> bool:
+        """Know of a record on disk, of the last of `tokens`. False where nobody knows what it goes on from."""
+        tokens, filed = tuple(tokens), FiledRecord.whole(entry)
+        known = self.walk(owner, tokens)[1]
+        if known < entry.begin:
+            return False
+        for node in self._cut(owner, tokens, (entry.begin, known)):
+            part = filed.part(node.begin, node.end)
+            if node.begin >= entry.begin and not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
+                node.filed = part
+        if known < entry.end:
+            nodes = self.walk(owner, tokens)[0]
+            parent = nodes[-1] if nodes else self.planted(owner)
+            part = filed.part(known, entry.end)
+            parent.children[tokens[known]] = Node(
+                parent, tokens[known:], None, entry.end, landmark=entry.landmark, filed=part
+            )
+        return True
+
+    def _cut(self, owner: Owner, tokens: tuple[int, ...], places: Sequence[int]) -> list[Node]:
+        """The nodes along `tokens`, of which none goes on beyond one of these places from before it."""
+        for place in places:
+            nodes, _ = self.walk(owner, tokens[:place])
+            if nodes and nodes[-1].end > place:
+                self.split(nodes[-1], place)
+        return self.walk(owner, tokens)[0]
+
+    def prune(self, node: Node) -> None:
+        """Forget a node, and what goes on from it, none of which is in memory."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens[0]]
+        if parent.owner is not None and not parent.children:
+            salts = self._roots[parent.owner.tenant]
+            del salts[parent.owner.salt]
+            if not salts:
+                del self._roots[parent.owner.tenant]
+
+    def clear(self, tenant: str) -> int:
+        """Forget all of a tenant's; returns the bytes that this frees in memory."""
+        freed = sum(
+            node.record.nbytes
+            for salt in self.salts(tenant)
+            for node in self.nodes(Owner(tenant, salt))
+            if node.record is not None
+        )
+        self._roots.pop(tenant, None)
+        self.shares.add(tenant, -freed)
+        return freed
+
+    def check(self) -> None:
+        held: Counter[str] = Counter()
+        for node in self.nodes():
+            assert node.parent is not None
+            assert node.tokens and node.begin == node.parent.end, "a node does not begin where its parent ends"
+            assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
+            assert node.record is not None or node.filed is not None, "a node has nothing"
+            for part in (node.record, node.filed):
+                assert part is None or (part.begin, part.end) == (node.begin, node.end), "a record is of other tokens"
+            if node.record is not None:
+                held[node.tenant] += node.record.nbytes
+                begun = node.parent.record is not None or node.parent.owner is not None
+                assert begun, "a record in memory goes on from nothing there"
+        assert held == self.shares.held and held.total() == self.shares.total, "the index has lost count of its bytes"
+
+
+def _below(root: Node) -> Iterator[Node]:
+    pending = list(root.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        yield node

@@ -1,0 +1,108 @@
+"""Between what is kept in memory and what is kept on disk, as the step loop meets it. A server without a folder for
+records has one too, which does nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from ingot.cache.disk.disk import Disk
+from ingot.cache.packing import Form
+from ingot.cache.prefix import Owner, PrefixIndex
+from ingot.cache.rows import Rows
+from ingot.cache.tree import Node
+from ingot.engine.promotion import Promotions
+from ingot.engine.sequence import Sequence
+from ingot.engine.spilling import Spiller
+
+log = logging.getLogger("ingot.cache")
+
+
+class Tier(Protocol):
+    """What is below memory. For the engine's thread alone; no call waits for a file, but `close`."""
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of memory that are kept for what is being read."""
+
+    def spill(self, node: Node) -> bool:
+        """Whether a node's record is there, or on its way."""
+
+    def plant(self, owner: Owner) -> None:
+        """Let the index know what is there of an owner's."""
+
+    def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None:
+        """Read for those that wait and use it, and put what has arrived into memory."""
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether something is being read for a sequence."""
+
+    def settle(self, sequence: Sequence, length: int) -> int:
+        """A sequence runs, and takes over `length` tokens; returns how many of them were read for it."""
+
+    def pause(self) -> None:
+        """Nothing can be computed: wait a little for what is being read."""
+
+    def rest(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Save what is not, as far as there is time."""
+
+
+class NoTier:
+    reserved = 0
+
+    def spill(self, node: Node) -> bool:
+        return False
+
+    def plant(self, owner: Owner) -> None: ...
+
+    def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None: ...
+
+    def waits(self, sequence: Sequence) -> bool:
+        return False
+
+    def settle(self, sequence: Sequence, length: int) -> int:
+        return 0
+
+    def pause(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DiskTier:
+    def __init__(
+        self,
+        disk: Disk,
+        index: PrefixIndex,
+        rows: Rows,
+        form: Form,
+        seconds: Callable[[int], float],
+        make_room: Callable[[], bool],
+    ) -> None:
+        """See `Promotions`."""
+        self._index = index
+        self._spiller = Spiller(disk, rows)
+        self._promotions = Promotions(disk, index, rows, form, seconds, make_room)
+        self.spill, self.plant = self._spiller.spill, self._promotions.plant
+        self.expect, self.waits = self._promotions.expect, self._promotions.waits
+        self.settle, self.pause = self._promotions.settle, self._promotions.pause
+
+    @property
+    def reserved(self) -> int:
+        return self._promotions.reserved
+
+    def rest(self) -> None:
+        self._promotions.expect((), lambda sequence: False)
+        self._spiller.rest(self._index.nodes())
+
+    def close(self) -> None:
+        try:
+            self._spiller.close(self._index.nodes())
+        except Exception:  # whoever ends has more to do
+            log.exception("what is kept could not be saved")

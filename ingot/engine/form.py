@@ -1,0 +1,34 @@
+"""What a model's records look like, found out by making one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from ingot.cache.launch import Part
+from ingot.cache.layers import AppendState
+from ingot.cache.packing import Form, loosened
+from ingot.cache.records import take
+from ingot.cache.rows import Rows
+
+if TYPE_CHECKING:
+    from ingot.models.adapter import Adapter
+
+SAMPLE_TOKENS = 32
+
+
+def form_of(adapter: Adapter, rows: Rows) -> Form:
+    """A record of this model's, to compare others with. Every state has storage afterwards."""
+    row = rows.new()
+    try:
+        logits = adapter.run(rows, mx.array([0] * SAMPLE_TOKENS), [Part((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
+        sample = loosened(rows, take(rows, row, 0))
+        mx.eval(logits, sample.arrays(), rows.pending())
+    finally:
+        rows.leave(row)
+    groups = (
+        (state.group.number, state.window is not None) if isinstance(state, AppendState) else None
+        for state in rows.states
+    )
+    return Form(sample, tuple(groups))

@@ -1,0 +1,46 @@
+"""What computed states depend on, in words: who has another one of these can do nothing with them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from ingot.cache.layers import AppendState
+from ingot.cache.rows import Rows
+from ingot.models.adapter import Adapter
+from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
+
+CODEC = "raw"
+
+
+def states_key(adapter: Adapter, folder: Path) -> dict[str, str]:
+    return {
+        "model": model_digest(folder),
+        "tokenizer": tokenizer_digest(folder),
+        "number format": adapter.dtype,
+        "codec": CODEC,
+    }
+
+
+def exact_key(adapter: Adapter, folder: Path, digests: Path, *, deterministic: bool) -> dict[str, str]:
+    """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
+    remembers what models' files were found to be."""
+    return {
+        "model": remembered_digest(folder, digests),
+        "tokenizer": tokenizer_digest(folder),
+        "number format": adapter.dtype,
+        "codec": CODEC,
+        "states": str(adapter.formats),
+        "layout": _layout(adapter.new_rows()),
+        "device": adapter.device.kind,
+        "deterministic": str(deterministic).lower(),
+    }
+
+
+def _layout(rows: Rows) -> str:
+    """The layers' kinds, in order."""
+    kinds = (
+        f"{state.kind}({state.window})" if isinstance(state, AppendState) and state.window else state.kind
+        for state in rows.states
+    )
+    return " ".join(f"{kind}*{len(list(run))}" for kind, run in groupby(kinds))

@@ -1,0 +1,79 @@
+"""Killed at any point, a folder holds what was written to the last bit, or nothing of it.
+
+`make test` kills a process 20 times; INGOT_TEST_KILLS=500 pytest tests/cache/disk/test_killed.py does so 500 times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ingot.cache.disk.store import DiskLimits
+from ingot.cache.disk.survey import FolderSurvey
+from tests.cache.disk.records import ME, bytes_in, is_right, opened
+
+KILLS = int(os.environ.get("INGOT_TEST_KILLS", "20"))
+CAP = 12_000_000
+LONGEST_S = 0.25
+"""From the first write to the kill."""
+
+
+def begun(folder: Path, seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cache.disk.hammer", str(folder), str(seed), str(CAP)]
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert made.stdout is not None and made.stdout.readline() == "begun\n"
+    return made
+
+
+def killed(processes: Sequence[subprocess.Popen[str]], after_s: float, folder: Path) -> None:
+    """Meanwhile the cap is looked at again and again."""
+    until = time.monotonic() + after_s
+    while time.monotonic() < until:
+        assert measured(folder) <= CAP
+        time.sleep(0.002)
+    for process in processes:
+        process.kill()
+        told, _ = process.communicate()
+        assert "WRONG" not in told
+
+
+def measured(folder: Path) -> int:
+    """Files vanish while one looks."""
+    try:
+        return bytes_in(folder)
+    except FileNotFoundError:
+        return 0
+
+
+def check(folder: Path) -> int:
+    assert list(FolderSurvey.of(folder).problems()) == []
+    store = opened(folder, DiskLimits(CAP, sync=False))
+    entries = store.entries(ME)
+    assert all(is_right(store.read(entry)) for entry in entries)
+    assert bytes_in(folder) <= CAP and not list(folder.glob("*/.*"))
+    assert not (folder / "damaged").exists()
+    store.close()
+    return len(entries)
+
+
+def test_a_process_that_is_killed_at_any_point_leaves_whole_records(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    found = []
+    for kill in range(KILLS):
+        killed([begun(tmp_path, kill)], rng.random() * LONGEST_S, tmp_path)
+        found.append(check(tmp_path))
+        if rng.random() < 0.2:
+            (tmp_path / "index.sqlite").unlink()
+    assert max(found) > 10
+
+
+def test_two_processes_share_a_folder_and_keep_to_its_cap(tmp_path: Path) -> None:
+    for round_ in range(3):
+        both = [begun(tmp_path, 100 + 2 * round_), begun(tmp_path, 101 + 2 * round_)]
+        killed(both, 0.7, tmp_path)
+        assert check(tmp_path) > 0

@@ -1,0 +1,327 @@
+"""Records in a folder: bit for bit what was written, or a miss, whatever happens to the files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import sqlite3
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ingot.cache.disk.header import Damaged, RecordOwner, digest
+from ingot.cache.disk.store import DiskLimits, NoRoom
+from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
+
+SHORT = [1, 2, 3]
+LONG = [1, 2, 3, 4, 5, 6]
+
+
+def one_file(folder: Path) -> Path:
+    (found,) = folder.glob("*/*.safetensors")
+    return found
+
+
+def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    first, data = record(SHORT)
+    store.write(first, data)
+    second, more = record(LONG, 3, checkpoint=True)
+    store.write(second, more)
+    store.close()
+    again = opened(tmp_path)
+    found = again.entries(ME)
+    assert [(entry.begin, entry.end, entry.before, entry.checkpoint) for entry in found] == [
+        (0, 3, digest([]), False),
+        (3, 6, first.path, True),
+    ]
+    assert all(is_right(again.read(entry)) for entry in found)
+    assert again.entries(RecordOwner.of("you", "")) == []
+
+
+def test_a_file_is_a_safetensors_file_of_this_user_alone(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    header, data = record(SHORT)
+    opened(tmp_path / "new").write(header, data)
+    path = one_file(tmp_path / "new")
+    with safe_open(path, framework="numpy") as held:
+        assert held.get_tensor("0").tobytes() == data[0]
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for file in (tmp_path / "new").rglob("*"):
+        if file.is_file():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_neither_tenants_nor_salts_can_be_read_in_a_folder(tmp_path: Path) -> None:
+    header, data = record(SHORT, owner=RecordOwner.of("a-tenant", "some-salt"))
+    opened(tmp_path).write(header, data)
+    everything = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"a-tenant" not in everything and b"some-salt" not in everything
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_no_bit_can_flip_unnoticed(place: float, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = opened(Path(folder))
+        header, data = record(SHORT, checkpoint=True)
+        entry = store.write(header, data)
+        path = one_file(Path(folder))
+        raw = bytearray(path.read_bytes())
+        raw[int(place * len(raw))] ^= 1 << bit
+        path.write_bytes(raw)
+        with pytest.raises(Damaged):
+            store.read(entry)
+        assert entry.lost and not path.exists()
+        assert (Path(folder) / "damaged" / path.name).exists()
+        assert opened(Path(folder)).entries(ME) == []
+
+
+@settings(max_examples=30)
+@given(length=st.floats(0, 1, exclude_max=True), indexed=st.booleans())
+def test_a_file_that_was_cut_short_is_a_miss_for_whoever_knew_it_and_for_the_next(length: float, indexed: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = opened(Path(folder))
+        header, data = record(SHORT)
+        entry = store.write(header, data)
+        path = one_file(Path(folder))
+        path.write_bytes(path.read_bytes()[: int(length * path.stat().st_size)])
+        if not indexed:
+            store.close()
+            for file in Path(folder).glob("index.sqlite*"):
+                file.unlink()
+        assert opened(Path(folder)).entries(ME) == []
+        with pytest.raises((Damaged, OSError)):
+            store.read(entry)
+
+
+def test_a_record_under_anothers_name_is_a_miss(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    (mine, data), (other, more) = record(SHORT), record(LONG)
+    entry = store.write(mine, data)
+    store.write(other, more)
+    home = tmp_path / store.scope
+    (home / other.name).replace(home / mine.name)
+    with pytest.raises(Damaged):
+        store.read(entry)
+
+
+def test_a_file_that_is_gone_is_a_miss(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    header, data = record(SHORT)
+    entry = store.write(header, data)
+    one_file(tmp_path).unlink()
+    with pytest.raises(FileNotFoundError):
+        store.read(entry)
+    assert entry.lost and store.entries(ME) == []
+
+
+INDEX_DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "no database": lambda path: path.write_bytes(b"nothing" * 1000),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "of another version": lambda path: sqlite3.connect(path, isolation_level=None).execute("PRAGMA user_version = 9"),
+    "lying": lambda path: sqlite3.connect(path, isolation_level=None).execute("UPDATE records SET facts = x'00'"),
+    "empty": lambda path: sqlite3.connect(path, isolation_level=None).execute("DELETE FROM records"),
+}
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
+def test_an_index_can_be_lost_in_any_way(tmp_path: Path, damage: str) -> None:
+    store = opened(tmp_path)
+    for tokens in (SHORT, LONG):
+        store.write(*record(tokens))
+    store.close()
+    INDEX_DAMAGE[damage](tmp_path / "index.sqlite")
+    again = opened(tmp_path)
+    assert sorted(entry.end for entry in again.entries(ME)) == [3, 6]
+    assert all(is_right(again.read(entry)) for entry in again.entries(ME))
+    again.write(*record([7, 8]))
+    again.close()
+    assert len(opened(tmp_path).entries(ME)) == 3
+
+
+def test_an_index_that_breaks_while_it_is_used_is_made_anew(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write(*record(SHORT))
+    for file in tmp_path.glob("index.sqlite*"):
+        file.write_bytes(b"x" * 9000)
+    store.write(*record(LONG))
+    store.close()
+    assert len(opened(tmp_path).entries(ME)) == 2
+
+
+FAULTS = st.sampled_from([errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, "short", None, None, None])
+
+
+@settings(max_examples=50)
+@given(
+    schedule=st.lists(FAULTS, max_size=60),
+    writes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans()), max_size=12),
+    most=st.sampled_from([1_300_000, 1_500_000, 1 << 26]),
+)
+@example(schedule=["short"] * 60, writes=[(0, 50, True)], most=1 << 26)
+def test_whatever_fails_when_what_is_read_is_what_was_written_and_the_cap_holds(
+    schedule: list[int | str | None], writes: list[tuple[int, int, bool]], most: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rest = iter(schedule)
+        files = FaultyFiles()
+        store = opened(folder, DiskLimits(most, sync=len(writes) == 1), files)
+        files.fault = lambda call: next(rest, None)
+        for first, length, checkpoint in writes:
+            try:
+                entry = store.write(*record([first] * length, checkpoint=checkpoint))
+                assert is_right(store.read(entry))
+            except (OSError, Damaged):
+                pass
+            assert bytes_in(folder) <= most
+        files.fault = lambda call: None
+        again = opened(folder, DiskLimits(most, sync=False))
+        assert all(is_right(again.read(entry)) for entry in again.entries(ME))
+        assert not list(folder.glob("*/*.part"))
+        again.write(*record([9, 9]))
+
+
+@settings(max_examples=15)
+@given(room=st.integers(0, 200_000))
+def test_a_drive_that_is_full_loses_the_new_record_and_no_other(room: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = FaultyFiles()
+        store = opened(Path(folder), files=files)
+        entry = store.write(*record(SHORT))
+        files.room = room
+        with pytest.raises(OSError):
+            store.write(*record([4] * 100))
+        assert is_right(store.read(entry))
+        assert not list(Path(folder).glob("*/.*"))
+
+
+def test_the_least_used_go_and_of_a_path_its_end_before_its_beginning(tmp_path: Path) -> None:
+    now = [0.0]
+    store = opened(tmp_path, DiskLimits(5_000_000, sync=False))
+    store._clock = lambda: now[0]
+    written = []
+    for number in range(3):
+        now[0] += 1
+        path = [number] * 400
+        written.append(store.write(*record(path[:200])))
+        written.append(store.write(*record(path, 200)))
+    now[0] += 1
+    store.touch(written[0:2])
+    for number in range(3, 9):
+        now[0] += 1
+        store.write(*record([number] * 200))
+        lost = [entry.lost for entry in written]
+        assert lost.index(False) == 0 or all(lost[:2])
+        for head, tail in ((0, 1), (2, 3), (4, 5)):
+            assert lost[tail] or not lost[head]
+    assert written[2].lost and written[3].lost
+
+
+def test_a_cap_that_was_lowered_holds_from_the_start(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(20):
+        store.write(*record([number] * 100))
+    store.close()
+    assert bytes_in(tmp_path) > 4_000_000
+    again = opened(tmp_path, DiskLimits(3_000_000))
+    assert 0 < len(again.entries(ME)) < 20
+    assert bytes_in(tmp_path) <= 3_000_000
+
+
+def test_foreign_files_count_and_stay(tmp_path: Path) -> None:
+    other = opened(tmp_path, model="another")
+    other.write(*record([1] * 300, key=KEY | {"model": "another"}))
+    (tmp_path / "somebody's").write_bytes(b"x" * 600_000)
+    before = {file: file.read_bytes() for file in tmp_path.glob("*/*.safetensors")}
+    store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
+    for number in range(12):
+        store.write(*record([number] * 200))
+        assert bytes_in(tmp_path) <= 4_000_000
+    assert 0 < len(store.entries(ME)) < 12
+    assert all(file.read_bytes() == raw for file, raw in before.items())
+    assert (tmp_path / "somebody's").exists()
+
+
+def test_where_others_fill_the_cap_nothing_is_written_and_nothing_removed(tmp_path: Path) -> None:
+    store = opened(tmp_path, DiskLimits(2_000_000))
+    entry = store.write(*record(SHORT))
+    (tmp_path / "somebody's").write_bytes(b"x" * 900_000)
+    with pytest.raises(NoRoom):
+        store.write(*record([2] * 400))
+    assert is_right(store.read(entry))
+
+
+def test_what_is_short_on_the_drive_is_not_taken_and_not_made_up_for(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = opened(tmp_path, DiskLimits(1 << 26, floor=1 << 20, sync=False), files)
+    written = [store.write(*record([number] * 100)) for number in range(5)]
+    files.free_bytes = 1 << 19
+    held = store.total()[1]
+    store.write(*record([9] * 100))
+    assert store.total()[1] <= held + 100  # another went for it
+    assert sum(entry.lost for entry in written) == 1
+    with pytest.raises(NoRoom):
+        store.write(*record([8] * 10_000))
+    assert sum(entry.lost for entry in written) == 1
+
+
+def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write(*record(SHORT))
+    store.close()
+    files = FaultyFiles(lambda call: errno.EROFS if call in ("put", "rename", "sync", "remove") else None)
+    again = opened(tmp_path, files=files)
+    (entry,) = again.entries(ME)
+    assert is_right(again.read(entry))
+    with pytest.raises(OSError):
+        again.write(*record(LONG))
+    assert is_right(again.read(entry))
+
+
+def test_a_folder_that_vanished_comes_back_with_the_next_record(tmp_path: Path) -> None:
+    store = opened(tmp_path / "kept")
+    entry = store.write(*record(SHORT))
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(OSError):
+        store.read(entry)
+    found = store.write(*record(LONG))
+    assert is_right(store.read(found))
+
+
+def test_clearing_takes_a_tenants_files_and_no_others(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    you = RecordOwner.of("you", "")
+    mine = store.write(*record(SHORT))
+    yours = store.write(*record(SHORT, owner=you))
+    assert store.forget(ME.tenant) == mine.size
+    assert mine.lost and not yours.lost
+    assert store.held(you.tenant) == (1, yours.size)
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+
+
+def test_what_another_process_wrote_or_removed_is_known_after_the_next_write(tmp_path: Path) -> None:
+    here, there = opened(tmp_path), opened(tmp_path)
+    mine = here.write(*record(SHORT))
+    there.write(*record(LONG))
+    assert {entry.end for entry in there.entries(ME)} == {3, 6}
+    there.forget(ME.tenant)
+    before = here.generation
+    here.write(*record([5]))
+    assert mine.lost and [entry.end for entry in here.entries(ME)] == [1]
+    there.write(*record([6, 6]))
+    here.write(*record([7, 7, 7]))
+    assert here.generation > before and {entry.end for entry in here.entries(ME)} == {1, 2, 3}
+
+
+def test_what_the_states_depend_on_can_be_read_in_words(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    assert json.loads((tmp_path / store.scope / "about.json").read_text()) == KEY
