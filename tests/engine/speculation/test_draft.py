@@ -309,7 +309,7 @@ def shipped(*, drafted: bool) -> Engine:
     tokenizer = Tokenizer.load(MODELS / "dense")
 
     def load() -> Loaded:
-        settings = Settings(speculate="off", memory="1GB", max_sequences=8, deterministic=True)
+        settings = Settings(speculate="off", memory="1GB", max_sequences=8, dtype="float32", deterministic=True)
         loaded = start.load(settings, MODELS / "dense", tokenizer, {}, {}, name="dense", source="dense")
         if not drafted:
             return loaded
