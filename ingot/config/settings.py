@@ -205,7 +205,7 @@ class Settings:
         check=speculate_problem,
     )
     speculate_tokens: int | None = setting(
-        None, "most tokens guessed ahead for an answer at once (default: as many as pay)", low=1, high=16
+        None, "tokens guessed ahead for an answer at once, or as many as can be (default: what pays)", low=1, high=16
     )
     deterministic: bool = setting(
         False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"

@@ -23,7 +23,7 @@ class Choice:
 
     names: tuple[str, ...] | None = None
     models: Mapping[str, str] = field(default_factory=dict)
-    tokens: int | None = None  # most that are guessed ahead for a row; None: as many as pay
+    tokens: int | None = None  # that are guessed ahead for a row where they can be; None: as many as pay
 
     @classmethod
     def parse(cls, text: str, tokens: int | None = None) -> Choice:

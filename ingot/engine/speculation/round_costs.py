@@ -14,10 +14,12 @@ from statistics import median
 
 FIRST = 3
 """Plain rounds whose median says what a round costs at all: the very first may be many times slower."""
-NOISE = 0.06
-"""How much of its cost a round is off by, as a rule."""
-UNSETTLED = 0.2
-"""The same of a round of another kind than the one before."""
+NOISE, NOISIEST = 0.06, 0.5
+"""How much of its cost a round is off by, as a rule: on a quiet machine, and on one that others use as well."""
+UNSETTLED = 3.0
+"""How many times more it is for a round of another kind than the one before."""
+FOLLOWS = 0.03
+"""How fast what is known of the noise follows it."""
 LARGEST_SURPRISE = 0.5
 """However far off a round is, it counts as off by no more than this part of its cost."""
 TOGETHER = 0.005
@@ -25,7 +27,7 @@ TOGETHER = 0.005
 APART = 0.01
 """How much of its first uncertainty each of them drifts by alone, until it is as uncertain as in the beginning."""
 BEFORE, WEIGHT = 2.0, 10.0
-"""Measurements that what was thought of a size weighs as much as: before there were any, and at most."""
+"""Measurements on a quiet machine that what was thought of a size weighs as much as: before any, and at most."""
 KINDS = 128
 """Numbers of rows of which it is remembered how far rounds are from the line; then the oldest are forgotten."""
 
@@ -40,6 +42,7 @@ class RoundCosts:
         self._first: list[float] = []
         self._line: _Line | None = None
         self._offsets = _Offsets()
+        self._noise = _Noise()
         self._plain_before: bool | None = None  # None: nobody knows
 
     @property
@@ -55,8 +58,10 @@ class RoundCosts:
             settled = before == plain
             shape = _shape(rows, guessed, depth, plain=plain, changed=not settled)
             if settled:
-                self._offsets.observe((plain, rows), guessed, seconds / self._line.cost(shape))
-            self._line.observe(shape, seconds, NOISE if settled else UNSETTLED)
+                off = seconds / self._line.cost(shape)
+                self._noise.observe(off - 1)
+                self._offsets.observe((plain, rows), guessed, off, (self._noise.size / NOISE) ** 2)
+            self._line.observe(shape, seconds, self._noise.size * (1.0 if settled else UNSETTLED))
 
     def interrupted(self) -> None:
         """There was a round that says nothing of costs, and the next one follows no other of its kind."""
@@ -103,6 +108,20 @@ class RoundCosts:
 
 def _shape(rows: int, guessed: int, depth: int, *, plain: bool, changed: bool) -> Shape:
     return (1.0, rows, not plain, guessed, depth, changed)
+
+
+class _Noise:
+    """By how much of their cost rounds are off, where they are off in both directions: in one, the cost is wrong."""
+
+    def __init__(self) -> None:
+        self._off, self._amount = 0.0, NOISE
+        self.size = NOISE
+
+    def observe(self, off: float) -> None:
+        off = min(max(off, -NOISIEST), NOISIEST)
+        self._off += (off - self._off) * FOLLOWS
+        self._amount += (abs(off) - self._amount) * FOLLOWS
+        self.size = max(NOISE, self._amount - abs(self._off))
 
 
 class _Line:
@@ -169,7 +188,8 @@ class _Offsets:
         self._factors: dict[Kind, list[float]] = {}
         self._weights: dict[Kind, list[float]] = {}
 
-    def observe(self, kind: Kind, guessed: int, factor: float) -> None:
+    def observe(self, kind: Kind, guessed: int, factor: float, doubt: float) -> None:
+        """`doubt`: it takes as many measurements to say as much as one on a quiet machine."""
         size = _size(kind[1] + guessed)
         # The one that was met last is the last.
         factors = self._factors[kind] = self._factors.pop(kind, [])
@@ -177,9 +197,9 @@ class _Offsets:
         missing = size + 1 - len(factors)
         factors += [1.0] * missing
         weights += [BEFORE] * missing
-        weights[size] = min(weights[size] + 1, WEIGHT)
+        weights[size] = min(weights[size] + 1 / doubt, WEIGHT)
         surprise = min(max(factor / factors[size] - 1, -LARGEST_SURPRISE), LARGEST_SURPRISE)
-        factors[size] *= 1 + surprise / weights[size]
+        factors[size] *= 1 + surprise / (doubt * weights[size])
         if len(self._factors) > KINDS:
             oldest = next(iter(self._factors))
             del self._factors[oldest], self._weights[oldest]
