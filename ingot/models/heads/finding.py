@@ -84,9 +84,7 @@ def _prefix_among(names: Iterable[str], wiring: HeadWiring, config: Mapping[str,
 def head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
     """The head in a file or folder that holds little else, whatever its tensors' names begin with."""
     wiring = head_of(str(config.get("model_type")))
-    if wiring is None:
-        return None
-    if not any(place.glob("model*.safetensors")) if place.is_dir() else place.suffix != ".safetensors":
+    if wiring is None or not _holds_tensors(place):
         return None
     held = Checkpoint(place) if place.is_dir() else OneFile(place)
     prefixes = sorted(
@@ -96,6 +94,10 @@ def head_in(place: Path, config: Mapping[str, Any]) -> HeadSource | None:
         return None
     names = [name for name in held.files if name.startswith(prefixes[0])]
     return _source(wiring, held, names, prefixes[0], place.name, None)
+
+
+def _holds_tensors(place: Path) -> bool:
+    return any(place.glob("model*.safetensors")) if place.is_dir() else place.suffix == ".safetensors"
 
 
 def indexed_head_files(folder: Path, config: Mapping[str, Any]) -> list[str] | None:
