@@ -35,6 +35,13 @@ class Synthetic:
     def forget(self, sequence: Sequence) -> None:
         """Nothing is held for one."""
 
+    @property
+    def follows(self) -> Many[Sequence]:
+        return ()
+
+    def rest(self) -> None:
+        pass
+
     def _following(self, row: Sequence) -> Many[int]:
         return self.answers.get(row.prompt, ())[row.produced :]
 

@@ -40,3 +40,10 @@ class Rehearsed:
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence)
+
+    @property
+    def follows(self) -> Many[Sequence]:
+        return ()
+
+    def rest(self) -> None:
+        pass

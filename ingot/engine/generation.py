@@ -112,6 +112,7 @@ class Generation:
         self._forget_step()
         try:
             self.check()
+            self._speculation.rest()
         except AssertionError:
             log.exception("the idle engine found its books wrong; it starts new ones")
             self._make_rooms()
@@ -125,6 +126,7 @@ class Generation:
         held = {sequence for job in jobs for sequence in job.sequences if not sequence.ended}
         assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
         assert set(self._runner.seated) <= held, "a row is held by nobody"
+        self._speculation.check(held)
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):

@@ -147,6 +147,8 @@ class Runner:
         self._draws.forget(sequence)
         self._take_back(sequence)
         self._keep(sequence, last=True)
+        if self.heads is not None:
+            self.heads.forget(sequence)
         self._leave(sequence)
 
     def abandon(self) -> None:

@@ -7,6 +7,7 @@ the target's prefixes, so that the next turn of a conversation does not begin an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
@@ -107,6 +108,14 @@ class Draft:
         reader = self._readers.pop(sequence, None)
         if reader is not None:
             self._leave(reader)
+
+    @property
+    def follows(self) -> Collection[Sequence]:
+        return self._readers.keys()
+
+    def rest(self) -> None:
+        self.check()
+        self.rows.trim()
 
     def check(self) -> None:
         self.rows.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 
 from ingot.engine.sequence import Sequence
@@ -26,6 +27,13 @@ class Forced:
 
     def forget(self, sequence: Sequence) -> None:
         self._found.pop(sequence, None)
+
+    @property
+    def follows(self) -> Collection[Sequence]:
+        return self._found.keys()
+
+    def rest(self) -> None:
+        pass
 
     def _offer(self, row: Sequence) -> Offer | None:
         span = self._span(row)

@@ -10,7 +10,7 @@ What a head has not been shown yet waits, a few tokens at most, until a guess is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -122,6 +122,13 @@ class HeadStates:
 
     def forget(self, sequence: Sequence) -> None:
         self._shown.pop(sequence, None)
+
+    @property
+    def follows(self) -> Collection[Sequence]:
+        return self._shown.keys()
+
+    def rest(self) -> None:
+        pass
 
     # What is asked of a proposer
 

@@ -4,6 +4,7 @@ earlier answer to the same owner."""
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -86,6 +87,13 @@ class Lookup:
         self._followed.pop(sequence, None)
         if sequence.ended and _shares(sequence.request) and sequence.produced:
             self._past.add(_owner(sequence.request), sequence.tokens[max(0, len(sequence.prompt) - LEAD) :])
+
+    @property
+    def follows(self) -> Collection[Sequence]:
+        return self._followed.keys()
+
+    def rest(self) -> None:
+        pass
 
     def _learn(self, row: Sequence, most: int) -> int:
         """Index what is new of a sequence and its owner's; returns how many tokens that were."""

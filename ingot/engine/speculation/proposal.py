@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,4 +50,13 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """It ended, or was preempted: whatever is held for it goes. Called for sequences that it never saw, too."""
+        ...
+
+    @property
+    def follows(self) -> Collection[Sequence]:
+        """The sequences that something is held for."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing runs: give back memory that nobody needs. Raises AssertionError if something was lost."""
         ...

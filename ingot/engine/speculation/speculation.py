@@ -7,7 +7,7 @@ is not asked again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,6 +82,16 @@ class Speculation:
         self._controller.forget(sequence)
         for name in list(self._proposers):
             self._guarded(name, lambda proposer: proposer.forget(sequence))
+
+    def check(self, held: Collection[Sequence]) -> None:
+        """Raises AssertionError if something is kept for a sequence that is not among those held."""
+        for proposer in self._proposers.values():
+            assert set(proposer.follows) <= set(held), f"{proposer.name} follows a sequence that is gone"
+
+    def rest(self) -> None:
+        """Nothing runs."""
+        for proposer in self._proposers.values():
+            proposer.rest()
 
     def _outcome(self, row: Sequence, guessed: _Guessed) -> Outcome:
         proposal = guessed.proposal

@@ -36,6 +36,13 @@ class Sevens:
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence)
 
+    @property
+    def follows(self) -> Many[Sequence]:
+        return ()
+
+    def rest(self) -> None:
+        pass
+
 
 def row(number: int = 0, *, limit: int = 50, reserved: int = 256, **options: Any) -> Sequence:
     request = Request(f"r{number}", ((1, 2, 3),), **options)
