@@ -55,8 +55,13 @@ def test_a_section_that_takes_too_long_is_reported_and_the_rest_goes_on(
     monkeypatch.setattr(gpu, "SECTIONS", hurried)
     assert gpu.main(["--tiny", "--only", "attention,long", "--json", str(tmp_path / "found.json")]) == 1
     said = capsys.readouterr().out
+    assert "only the checks mean anything" in said
     assert "NOT MEASURED: attention, which took more than 0 s" in said and "NOT MEASURED: long" in said
     assert set(json.loads((tmp_path / "found.json").read_text())["failed"]) == {"attention", "long"}
+
+
+def test_all_of_it_takes_less_than_eight_minutes() -> None:
+    assert sum(section.limit_s for section in gpu.SECTIONS.values()) < 8 * 60 - 10
 
 
 def test_an_unknown_section_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,44 +83,28 @@ for (int begin = 0; begin < count; begin += CHUNK) {
   }
   group_barrier();
   for (int t = 0; t < steps; ++t) {
-    const float decay = gates[t * 2], strength = gates[t * 2 + 1];
-    float sums[4];
-    float four[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = 0.0f;
-    }
+    const float decay = gates[t * 2], strength = gates[t * 2 + 1], value = values[t * COLUMNS + own];
+    float q[FOURS * 4], k[FOURS * 4], sums[4];
 #pragma unroll
     for (int j = 0; j < FOURS; ++j) {
-      read_four(keys + t * KEY_SIZE + (j * LANES + part) * 4, four);
+      read_four(keys + t * KEY_SIZE + (j * LANES + part) * 4, k + j * 4);
+      read_four(queries + t * KEY_SIZE + (j * LANES + part) * 4, q + j * 4);
+    }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        state[j * 4 + i] *= decay;
-        sums[i] = multiply_add(state[j * 4 + i], four[i], sums[i]);
-      }
+    for (int i = 0; i < FOURS * 4; ++i) {
+      state[i] *= decay;
+      sums[i % 4] = i < 4 ? state[i] * k[i] : multiply_add(state[i], k[i], sums[i % 4]);
     }
     float known = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
     for (int step = 1; step < LANES; step *= 2) {
       known += shuffle_xor(known, step);
     }
-    const float delta = (values[t * COLUMNS + own] - known) * strength;
+    const float delta = (value - known) * strength;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < FOURS; ++j) {
-      read_four(keys + t * KEY_SIZE + (j * LANES + part) * 4, four);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        state[j * 4 + i] = multiply_add(four[i], delta, state[j * 4 + i]);
-      }
-      read_four(queries + t * KEY_SIZE + (j * LANES + part) * 4, four);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[i] = multiply_add(state[j * 4 + i], four[i], sums[i]);
-      }
+    for (int i = 0; i < FOURS * 4; ++i) {
+      state[i] = multiply_add(k[i], delta, state[i]);
+      sums[i % 4] = i < 4 ? state[i] * q[i] : multiply_add(state[i], q[i], sums[i % 4]);
     }
     float read = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll

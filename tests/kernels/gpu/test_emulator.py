@@ -16,8 +16,7 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged.kernels import Shape
-
-from .memory import START, Memory, Variant, emulated
+from tests.kernels.paged.memory import START, Memory, Variant, emulated
 
 BARRIER = "group_barrier();"
 SEEDS = range(1, 7)

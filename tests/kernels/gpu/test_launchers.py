@@ -11,8 +11,7 @@ from ingot.kernels.gpu.launchers import MlxLauncher
 from ingot.kernels.gpu.texts import Prelude
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, token_slots
 from ingot.kernels.paged.tuning import TUNINGS
-
-from .memory import START
+from tests.kernels.paged.memory import START
 
 
 @pytest.mark.parametrize("prelude", ["cuda", "metal"])
