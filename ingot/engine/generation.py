@@ -20,8 +20,9 @@ from ingot.engine.journal import Journal, outcome_of
 from ingot.engine.loaded import Loaded
 from ingot.engine.loop import FAILED, Post
 from ingot.engine.request import Event, Failed, Request, RequestStatus
+from ingot.engine.results import Result
 from ingot.engine.reuse import Reuse
-from ingot.engine.runner import Result, Runner, Step
+from ingot.engine.runner import Runner, Step
 from ingot.engine.scheduler import Scheduler, StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Controller

@@ -13,7 +13,7 @@ from ingot.engine.request import (
     TokenInfo,
     TokenLogprob,
 )
-from ingot.engine.runner import Logprobs, Result
+from ingot.engine.results import Logprobs, Result
 from ingot.engine.sequence import Sequence
 from ingot.text.tokens.stop_strings import StopMatcher
 from ingot.text.tokens.tokenizer import Tokenizer

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from typing import Any
 
 import mlx.core as mx
 
@@ -23,60 +22,15 @@ from ingot.engine.costs import StepCosts
 from ingot.engine.draws import Draws
 from ingot.engine.form import form_of
 from ingot.engine.passes import NO_GUESSES, Guess, LaunchPart, Passes
+from ingot.engine.results import Launched, Result, results_of
 from ingot.engine.reuse import Reuse
 from ingot.engine.room import Room
 from ingot.engine.sampling import Drawn, score
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.ahead import Ahead, agreement, places
+from ingot.engine.speculation.ahead import agreement, places
 from ingot.engine.speculation.heads import WAITING, HeadStates
 from ingot.models.adapter import Adapter
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Of one token: (token, logprob) of itself and of the likeliest ones."""
-
-    chosen: tuple[int, float]
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a step gave one sequence: a new token, or logprobs of prompt tokens, or both."""
-
-    sequence: Sequence
-    token: int | None
-    logprobs: Logprobs | None = None
-    prompt: tuple[Logprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A forward pass on its way. At each of `places` a token is drawn; `scored` is a prompt and its logprobs."""
-
-    places: tuple[Ahead, ...]
-    drawn: Drawn | None
-    witness: mx.array | None  # where nothing is drawn: something small that exists when the pass is done
-    tokens: int
-    prefill: bool
-    began: float  # when its graph was begun, on the clock of time.perf_counter()
-    scored: tuple[Sequence, Drawn] | None = None
-
-    @property
-    def rows(self) -> list[Sequence]:
-        """Those that draw."""
-        return [place.sequence for place in self.places if not place.guessed]
-
-    @property
-    def guesses(self) -> dict[Sequence, Guess]:
-        """What is verified."""
-        return {place.sequence: place.guessed for place in self.places if place.guessed}
-
-    def arrays(self) -> list[mx.array]:
-        drawn = self.drawn.arrays() if self.drawn else []
-        scored = self.scored[1].arrays() if self.scored else []
-        return [*drawn, *scored, *([] if self.witness is None else [self.witness])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +69,7 @@ class Runner:
         self._draws = Draws(adapter.vocab)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._unverified: dict[Sequence, int] = {}  # how long those were for which something was guessed
+        self._handed: list[mx.array] = []  # hidden states that were picked out of a pass's
         self.heads: HeadStates | None = None  # whom to tell what passes computed, where the model has a head
         self._free_at = 0.0
         self._reserved: list[tuple[Sequence, int]] = []
@@ -225,7 +180,8 @@ class Runner:
         tokens = sum(part.tokens for part in parts)
         witness = mx.sum(logits) if drawn is None and scored is None else None
         launched = Launched(drawn_at, drawn, witness, tokens, prefill, began, scored)
-        mx.async_eval(launched.arrays(), self.rows.pending())
+        handed, self._handed = self._handed, []
+        mx.async_eval(launched.arrays(), self.rows.pending(), handed)
         if self._in_step:
             mx.synchronize()
             self._measure(launched)
@@ -246,10 +202,23 @@ class Runner:
         if self.heads is None:
             return self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted)
         logits, hidden = self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, hidden=True)
-        owners = [(row, part.width) for part in parts for row in part.sequences]
-        for (row, width), end in zip(owners, ends, strict=True):
-            self.heads.saw(row, hidden, end - width, end)
+        self._tell_heads(parts, hidden)
         return logits
+
+    def _tell_heads(self, parts: list[LaunchPart], hidden: mx.array) -> None:
+        """Hand over the hidden states of a pass. Those of decoding rows may wait for long, and not with a prompt's."""
+        assert self.heads is not None
+        decoding = sum(part.tokens for part in parts if part.decoding)
+        if 0 < decoding < hidden.shape[0]:
+            small = mx.take(hidden, mx.arange(decoding), axis=0)
+            self._handed.append(small)
+        else:
+            small = hidden
+        end = 0
+        for part in parts:
+            for row in part.sequences:
+                end += part.width
+                self.heads.saw(row, small if part.decoding else hidden, end - part.width, end)
 
     def _tokens(self, part: LaunchPart, guesses: Mapping[Sequence, Guess]) -> mx.array:
         if part.decoding and part.width == 1:
@@ -319,19 +288,7 @@ class Runner:
     # Results
 
     def _waves(self, launched: Launched) -> list[list[Result]]:
-        tokens = _listed(launched.drawn.tokens) if launched.drawn is not None else []
-        found: list[Logprobs | None] = [None] * len(tokens)
-        if launched.drawn is not None and launched.drawn.logprobs is not None:
-            found = [*_logprobs(launched.drawn, tokens)]
-        drawn: dict[Sequence, list[Result]] = {}
-        for place, token, logprobs in zip(launched.places, tokens, found, strict=True):
-            drawn.setdefault(place.sequence, []).append(Result(place.sequence, token, logprobs))
-        if launched.scored is not None:
-            row, scores = launched.scored
-            scored = tuple(_logprobs(scores, _listed(scores.tokens)))
-            [last] = drawn.get(row, [Result(row, None)])
-            return [[replace(last, prompt=scored)]]
-        guesses = launched.guesses
+        guesses, drawn = launched.guesses, results_of(launched)
         given = [self._verified(row, guesses[row], own) if row in guesses else own for row, own in drawn.items()]
         return [[result for result in wave if result is not None] for wave in zip_longest(*given)]
 
@@ -360,20 +317,3 @@ class Runner:
 
 def _in_one_row(tokens: list[mx.array]) -> mx.array:
     return tokens[0] if len(tokens) == 1 else mx.concatenate(tokens)
-
-
-def _listed(array: mx.array) -> list[Any]:
-    values: Any = array.tolist()
-    return list(values)
-
-
-def _logprobs(drawn: Drawn, tokens: list[int]) -> list[Logprobs]:
-    assert drawn.logprobs is not None
-    values = _listed(drawn.logprobs)
-    if drawn.top_tokens is None or drawn.top_logprobs is None:
-        return [Logprobs((token, value), ()) for token, value in zip(tokens, values, strict=True)]
-    likeliest = zip(_listed(drawn.top_tokens), _listed(drawn.top_logprobs), strict=True)
-    return [
-        Logprobs((token, value), tuple(zip(ids, logs, strict=True)))
-        for token, value, (ids, logs) in zip(tokens, values, likeliest, strict=True)
-    ]

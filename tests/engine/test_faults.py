@@ -11,7 +11,7 @@ from ingot.engine.encoder_jobs import EncoderJobs
 from ingot.engine.engine import Engine
 from ingot.engine.output import Writer
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
-from ingot.engine.runner import Result
+from ingot.engine.results import Result
 from ingot.engine.stream import Batch, BlockingStream
 from ingot.errors import Unavailable
 from tests import engines

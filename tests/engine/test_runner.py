@@ -10,7 +10,8 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.request import Request, Sampling
-from ingot.engine.runner import Result, Runner, Step
+from ingot.engine.results import Result
+from ingot.engine.runner import Runner, Step
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
 from ingot.kernels.device import Device, current

@@ -51,6 +51,12 @@ class _Shown:
         """The first token whose state is not known."""
         return self.written - 1 + sum(end - begin for _, begin, end in self.hidden)
 
+    def alone(self) -> mx.array:
+        """The states that wait, from now on in an array of their own: a chunk's would stay for the sake of its last."""
+        own = mx.concatenate([mx.take(array, mx.arange(begin, end), axis=0) for array, begin, end in self.hidden])
+        self.hidden = [(own, 0, own.shape[0])]
+        return own
+
     def cut(self, length: int) -> None:
         """Forget the states of tokens from `length` on."""
         surplus = self.end - length
@@ -118,7 +124,8 @@ class HeadStates:
             if (count := self._waiting(sequence)) >= least and sequence.row is not None
         ]
         if waiting:
-            mx.async_eval(self._show(waiting), self.rows.pending())
+            shown = self._show(waiting)
+            mx.async_eval(shown, self.rows.pending(), [self._shown[sequence].alone() for sequence, _ in waiting])
 
     def forget(self, sequence: Sequence) -> None:
         self._shown.pop(sequence, None)
