@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.engine import measure, requests, start
@@ -58,9 +59,9 @@ class Bench:
         for guessing in (self._free, self._fixed):
             guessing.answers, guessing.rates = dict(answers), (rate,)
         ways: dict[str, Callable[[], float]] = {
-            "plain": lambda: _speed(self._auto, plainly),
-            "auto": lambda: _speed(self._auto, asked),
-            **{str(depth): (lambda depth=depth: self._at(depth, asked)) for depth in depths},  # type: ignore[misc]
+            "plain": partial(_speed, self._auto, plainly),
+            "auto": partial(_speed, self._auto, asked),
+            **{str(depth): partial(self._at, depth, asked) for depth in depths},
         }
         speeds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(turns):

@@ -37,11 +37,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Of a row with recurrent layers, whose states only move forward."""
+    """Of a row with recurrent layers, whose states only move forward: what they were before its last launch, or what
+    they were without the last token of it, without the last two, and so on."""
 
     length: int
     position: int
-    states: tuple[list[mx.array | None], ...]  # of each such layer
+    states: tuple[list[mx.array | None], ...] = ()  # of each such layer
+    earlier: tuple[tuple[Sequence[mx.array], int], ...] = ()
+    """The same: parts [tokens taken back - 1, rows of the launch, ...], and which of those rows it is."""
 
 
 @dataclass(frozen=True)

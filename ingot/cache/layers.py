@@ -308,6 +308,10 @@ class RecurrentState(LayerState, ArraysCache):
         self.cache: list[mx.array | None] = [None] * parts
         self._slots = slots
         self._written: set[int] = set()
+        self.goes_back = False
+        """Whether who computes it natively gives earlier states, too."""
+        self.wanted = 0  # of these, for how many of a launch's last tokens
+        self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # and the slots that they are of
 
     # What rows ask for.
 
@@ -333,6 +337,14 @@ class RecurrentState(LayerState, ArraysCache):
                 # A copy: with one slot, what is stored would be all of the state, and states are written in place.
                 self._store(index, slice(slot, slot + 1), copied(part))
 
+    def earlier(self, slot: int) -> tuple[Sequence[mx.array], int]:
+        """What the row's state was without the last tokens of the launch: parts for all its rows, and which it is."""
+        parts, slots = self._earlier
+        return parts, slots.index(slot)
+
+    def forget_earlier(self) -> None:
+        self.wanted, self._earlier = 0, ((), [])
+
     def _store(self, index: int, slots: slice | mx.array, rows: mx.array) -> None:
         part = self.cache[index]
         if part is None:
@@ -354,7 +366,9 @@ class RecurrentState(LayerState, ArraysCache):
         return parts
 
     def regain(self, parts: Sequence[mx.array]) -> None:
-        self.cache = list(parts)
+        """The parts, and behind them the earlier ones, as many as `wanted`."""
+        self.cache, earlier = list(parts[: len(self.cache)]), parts[len(self.cache) :]
+        self._earlier = (earlier, [slot for _, _, slot, _ in self.pieces] if earlier else [])
 
     # What mlx-lm's models ask for.
 

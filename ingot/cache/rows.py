@@ -2,8 +2,8 @@
 
 What is copied, by whom and when: a row that goes on from the middle of a page that others have gone on from copies that
 page, when it does (`launch`); recurrent states are copied when a record is taken or put back, before tokens that may be
-taken back, and when there are more rows than ever before. Nothing else is: joining, leaving, growing and taking over
-what was kept move no states.
+taken back or before each of them, and when there are more rows than ever before. Nothing else is: joining, leaving,
+growing and taking over what was kept move no states.
 
 Only the engine thread may call anything here.
 """
@@ -19,6 +19,10 @@ from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
+
+EARLIER_BYTES = 256 << 20
+"""What states before each of the tokens that may be taken back may take in all; else only those before all of them are
+kept."""
 
 
 class Rows:
@@ -114,6 +118,7 @@ class Rows:
             yield self.layers
         for part, launch in zip(parts, launches, strict=True):
             self._advance(part, launch)
+        self._remember_earlier(parts)
 
     @contextmanager
     def aside(self, launches: Sequence[Launch]) -> Iterator[list[LayerState]]:
@@ -156,13 +161,34 @@ class Rows:
                         row.tables[group.number].rewind(row.length)
 
     def _remember(self, parts: Sequence[Part]) -> None:
-        """Keep what rows with tentative tokens are to be taken back to, where layers cannot go back themselves."""
+        """Keep what rows with tentative tokens are to be taken back to, where layers cannot go back themselves; or ask
+        for it."""
+        earlier = self._earlier(parts)
+        for state in self._recurrent:
+            state.wanted = earlier
         for part in parts:
             for row in part.rows:
-                row.before = self._before(row) if part.tentative and self._recurrent else None
+                row.before = self._before(row) if part.tentative and self._recurrent and not earlier else None
         kept = [row.before for part in parts for row in part.rows if row.before is not None]
         # Now: the launch writes to the slots.
         mx.async_eval([array for before in kept for state in before.states for array in state if array is not None])
+
+    def _earlier(self, parts: Sequence[Part]) -> int:
+        """For how many of the last tokens of a launch layers are to give the states before them; 0 where some cannot,
+        and where that is too much to be held."""
+        most = max(part.tentative for part in parts)
+        rows = sum(len(part.rows) for part in parts)
+        able = all(state.goes_back for state in self._recurrent) and all(part.tentative <= part.width for part in parts)
+        return most if able and most * rows * self.slot_bytes <= EARLIER_BYTES else 0
+
+    def _remember_earlier(self, parts: Sequence[Part]) -> None:
+        """What layers gave for rows with tentative tokens is theirs."""
+        for part in parts:
+            for row in part.rows if part.tentative and self._recurrent and self._recurrent[0].wanted else ():
+                earlier = tuple(state.earlier(row.slot) for state in self._recurrent)
+                row.before = Before(row.length, row.position, earlier=earlier)
+        for state in self._recurrent:
+            state.forget_earlier()
 
     def _before(self, row: Row) -> Before:
         return Before(row.length, row.position, tuple(state.row(row.slot) for state in self._recurrent))
@@ -177,7 +203,10 @@ class Rows:
         before, row.before = row.before, None
         if length == row.length:
             return length
-        if before is not None:
+        if before is not None and before.earlier:
+            for state, (arrays, place) in zip(self._recurrent, before.earlier, strict=True):
+                state.put(row.slot, [array[row.length - length - 1, place : place + 1] for array in arrays])
+        elif before is not None:
             for state, parts in zip(self._recurrent, before.states, strict=True):
                 state.put(row.slot, parts)
             length = before.length

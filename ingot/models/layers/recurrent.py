@@ -39,17 +39,20 @@ class NativeMixer(nn.Module):
             own: mx.array = super().__call__(*given, **named)
             return own
         x: mx.array = values[0]
-        y, *parts = self._computed(x, state.lend(*self._rows), state.pieces)
+        state.goes_back = True
+        y, *parts = self._computed(x, state.lend(*self._rows), state.pieces, state.wanted)
         state.regain(parts)
         return y
 
-    def _computed(self, x: mx.array, parts: list[mx.array], pieces: Sequence[LaunchSpan]) -> list[mx.array]:
-        """What the mixer gives, and its state after that."""
+    def _computed(
+        self, x: mx.array, parts: list[mx.array], pieces: Sequence[LaunchSpan], earlier: int
+    ) -> list[mx.array]:
+        """What the mixer gives, its state after that, and as many earlier ones."""
         if self._weights is not None:
-            y, *parts = self._operation.through(x, *self._weights, *parts, pieces)
+            y, *parts = self._operation.through(x, *self._weights, *parts, pieces, earlier)
             return [y.astype(x.dtype), *parts]
         made = {name: self[name](x) for name in dict.fromkeys(self._inputs)}
-        y, *parts = self._operation(*(made[name] for name in self._inputs), *parts, pieces)
+        y, *parts = self._operation(*(made[name] for name in self._inputs), *parts, pieces, earlier)
         return [self.out_proj(y.astype(x.dtype)), *parts]
 
 

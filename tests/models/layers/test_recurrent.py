@@ -10,6 +10,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
+from ingot.cache.launch import Part
 from ingot.kernels import native
 from ingot.kernels.device import current
 from ingot.models.adapter import Adapter, adapt, load
@@ -101,3 +102,33 @@ def test_what_was_kept_of_a_row_does_not_change_with_it(count: int) -> None:
     again = rows.new()
     records.put(rows, again, [record], 3)
     assert mx.array_equal(computed(adapter, rows, again, [4, 5]), after).item()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "hybrid"])
+def test_tokens_are_taken_back_one_by_one_and_nothing_is_computed_again(name: str) -> None:
+    model = tiny.build("hybrid") if name == "hybrid" else family_configs.build(name)
+    adapter = adapt(model, {}, current(), widest=128)
+    for right in range(5):
+        rows, single = adapter.new_rows(), adapter.new_rows()
+        row, beside, alone = rows.new(), rows.new(), single.new()
+        for each, own in ((rows, row), (rows, beside), (single, alone)):
+            computed_last(adapter, each, own, PROMPTS[1])
+        guessed = [7, 9, 11, 13, 15]
+        launch = [Part((beside,), 1), Part((row,), len(guessed), tentative=4)]
+        mx.eval(adapter.run(rows, mx.array([5, *guessed]), launch), rows.pending())
+        assert rows.rewind(row, len(PROMPTS[1]) + 1 + right) == len(PROMPTS[1]) + 1 + right
+        for token in guessed[: 1 + right]:
+            decoded(adapter, single, [alone], [token])
+        ours, theirs = decoded(adapter, rows, [row], [21]), decoded(adapter, single, [alone], [21])
+        assert mx.abs(ours - theirs).max().item() < 1e-4, right  # products of plain weights round by their number
+        rows.check()
+
+
+def test_where_states_take_too_much_what_was_right_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.cache.rows.EARLIER_BYTES", 0)
+    adapter = adapt(tiny.build("hybrid"), {}, current(), widest=128)
+    rows = adapter.new_rows()
+    row = rows.new()
+    computed_last(adapter, rows, row, PROMPTS[1])
+    adapter.run(rows, mx.array([7, 9, 11]), [Part((row,), 3, tentative=2)])
+    assert rows.rewind(row, len(PROMPTS[1]) + 2) == len(PROMPTS[1])
