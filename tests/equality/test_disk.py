@@ -131,7 +131,7 @@ def flip(file: Path) -> None:
     file.write_bytes(raw)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone": lambda file: file.unlink(),
     "cut short": lambda file: file.write_bytes(file.read_bytes()[:-100]),
     "changed": flip,
