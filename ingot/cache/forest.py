@@ -127,6 +127,11 @@ class Forest:
             if not salts:
                 del self._roots[parent.owner.tenant]
 
+    def sweep(self) -> None:
+        """Forget the nodes whose files are gone; what is in memory stays."""
+        for node in [node for node in self.nodes() if node.record is None and not node.is_filed]:
+            self.prune(node)
+
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
         freed = sum(

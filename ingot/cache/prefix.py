@@ -202,6 +202,7 @@ class PrefixIndex:
         is not evicted for that, as it would free nothing."""
         if self.nbytes <= most and enough():
             return
+        self._forest.sweep()
         queue = EvictionQueue(self.shares, most)
         for tenant in self._forest.tenants:
             for salt in self.salts(tenant):

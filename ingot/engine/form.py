@@ -1,4 +1,4 @@
-"""What a model's records look like, found out by making one."""
+"""What the records of a model, and of a head beside it, look like, found out by making one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ingot.cache.launch import Part
+from ingot.cache.launch import Launch, Part
 from ingot.cache.layers import AppendState
 from ingot.cache.packing import Form, loosened
 from ingot.cache.records import take
@@ -21,8 +21,13 @@ SAMPLE_TOKENS = 32
 def form_of(adapter: Adapter, rows: Rows) -> Form:
     """A record of this model's, to compare others with. Every state has storage afterwards."""
     row = rows.new()
+    tokens = mx.array([0] * SAMPLE_TOKENS, dtype=mx.uint32)
     try:
-        logits = adapter.run(rows, mx.array([0] * SAMPLE_TOKENS), [Part((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
+        logits = adapter.run(rows, tokens, [Part((row,), SAMPLE_TOKENS)], [SAMPLE_TOKENS - 1])
+        if adapter.head is not None:
+            nothing = mx.zeros((1, SAMPLE_TOKENS, adapter.head.size), mx.bfloat16)
+            with rows.aside([Launch((row,), SAMPLE_TOKENS, (0,), (0,))]) as beside:
+                adapter.head(nothing, tokens[None], beside[0])
         sample = loosened(rows, take(rows, row, 0))
         mx.eval(logits, sample.arrays(), rows.pending())
     finally:

@@ -47,6 +47,7 @@ PAUSE_S: Final = 0.002
 """How long a step with nothing to compute waits for a record."""
 FIRST_SPEED: Final = 5e8
 """Bytes a second at which records are expected to be read, before any was."""
+FORGIVING: Final = 1.1
 
 
 @dataclass(eq=False, slots=True)
@@ -129,8 +130,9 @@ class Promotions:
         """A sequence runs, and takes over `length` tokens; returns how many of them were read from disk for it."""
         promotion = self._known.pop(sequence, None)
         read = 0 if promotion is None else max(0, length - promotion.resident)
-        self._disk.counts.hits += read > 0
-        self._disk.counts.misses += read == 0 and len(sequence.tokens) - length > WORTH_READING
+        if sequence.preemptions == 0:
+            self._disk.counts.hits += read > 0
+            self._disk.counts.misses += read == 0 and len(sequence.tokens) - length > WORTH_READING
         used = [
             node.filed.entry for node in self._index.along(_owner(sequence), sequence.tokens[:length]) if node.filed
         ]
@@ -152,7 +154,10 @@ class Promotions:
         found = self._index.reach(owner, sequence.tokens, len(sequence.tokens) - 1)
         entries = list(dict.fromkeys(node.filed.entry for node in found.lacking if node.filed is not None))
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)
-        if gained < WORTH_READING or 0 < self._seconds(gained) < nbytes / self._speed:
+        if gained < WORTH_READING:
+            return None
+        if 0 < self._seconds(gained) < nbytes / self._speed:
+            self._speed *= FORGIVING  # a drive that was slow once is tried again in the end
             return None
         promotion = Promotion(owner, tuple(sequence.tokens), found.resident, time.monotonic(), attempts)
         coming = {entry for other in self._known.values() if other is not None for entry in other.entries}

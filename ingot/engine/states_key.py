@@ -32,6 +32,7 @@ def exact_key(adapter: Adapter, folder: Path, digests: Path, *, deterministic: b
         "codec": CODEC,
         "states": str(adapter.formats),
         "layout": _layout(adapter.new_rows()),
+        "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",
         "device": adapter.device.kind,
         "deterministic": str(deterministic).lower(),
     }

@@ -141,6 +141,21 @@ def test_what_was_computed_again_is_in_memory_again() -> None:
     assert held.explain(ME, [1] * 5, 4, "disk").length == 4  # whose checkpoint is on disk still
 
 
+def test_nodes_whose_files_are_gone_are_forgotten() -> None:
+    disk = Disk()
+    held = PrefixIndex(APPEND, lambda tokens: float(tokens), spill=disk.spill)
+    for first in range(5):
+        store(held, [first] * 4, APPEND)
+        store(held, [first] * 8, APPEND)
+        held.shrink(0)
+    for each in disk.entries:
+        each.lost = True
+    store(held, [9] * 4, APPEND)
+    held.shrink(0)
+    held.check()
+    assert [node.path_tokens for node in held.nodes()] == [(9,) * 4]
+
+
 def test_a_part_of_a_file_has_what_a_part_of_its_record_would_have() -> None:
     whole = FiledRecord.whole(entry([0] * 10, 4, 6, checkpoint=True))
     upper, lower = whole.split(8)

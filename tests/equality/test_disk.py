@@ -14,7 +14,7 @@ import pytest
 from ingot.cache.packing import loosened, packed
 from ingot.engine.engine import Engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
-from ingot.kernels.device import Device
+from ingot.kernels.device import Device, current
 from tests import engines, tiny
 from tests.engines import GPU
 
@@ -131,7 +131,7 @@ def flip(file: Path) -> None:
     file.write_bytes(raw)
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone": lambda file: file.unlink(),
     "cut short": lambda file: file.write_bytes(file.read_bytes()[:-100]),
     "changed": flip,
@@ -173,7 +173,8 @@ def test_another_salt_tenant_model_or_device_finds_nothing(tmp_path: Path) -> No
     assert run(second, ask("c", [*prompt, 1], tenant="me", salt="t"))[1].matched == 0
     assert run(second, ask("d", [*prompt, 1], tenant="me", salt="s"))[1].matched > 100
     second.close()
-    for kind, rules in (("single", None), ("llama", GPU)):
+    elsewhere = replace(GPU, kind="metal" if current().kind == "cuda" else "cuda")
+    for kind, rules in (("single", None), ("llama", elsewhere)):
         other = start(kind, tmp_path, rules)
         assert run(other, ask("e", [*prompt, 1], tenant="me", salt="s"))[1].matched == 0
         other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def test_the_next_turn_takes_everything_over_from_disk(kind: str, tmp_path: Path
     assert shown["disk"]["records"] > 0 and shown["totals"]["disk"]["hits"] == 1
 
 
+def once_pinned(url: str) -> Any:
+    """What is kept, as soon as some of it is pinned."""
+    pause = threading.Event()
+    for _ in range(4000):
+        found = httpx.get(f"{url}/v1/cache").json()
+        if found["salts"] and found["salts"][0]["pinned_tokens"]:
+            return found
+        pause.wait(0.005)
+    raise AssertionError("nothing was ever pinned")
+
+
 def test_warm_prompts_are_read_and_not_computed_again(tmp_path: Path) -> None:
     prompts = tmp_path / "system.txt"
     prompts.write_text(SYSTEM)
@@ -57,9 +69,7 @@ def test_warm_prompts_are_read_and_not_computed_again(tmp_path: Path) -> None:
     for _ in range(2):
         engine = talking.start("hybrid", disk=kept)
         with running(engine, own) as url:
-            while not (found := httpx.get(f"{url}/v1/cache").json())["salts"] or not found["salts"][0]["pinned_tokens"]:
-                pass
-            pinned.append(found)
+            pinned.append(once_pinned(url))
         engine.close()
     assert pinned[1]["salts"][0]["pinned_tokens"] == pinned[0]["salts"][0]["pinned_tokens"]
     assert pinned[0]["matched_tokens"] == 0

@@ -75,7 +75,10 @@ class Files:
         return os.write(descriptor, raw)
 
     def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
+        if hasattr(fcntl, "F_FULLFSYNC"):  # where fsync leaves it to the drive when it writes
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)

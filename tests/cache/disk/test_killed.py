@@ -69,7 +69,7 @@ def test_a_process_that_is_killed_at_any_point_leaves_whole_records(tmp_path: Pa
         found.append(check(tmp_path))
         if rng.random() < 0.2:
             (tmp_path / "index.sqlite").unlink()
-    assert max(found) > 10
+    assert max(found) > 3
 
 
 def test_two_processes_share_a_folder_and_keep_to_its_cap(tmp_path: Path) -> None:
