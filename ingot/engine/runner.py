@@ -68,7 +68,7 @@ class Runner:
         self._in_step = adapter.device.kind == "cpu"
         self._draws = Draws(adapter.vocab)
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
-        self._unverified: dict[Sequence, int] = {}  # how long those were for which something was guessed
+        self._unverified: dict[Sequence, int] = {}  # how many tokens are sure of those for which something was guessed
         self._handed: list[mx.array] = []  # hidden states that were picked out of a pass's
         self.heads: HeadStates | None = None  # whom to tell what passes computed, where the model has a head
         self._free_at = 0.0
@@ -268,7 +268,7 @@ class Runner:
             for row in part.sequences:
                 row.passes += row.decoding
                 if part.guessed:
-                    self._unverified[row] = row.computed
+                    self._unverified[row] = row.total
                     continue  # how far it got is not known yet
                 row.computed += part.width
                 row.sampled += part.draws
