@@ -167,8 +167,8 @@ def select_at_heads(model: nn.Module) -> Selection | None:
     if found is None:
         return None
     path, module = found
-    selection = Selection()
-    replacement = adopt(module, SELECTIVE[type(module)])
+    selection, kind = Selection(), type(module)
+    replacement = adopt(module, SELECTIVE.get(kind, kind))  # a model that was swapped before keeps its kind
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection
