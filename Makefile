@@ -7,7 +7,7 @@ ARGS ?=
 # tests that run at once; 0 runs them one after another
 JOBS ?= 2
 # tests that also run by the rules of GPUs
-AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_cached.py cache/test_rows.py cache/test_records.py \
+AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_cached.py equality/test_heads.py cache/test_rows.py cache/test_records.py \
 	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_block_layers.py)
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=

@@ -19,7 +19,6 @@ from ingot.models.heads.loading import head_rows, load_head
 from tests.engines import GPU
 
 HYBRID = Path(mtp_acceptance.__file__).parent / "models" / "hybrid"
-SEEDS = range(16)
 
 
 def head_of(adapter: Adapter) -> Head:
@@ -48,12 +47,12 @@ def guessed(adapter: Adapter, head: Head, tokens: Sequence[int], widths: Sequenc
     return mx.concatenate(chosen), mx.argmax(head.logits(mx.concatenate(states, axis=1))[0], axis=-1)
 
 
-@pytest.mark.parametrize("device", [None, GPU], ids=["here", "as-on-a-gpu"])
-def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | None) -> None:
+@pytest.mark.parametrize(("device", "seeds"), [(None, range(16)), (GPU, range(3))], ids=["here", "as-on-a-gpu"])
+def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | None, seeds: range) -> None:
     adapter = load(HYBRID, device or current())
     head = head_of(adapter)
     agreed = count = 0
-    for seed in SEEDS:
+    for seed in seeds:
         asked, answer = written(lesson(seed, held_out=True), "xml")
         tokens = asked + answer
         first = len(tokens) // 2
@@ -61,4 +60,4 @@ def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | Non
         same = guesses[len(asked) - 2 : -1] == chosen[len(asked) - 1 : -1]
         agreed, count = agreed + int(mx.sum(same)), count + same.size
     assert agreed / count >= 0.99
-    assert abs(agreed / count - mtp_acceptance.acceptance(HYBRID, "xml", SEEDS)) < 0.01
+    assert abs(agreed / count - mtp_acceptance.acceptance(HYBRID, "xml", seeds)) < 0.01
