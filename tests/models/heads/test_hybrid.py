@@ -47,7 +47,7 @@ def guessed(adapter: Adapter, head: Head, tokens: Sequence[int], widths: Sequenc
     return mx.concatenate(chosen), mx.argmax(head.logits(mx.concatenate(states, axis=1))[0], axis=-1)
 
 
-@pytest.mark.parametrize(("device", "seeds"), [(None, range(16)), (GPU, range(3))], ids=["here", "as-on-a-gpu"])
+@pytest.mark.parametrize(("device", "seeds"), [(None, range(16)), (GPU, range(8))], ids=["here", "as-on-a-gpu"])
 def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | None, seeds: range) -> None:
     adapter = load(HYBRID, device or current())
     head = head_of(adapter)
