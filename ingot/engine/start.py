@@ -98,15 +98,8 @@ def load(
         rows=settings.max_sequences,
     )
     device.bound_memory(here, total, budget.transient)
-    fitting = budget.longest(context)
     notes = [*adapter.notes, *guessing.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
-    if fitting < min(SHORTEST_CONTEXT, context):
-        raise ModelError(
-            f"The weights take {_gb(adapter.weight_bytes)} of a memory budget of {_gb(total)}; what is left holds a "
-            f"sequence of {fitting} tokens. Raise --memory or choose a smaller model."
-        )
-    if fitting < context:
-        notes.append(f"context cut from {context} to {fitting} tokens, which is what the memory budget holds")
+    fitting = _fitting(budget, context, weights, notes)
     card = ModelCard(
         name=name,
         source=source,
@@ -138,6 +131,19 @@ def load(
         guessed_tokens=choice.tokens,
         disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder),
     )
+
+
+def _fitting(budget: Budget, context: int, weights: int, notes: list[str]) -> int:
+    """The longest context that memory holds; a note says where it is cut. Raises ModelError if it is too short."""
+    fitting = budget.longest(context)
+    if fitting < min(SHORTEST_CONTEXT, context):
+        raise ModelError(
+            f"The weights take {_gb(weights)} of a memory budget of {_gb(budget.total)}; what is left holds a sequence "
+            f"of {fitting} tokens. Raise --memory or choose a smaller model."
+        )
+    if fitting < context:
+        notes.append(f"context cut from {context} to {fitting} tokens, which is what the memory budget holds")
+    return fitting
 
 
 def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
