@@ -8,6 +8,7 @@ import numpy as np
 from ingot.kernels.delta import plain
 from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, prepare
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once."""
@@ -20,7 +21,14 @@ def selfcheck(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> str | None:
     """What is wrong with the kernels for such layers on this device; None where they are right. Compiles them."""
     random = np.random.default_rng(3)
     weights = _Weights(shape, random)
+
+    def rehearse(run: Launcher) -> None:
+        filter, a_log, dt_bias = weights.filter, weights.a_log, weights.dt_bias
+        kernels = DeltaKernels(run, shape, dtype, filter=filter, a_log=a_log, dt_bias=dt_bias)
+        _Trial(kernels, weights, dtype, np.random.default_rng(3)).launched()
+
     try:
+        prepare(device, rehearse)
         kernels = delta_kernels(
             device, shape, dtype, filter=weights.filter, a_log=weights.a_log, dt_bias=weights.dt_bias
         )
@@ -50,11 +58,14 @@ class _Trial:
         self._states = mx.array(random.standard_normal((SLOTS, *shape.state), np.float32)) * 0.3
         mx.eval(self._x, self._a, self._b, self._tails, self._states)
 
-    def wrong(self) -> str | None:
-        before = [mx.array(np.array(part)) for part in (self._tails, self._states)]
+    def launched(self) -> tuple[mx.array, mx.array, mx.array]:
         spans = Spans.of(PIECES, keep=[True, False, True])
         convolved = self._kernels.convolve(self._x, spans, self._tails)
-        y, kept = self._kernels.advance(convolved, self._a, self._b, spans, self._states)
+        return convolved, *self._kernels.advance(convolved, self._a, self._b, spans, self._states)
+
+    def wrong(self) -> str | None:
+        before = [mx.array(np.array(part)) for part in (self._tails, self._states)]
+        convolved, y, kept = self.launched()
         mx.eval(convolved, y, kept)
         for first, count, slot, start in PIECES:
             mine, fresh = slice(first, first + count), start == 0

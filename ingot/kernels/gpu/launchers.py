@@ -1,7 +1,8 @@
-"""How a kernel gets to a device: through MLX on CUDA and Metal, else through the emulator."""
+"""How a kernel gets to a device: compiled by ourselves on CUDA, by MLX on Metal, else through the emulator."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
@@ -9,8 +10,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ingot.kernels.device import Device, acting_as
+from ingot.kernels.gpu.cubins import USUAL, CubinFolder
+from ingot.kernels.gpu.cuda import Compilation, CudaLauncher
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.kinds import Rehearsal, Rehearsed
+from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError, architecture
 from ingot.kernels.gpu.texts import Kernel, Prelude, Work, kernel_text
+
+log = logging.getLogger("ingot.kernels")
 
 
 class Launcher(Protocol):
@@ -61,4 +68,38 @@ def launcher(device: Device) -> Launcher | None:
         return None
     if acting_as() is not None or mx.default_device().type == mx.cpu:
         return Emulator() if Emulator.available() else None
-    return MlxLauncher("metal" if device.kind == "metal" else "cuda")
+    return MlxLauncher("metal") if device.kind == "metal" else _cuda()
+
+
+def prepare(device: Device, rehearsed: Rehearsed) -> None:
+    """Compile at once all that `rehearsed` launches, where compiling is ours to do."""
+    run = launcher(device)
+    if isinstance(run, CudaLauncher):
+        rehearsal = Rehearsal()
+        rehearsed(rehearsal)
+        run.prepare(rehearsal.kinds)
+
+
+def compilation(device: Device) -> Compilation | None:
+    """What was compiled for it so far; None where compiling is not ours to do."""
+    run = launcher(device)
+    return run.compilation if isinstance(run, CudaLauncher) else None
+
+
+def _cuda() -> Launcher:
+    by_mlx = MlxLauncher("cuda")
+    try:
+        info = mx.device_info()
+        target = architecture(int(info["compute_capability_major"]), int(info["compute_capability_minor"]))
+        return CudaLauncher(Nvrtc.find(), target, _kept(), by_mlx)
+    except (NvrtcError, AttributeError, KeyError, ValueError) as error:
+        log.warning("MLX compiles all kernels, at every start: %s", error)
+        return by_mlx
+
+
+def _kept() -> CubinFolder | None:
+    try:
+        return CubinFolder(USUAL)
+    except OSError as error:
+        log.warning("compiled kernels are not kept: %s", error)
+        return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import mlx.core as mx
 
 from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, prepare
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
-from ingot.kernels.paged.selfcheck import selfcheck
+from ingot.kernels.paged.selfcheck import rehearse, selfcheck
 from ingot.kernels.paged.texts import SLABS
 
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
@@ -35,6 +38,7 @@ class CheckedKernels:
         """None where there is no kernel for such layers that is right."""
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
         if key not in self._right and key not in self.wrong:
+            self._prepare(shape, dtype, cap, sinks, window)
             failed = (
                 selfcheck(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, slabs=slabs)
                 for slabs in SLABS
@@ -47,3 +51,14 @@ class CheckedKernels:
         if key in self.wrong:
             return None
         return paged_attention(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+
+    def _prepare(
+        self, shape: Shape, dtype: mx.Dtype, cap: float | None, sinks: mx.array | None, window: int | None
+    ) -> None:
+        """All kernels for such layers are compiled at once; why there are none, `selfcheck` says."""
+
+        def launches(run: Launcher) -> None:
+            rehearse(run, self._device, shape, dtype, cap=cap, sinks=sinks, window=window)
+
+        with suppress(ValueError):
+            prepare(self._device, launches)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.paged.kernels import (
     PAGE_LIMIT,
     PagedAttention,
@@ -20,6 +21,8 @@ from ingot.kernels.paged.kernels import (
     paged_attention,
     token_slots,
 )
+from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.tuning import TUNINGS
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once, and its weights are those of float32."""
@@ -38,7 +41,7 @@ def selfcheck(
     slabs: int = 2,
 ) -> str | None:
     """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
-    Compiles them all, so that none is compiled while somebody waits for an answer."""
+    Runs them all, so that none is compiled while somebody waits for an answer."""
     if not available(device):
         return f"no kernels for {device.name}"
     try:
@@ -48,6 +51,22 @@ def selfcheck(
         return trial.writing() or trial.copying() or next((wrong for wrong in attended if wrong is not None), None)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
+
+
+def rehearse(
+    run: Launcher,
+    device: Device,
+    shape: Shape,
+    dtype: mx.Dtype,
+    *,
+    cap: float | None = None,
+    sinks: mx.array | None = None,
+    window: int | None = None,
+) -> None:
+    """Launch each kernel for such layers once, over each number of slabs. Raises ValueError where there are none."""
+    attention = PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=1.0, cap=cap, sinks=sinks, window=window)
+    for slabs in SLABS:
+        _Trial(attention, shape, dtype, slabs).launch_each()
 
 
 class _Trial:
@@ -71,22 +90,27 @@ class _Trial:
         mx.eval(self._slabs.inputs, self._keys)
         self._token = mx.zeros(1, mx.int32)
 
-    def writing(self) -> str | None:
-        slots = [
-            (table[place // self._shape.page], place % self._shape.page)
+        self._slots = [
+            (table[place // shape.page], place % shape.page)
             for table, length in zip(self._tables, self._lengths, strict=True)
             for place in range(length)
         ]
-        keys, values = self._keys
-        self._token = self._attention.write(keys, values, token_slots(slots), self._slabs, self._token)
+
+    def launch_each(self) -> None:
+        self._write()
+        self._copy(self._tables[-1][0], 1)
+        for width in self._attention.widths:
+            self._attend(width)
+
+    def writing(self) -> str | None:
+        self._write()
         mx.eval(self._token)
-        wanted = self._expected(slots)
+        wanted = self._expected()
         return None if all(map(_same, (*self._slabs.keys, *self._slabs.values), wanted)) else "write differs"
 
     def copying(self) -> str | None:
         source, places = self._tables[-1][0], self._shape.page - 3
-        copies = page_copies([(source, self._spare, places)])
-        self._token = self._attention.copy(copies, self._slabs, self._token)
+        self._copy(source, places)
         mx.eval(self._token)
         for slabs in (self._slabs.keys, self._slabs.values):
             copied, rest = self._page(slabs, self._spare)[:, :places], self._page(slabs, self._spare)[:, places:]
@@ -97,17 +121,7 @@ class _Trial:
     def attending(
         self, width: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
-        """Rows with up to so many queries, after a write that nobody has waited for."""
-        shape, rows = self._shape, len(self._lengths)
-        counts = [min(width, self._lengths[0]), *[1, width] * rows][:rows]
-        queries = self._drawn(sum(counts), shape.heads, shape.key_size)
-        last = [
-            (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
-        ]
-        new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
-        self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
-        laid = Rows.of(self._tables, self._lengths, counts=counts)
-        attended = self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
+        counts, queries, attended = self._attend(width)
         mx.eval(attended)
         begin = 0
         for table, length, count in zip(self._tables, self._lengths, counts, strict=True):
@@ -123,12 +137,34 @@ class _Trial:
                 return f"attend differs by {off:.2g} for {count} queries over {length} places"
         return None
 
-    def _expected(self, slots: list[tuple[int, int]]) -> list[mx.array]:
+    def _write(self) -> None:
+        keys, values = self._keys
+        self._token = self._attention.write(keys, values, token_slots(self._slots), self._slabs, self._token)
+
+    def _copy(self, source: int, places: int) -> None:
+        copies = page_copies([(source, self._spare, places)])
+        self._token = self._attention.copy(copies, self._slabs, self._token)
+
+    def _attend(self, width: int) -> tuple[list[int], mx.array, mx.array]:
+        """How many queries each row has, up to `width`, those queries, and what they saw after a write that nobody has
+        waited for."""
+        shape, rows = self._shape, len(self._lengths)
+        counts = [min(width, self._lengths[0]), *[1, width] * rows][:rows]
+        queries = self._drawn(sum(counts), shape.heads, shape.key_size)
+        last = [
+            (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
+        ]
+        new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
+        self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
+        laid = Rows.of(self._tables, self._lengths, counts=counts)
+        return counts, queries, self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
+
+    def _expected(self) -> list[mx.array]:
         """The slabs, as numpy would have written them."""
         made = [np.zeros(slab.shape, np.float32) for slab in (*self._slabs.keys, *self._slabs.values)]
         for kind, tokens in enumerate(self._keys):
             numbers = np.array(tokens.astype(mx.float32))
-            for token, (page, place) in enumerate(slots):
+            for token, (page, place) in enumerate(self._slots):
                 slab = made[kind * len(self._slabs.keys) + page // PAGE_LIMIT]
                 slab[page % PAGE_LIMIT, :, place] = numbers[token]
         return [mx.array(slab).astype(self._dtype) for slab in made]

@@ -1,0 +1,146 @@
+"""Kernels on CUDA: compiled by ourselves, several at once, kept in files, and launched by MLX."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from ingot.kernels.gpu.cubins import CubinFolder, cubin_key
+from ingot.kernels.gpu.kinds import Kind, Program, kind_of, leading, program
+from ingot.kernels.gpu.nvrtc import Nvrtc
+from ingot.kernels.gpu.texts import Kernel, Template, Work
+
+log = logging.getLogger("ingot.kernels")
+MOST_THREADS = 16
+Run = Callable[[list[mx.array], Work], list[mx.array]]
+_Key = tuple[Kernel, Template, tuple[mx.Dtype, ...], tuple[mx.Dtype, ...]]
+
+
+@dataclass(slots=True)
+class Compilation:
+    """What became of all kinds that were met."""
+
+    compiled: int = 0
+    found: int = 0  # in files
+    seconds: float = 0.0
+    by_mlx: dict[str, str] = field(default_factory=dict)
+    """Kernels that MLX compiles instead, and why."""
+
+    def __str__(self) -> str:
+        said = f"{self.compiled} compiled, {self.found} found, {self.seconds:.1f} s"
+        return f"{said}; by MLX: {', '.join(sorted(self.by_mlx))}" if self.by_mlx else said
+
+
+class CudaLauncher:
+    """A launcher. What cannot be compiled, or does not run when it is first met, goes through `otherwise`."""
+
+    def __init__(
+        self,
+        compiler: Nvrtc,
+        architecture: str,
+        folder: CubinFolder | None,
+        otherwise: Callable[[Kernel, list[mx.array], Work], list[mx.array]],
+    ) -> None:
+        self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
+        self._runs: dict[_Key, Run] = {}
+        self._loaded: dict[Kind, _Loaded | Exception] = {}
+        self.compilation = Compilation()
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        kinds = tuple([inputs[number].dtype for number in leading(kernel)])
+        key = (kernel, work.template, kinds, tuple([output.dtype for output in work.outputs]))
+        run = self._runs.get(key)
+        return self._first(key, inputs, work) if run is None else run(inputs, work)
+
+    def prepare(self, kinds: Iterable[Kind]) -> None:
+        """Compile them, as many at once as there are processors, or find them where they were kept. Raises nothing:
+        what went wrong is met again where it is used."""
+        missing = [kind for kind in kinds if kind not in self._loaded]
+        if not missing:
+            return
+        began = time.monotonic()
+        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(missing))) as threads:
+            loaded = list(threads.map(self._tried, missing))
+        self._loaded.update(zip(missing, loaded, strict=True))
+        found = [each.found for each in loaded if isinstance(each, _Loaded)]
+        self.compilation.found += found.count(True)
+        self.compilation.compiled += found.count(False)
+        self.compilation.seconds += time.monotonic() - began
+        if self._folder is not None and False in found:
+            self._folder.prune()
+
+    def _first(self, key: _Key, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        """Waits for what it launches, to see that it runs."""
+        kernel = key[0]
+        try:
+            kind = kind_of(kernel, inputs, work)
+            self.prepare([kind])
+            loaded = self._loaded[kind]
+            if isinstance(loaded, Exception):
+                raise loaded
+            made = loaded(inputs, work)
+            mx.eval(made)
+            self._runs[key] = loaded
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            why = " ".join(str(error).split())
+            log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, why)
+            self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = why
+            self._runs[key] = partial(self._otherwise, kernel)
+            return self._otherwise(kernel, inputs, work)
+        return made
+
+    def _tried(self, kind: Kind) -> _Loaded | Exception:
+        try:
+            return self._kept_or_compiled(program(kind))
+        except (RuntimeError, ValueError, KeyError) as error:
+            return error
+
+    def _kept_or_compiled(self, made: Program) -> _Loaded:
+        compiler = self._compiler
+        version = ".".join(map(str, compiler.version))
+        key = cubin_key(made.name, made.source, *compiler.options(self._architecture), version)
+        kept = None if self._folder is None else self._folder.read(key)
+        if kept is not None:
+            return _Loaded(made, kept, found=True)
+        cubin = compiler.compiled(made.name, made.source, self._architecture)
+        if self._folder is not None:
+            try:
+                self._folder.write(key, cubin)
+            except OSError as error:
+                log.warning("a compiled kernel cannot be kept: %s", error)
+        return _Loaded(made, cubin, found=False)
+
+
+class _Loaded:
+    """A compiled kernel. MLX copies its bytes at each call, and knows by them what it has on the device already."""
+
+    def __init__(self, made: Program, cubin: bytes, *, found: bool) -> None:
+        self._name, self._shaped, self._strided = made.name, made.shaped, made.strided
+        self._cubin, self.found = cubin, found
+        self._launch: Any = mx.fast.precompiled_cuda_kernel
+
+    def __call__(self, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        if self._strided:
+            inputs = inputs.copy()
+            for number in self._strided:
+                inputs[number] = mx.contiguous(inputs[number])
+        along, down, deep = work.groups
+        made: list[mx.array] = self._launch(
+            name=self._name,
+            compiled_source=self._cubin,
+            inputs=inputs,
+            output_shapes=[output.shape for output in work.outputs],
+            output_dtypes=[output.dtype for output in work.outputs],
+            scalars=[size for number in self._shaped for size in inputs[number].shape],
+            grid=(along * work.threads, down, deep),
+            threadgroup=(work.threads, 1, 1),
+        )
+        return made
