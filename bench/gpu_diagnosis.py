@@ -18,16 +18,15 @@ Long: a prompt of many tokens in pieces of any width, beside short rows that dec
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from bench.children import hear
 
 KINDS = "llama,tied,window,hybrid,moe,kernel"
 VARIANTS: dict[str, dict[str, str]] = {
@@ -162,12 +161,11 @@ def difference(found: Logits, expected: Logits) -> Difference:
     return Difference(worst, first, flips)
 
 
-def equality(kinds: Sequence[str]) -> list[str]:
+def equality(kinds: Sequence[str]) -> Iterator[str]:
     from ingot.kernels.device import current
     from ingot.models.adapter import adapt
     from tests import tiny
 
-    said = []
     for kind in kinds:
         adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], current())
         asked = plan(tiny.VOCAB - 1)
@@ -180,15 +178,15 @@ def equality(kinds: Sequence[str]) -> list[str]:
         sums = {"alone": computed_alone(adapter, asked), "apart": computed(adapter, asked, together=False)}
         faults = [name for name, found in order.items() if difference(found, batched).worst > 0]
         wrong = [name for name, found in sums.items() if difference(batched, found).worst > ROUNDING]
-        said.append(f"{kind}: order {'FAULT' if faults else 'right'}, sums {'DIFFER' if wrong else 'right'}")
+        yield f"{kind}: order {'FAULT' if faults else 'right'}, sums {'DIFFER' if wrong else 'right'}"
         compared = [(name, difference(found, batched)) for name, found in {**order, **sums}.items()]
-        said += [f"  {name:9} {found}" for name, found in compared if found.worst > 0]
-    return said
+        yield from (f"  {name:9} {found}" for name, found in compared if found.worst > 0)
 
 
-def limits(*, tiny: bool) -> list[str]:
-    """What operations say to sizes at the edge, against what numpy says."""
-    return [f"{name}: {_tried(work)}" for name, work in _at_the_edge(4 if tiny else 40000).items()]
+def limits(*, tiny: bool, after: int = 0) -> Iterator[str]:
+    """What operations say to sizes at the edge, against what numpy says; behind so many that were tried before."""
+    for name, work in list(_at_the_edge(4 if tiny else 40000).items())[after:]:
+        yield f"{name}: {_tried(work)}"
 
 
 def _tried(work: Callable[[], tuple[Any, Any]]) -> str:
@@ -273,28 +271,32 @@ def long(tokens: int, *, shape: str) -> list[str]:
     return [f"{tokens} tokens in {len(widths)} pieces: right, {time.perf_counter() - began:.1f} s"]
 
 
-def child(section: str, chosen: argparse.Namespace) -> list[str]:
+def child(section: str, chosen: argparse.Namespace) -> Iterator[str]:
     if section == "equality":
         return equality(chosen.kinds.split(","))
     if section == "limits":
-        return limits(tiny=chosen.tiny)
-    return long(300 if chosen.tiny else 60000, shape="dispatch" if chosen.tiny else "llama-8b")
+        return limits(tiny=chosen.tiny, after=chosen.after)
+    return iter(long(300 if chosen.tiny else 60000, shape="dispatch" if chosen.tiny else "llama-8b"))
 
 
-def asked_of_child(section: str, environment: dict[str, str], chosen: argparse.Namespace) -> list[str]:
-    """A process of its own: MLX reads these variables once."""
+def ask_child(section: str, environment: dict[str, str], chosen: argparse.Namespace) -> None:
+    """Print what it says as it says it. A process of its own: MLX reads these variables once, and what a device cannot
+    do may end it. Operations behind one that did are tried by another."""
     command = [sys.executable, "-m", "bench.gpu_diagnosis", "--child", section, "--kinds", chosen.kinds]
     command += ["--tiny"] * chosen.tiny
-    try:
-        ended = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return [f"TOOK more than {PATIENCE_S:.0f} s"]
-    if ended.returncode != 0:
-        return ["FAILED", *ended.stderr.strip().splitlines()[-3:]]
-    said: list[str] = json.loads(ended.stdout.splitlines()[-1])
-    return said
+    edges = list(_at_the_edge(0)) if section == "limits" else []
+    done = 0
+
+    def told(line: str) -> None:
+        nonlocal done
+        done += 1
+        print(line, flush=True)
+
+    while (wrong := hear([*command, "--after", str(done)], environment, PATIENCE_S, told).wrong) is not None:
+        print(f"FAILED, it {wrong}" if done >= len(edges) else f"{edges[done]}: FAILED, it {wrong}", flush=True)
+        done += 1
+        if done >= len(edges):
+            return
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -303,14 +305,16 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--tiny", action="store_true", help="to see that it works, on a CPU with INGOT_AS=cuda")
     parser.add_argument("--child", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--after", type=int, default=0, help=argparse.SUPPRESS)
     chosen = parser.parse_args(given)
     if chosen.child is not None:
-        print(json.dumps(child(chosen.child, chosen)))
+        for line in child(chosen.child, chosen):
+            print(line, flush=True)
         return 0
     for section in [chosen.only] if chosen.only else SECTIONS:
         for name, environment in list(VARIANTS.items()) if section == "equality" else [("", {})]:
             print(f"== {section}{', ' if name else ''}{name}", flush=True)
-            print("\n".join(asked_of_child(section, environment, chosen)), flush=True)
+            ask_child(section, environment, chosen)
     return 0
 
 

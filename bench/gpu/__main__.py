@@ -5,8 +5,9 @@ python -m bench.gpu --only checks,attention
 python -m bench.gpu --quick                 fewer tokens and streams
 INGOT_AS=cuda python -m bench.gpu --tiny    on a CPU, to see that it works: its figures say nothing
 
-Each section is a process of its own with a time limit: what fails or takes too long is said, and the rest goes on. Both
-sides of a ratio are measured in the same process on the same random weights.
+Each section is a process of its own with a time limit, and says what it measured as soon as it has it: one that fails
+or takes too long loses only what it did not come to, and the rest goes on. Both sides of a ratio are measured in the
+same process on the same random weights.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.gpu.goals import DIFFERING, Figure, table
+from bench.children import hear
+from bench.gpu.goals import DIFFERING, Figure, row, table
 from bench.gpu.scale import FULL, QUICK, TINY, Scale
 
 
@@ -35,47 +35,45 @@ class Section:
 
 SECTIONS = {
     # Products of float32 in full: in fewer bits, which is what mlx does by default, rounding depends on the batch.
-    "checks": Section("checks:checks", 115, (("MLX_ENABLE_TF32", "0"),)),
-    "attention": Section("kernels:attention", 40),
-    "delta": Section("kernels:delta", 30),
+    "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
+    "attention": Section("kernels:attention", 45),
+    "delta": Section("kernels:delta", 35),
     "dense": Section("serving:dense", 85),
     "packed": Section("serving:packed", 65),
     "hybrid": Section("serving:hybrid", 75),
-    "long": Section("serving:long", 55),
+    "long": Section("serving:long", 60),
 }
 
+FIGURE = "figure: "
+"""Begins a line of a section's output that is one; a library may say something, too."""
 
-def work_of(name: str) -> Callable[[Scale], list[Figure]]:
+
+def work_of(name: str) -> Callable[[Scale], Iterator[Figure]]:
     module, function = SECTIONS[name].work.split(":")
-    found: Callable[[Scale], list[Figure]] = getattr(importlib.import_module(f"bench.gpu.{module}"), function)
+    found: Callable[[Scale], Iterator[Figure]] = getattr(importlib.import_module(f"bench.gpu.{module}"), function)
     return found
 
 
 def run(name: str, scale: str) -> tuple[list[Figure], str | None]:
-    """A section's figures, and why there are none."""
-    section = SECTIONS[name]
+    """The figures that a section came to, and why there are no more."""
+    section, figures = SECTIONS[name], list[Figure]()
     command = [sys.executable, "-m", "bench.gpu", "--child", name, *([scale] if scale else [])]
-    try:
-        ended = subprocess.run(
-            command,
-            env={**os.environ, **dict(section.environment)},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=section.limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [], f"took more than {section.limit_s:.0f} s"
-    if ended.returncode != 0:
-        return [], f"ended with {ended.returncode}"
-    return [Figure(**figure) for figure in json.loads(ended.stdout.splitlines()[-1])], None
+
+    def told(line: str) -> None:
+        if line.startswith(FIGURE):
+            figures.append(Figure(**json.loads(line.removeprefix(FIGURE))))
+        print(row(figures[-1]) if line.startswith(FIGURE) else line, file=sys.stderr, flush=True)
+
+    outcome = hear(command, dict(section.environment), section.limit_s, told)
+    return figures, outcome.wrong
 
 
 def main(given: Sequence[str] | None = None) -> int:
     chosen = _parsed(given)
     scale, flag = (TINY, "--tiny") if chosen.tiny else (QUICK, "--quick") if chosen.quick else (FULL, "")
     if chosen.child:
-        print(json.dumps([asdict(figure) for figure in work_of(chosen.child)(scale)]))
+        for figure in work_of(chosen.child)(scale):
+            print(f"{FIGURE}{json.dumps(asdict(figure))}", flush=True)
         return 0
     figures, failed = [], {}
     for name in chosen.only or SECTIONS:
@@ -83,17 +81,21 @@ def main(given: Sequence[str] | None = None) -> int:
         found, wrong = run(name, flag)
         figures += found
         if wrong is not None:
-            failed[name] = wrong
+            failed[name] = f"{wrong}, after {len(found)} figures" if found else wrong
         print(f"{name}: {wrong or 'done'}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if chosen.json is not None:
+            _write(chosen.json, figures, failed)
     print(table(figures))
     if chosen.tiny:
         print("Of these only the checks mean anything: shapes are tiny, and emulated kernels run outside the clock.")
     for name, wrong in failed.items():
-        print(f"NOT MEASURED: {name}, which {wrong}")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps({"figures": [asdict(each) for each in figures], "failed": failed}, indent=1))
+        print(f"NOT {'ALL ' if 'after' in wrong else ''}MEASURED: {name}, which {wrong}")
     differing = [figure for figure in figures if figure.unit == DIFFERING and figure.value]
     return 1 if failed or differing else 0
+
+
+def _write(file: Path, figures: Sequence[Figure], failed: Mapping[str, str]) -> None:
+    file.write_text(json.dumps({"figures": [asdict(each) for each in figures], "failed": failed}, indent=1))
 
 
 def _parsed(given: Sequence[str] | None) -> argparse.Namespace:

@@ -58,10 +58,12 @@ def goal_of(figure: Figure) -> Goal | None:
 
 def table(figures: Iterable[Figure]) -> str:
     """A line for each; `ratio` is ours over theirs."""
-    lines = [f"{'':52} {'found':>10} {'':20} {'goal':>8} {'met':4} {'mlx-lm':>10} {'ratio':>6}"]
-    for figure in figures:
-        goal = goal_of(figure)
-        aim, met = ("", "") if goal is None else (str(goal), "yes" if goal.met(figure.value) else "NO")
-        beside = "" if figure.beside is None else f"{figure.beside:10.4g} {figure.value / figure.beside:6.2f}"
-        lines.append(f"{figure.name:52} {figure.value:10.4g} {figure.unit:20} {aim:>8} {met:4} {beside}".rstrip())
-    return "\n".join(lines)
+    head = f"{'':52} {'found':>10} {'':20} {'goal':>8} {'met':4} {'mlx-lm':>10} {'ratio':>6}"
+    return "\n".join([head, *map(row, figures)])
+
+
+def row(figure: Figure) -> str:
+    goal = goal_of(figure)
+    aim, met = ("", "") if goal is None else (str(goal), "yes" if goal.met(figure.value) else "NO")
+    beside = "" if figure.beside is None else f"{figure.beside:10.4g} {figure.value / figure.beside:6.2f}"
+    return f"{figure.name:52} {figure.value:10.4g} {figure.unit:20} {aim:>8} {met:4} {beside}".rstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ UNCUT, MATRIX = (
 ROUNDS = 5
 
 
-def attention(scale: Scale) -> list[Figure]:
+def attention(scale: Scale) -> Iterator[Figure]:
     """Bytes of keys and values over the time, beside pages gathered for MLX's own attention."""
     heads = (
         (Shape(4, 2, 16, 16), Shape(4, 2, 32, 32)) if scale.tiny else (Shape(32, 8, 128, 128), Shape(16, 2, 256, 256))
@@ -32,38 +33,37 @@ def attention(scale: Scale) -> list[Figure]:
     mixed = [
         scale.depth // 8 + (2 * scale.depth - scale.depth // 8) * row // (scale.rows - 1) for row in range(scale.rows)
     ]
-    figures, speeds = [], []
+    speeds = []
     for name, shape in zip(("128", "256"), heads, strict=True):
         trial = Trial(current(), shape, alike, UNCUT)
         speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
         beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
-        figures.append(Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside))
+        yield Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside)
     trial = Trial(current(), heads[0], mixed, UNCUT)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
-    figures.append(Figure("attention, 1K to 16K mixed, over alike", over, "x"))
-    return [*figures, *_widths(heads[0], scale), *(_by_matrices(heads[0], scale) if current().kind == "cuda" else [])]
+    yield Figure("attention, 1K to 16K mixed, over alike", over, "x")
+    yield from _widths(heads[0], scale)
+    if current().kind == "cuda":
+        yield from _by_matrices(heads[0], scale)
 
 
-def _widths(shape: Shape, scale: Scale) -> list[Figure]:
+def _widths(shape: Shape, scale: Scale) -> Iterator[Figure]:
     trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, UNCUT)
     single = _median(trial, scale)
-    found = []
     for width in (4, 8):
         trial.ask(width)
-        found.append(Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x"))
-    return found
+        yield Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x")
 
 
-def _by_matrices(shape: Shape, scale: Scale) -> list[Figure]:
+def _by_matrices(shape: Shape, scale: Scale) -> Iterator[Figure]:
     """The same by matrix units, which nothing uses yet: worth it where a width costs less than by vectors."""
     trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, MATRIX)
-    found = []
     for width in (1, 4, 8, 16):
         trial.ask(width)
         speed = trial.bytes() / _median(trial, scale) / 1e12
-        found.append(Figure(f"attention by matrix units, width {width} at 32K", speed, "TB/s"))
+        yield Figure(f"attention by matrix units, width {width} at 32K", speed, "TB/s")
     off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
-    return [*found, Figure("attention by matrix units, largest difference", float(off), "")]
+    yield Figure("attention by matrix units, largest difference", float(off), "")
 
 
 class DeltaTrial:
@@ -107,15 +107,13 @@ class DeltaTrial:
         return found
 
 
-def delta(scale: Scale) -> list[Figure]:
+def delta(scale: Scale) -> Iterator[Figure]:
     """Milliseconds of a prompt's piece and of a step, beside mlx-lm's own code."""
     prompt, step = DeltaTrial(scale, 1, scale.tokens), DeltaTrial(scale, 4 if scale.tiny else 32, 1)
+    yield Figure("gated delta, 2,048 tokens of a layer", *_both(prompt, scale, 1))
+    yield Figure("gated delta, a step of 32 rows", *_both(step, scale, scale.repeats))
     off = mx.abs(prompt.ours().flatten().astype(mx.float32) - prompt.theirs().flatten().astype(mx.float32)).max()
-    return [
-        Figure("gated delta, 2,048 tokens of a layer", *_both(prompt, scale, 1)),
-        Figure("gated delta, a step of 32 rows", *_both(step, scale, scale.repeats)),
-        Figure("gated delta, largest difference from mlx-lm's", float(off), ""),
-    ]
+    yield Figure("gated delta, largest difference from mlx-lm's", float(off), "")
 
 
 def _both(trial: DeltaTrial, scale: Scale, repeats: int) -> tuple[float, str, float]:

@@ -6,7 +6,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench import engine as bench_engine
@@ -17,24 +17,27 @@ from bench.pages import Gauge, request, waits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, TextDelta
 
+WARM = 8
+"""Tokens of an answer before what is measured."""
 
-def dense(scale: Scale) -> list[Figure]:
+
+def dense(scale: Scale) -> Iterator[Figure]:
     return _served("8B bf16", scale.dense, scale, scale.streams, host=True)
 
 
-def packed(scale: Scale) -> list[Figure]:
+def packed(scale: Scale) -> Iterator[Figure]:
     return _served("8B 4-bit", scale.dense, scale, scale.streams[:2], bits=4)
 
 
-def hybrid(scale: Scale) -> list[Figure]:
+def hybrid(scale: Scale) -> Iterator[Figure]:
     return _served("hybrid 9B bf16", scale.hybrid, scale, scale.streams[:2])
 
 
 def _served(
     name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], *, bits: int = 0, host: bool = False
-) -> list[Figure]:
+) -> Iterator[Figure]:
     theirs: dict[str, float] = {}
-    figures: list[Figure] = []
+    steps: list[Figure] = []
 
     def make() -> Any:
         model = built(config, bits)
@@ -44,27 +47,28 @@ def _served(
     def look(adapter: Any) -> None:
         if host:
             spent, whole = step_times(adapter, scale.streams[-1], scale.prompt)
-            figures.append(Figure(f"{name}, host time of a step of {scale.streams[-1]}", spent, "ms"))
-            figures.append(Figure(f"{name}, whole step of {scale.streams[-1]}", whole, "ms"))
+            steps.append(Figure(f"{name}, host time of a step of {scale.streams[-1]}", spent, "ms"))
+            steps.append(Figure(f"{name}, whole step of {scale.streams[-1]}", whole, "ms"))
 
     engine = bench_engine.started(name, config, make, memory_gb=scale.memory_gb, context=8192, look=look)
     prefill = 0.0
     try:
+        yield from steps
         for count in streams:
-            bench_engine.measure(engine, _asked("warm", count, config, scale))
-            found = bench_engine.measure(engine, _asked("measured", count, config, scale))
+            bench_engine.measure(engine, _asked("warm", count, config, scale, WARM))
+            found = bench_engine.measure(engine, _asked("measured", count, config, scale, scale.output))
             prefill = max(prefill, found.prefill_tokens_per_second)
             label = f"{name}, 1 stream" if count == 1 else f"{name}, {count} unequal streams"
-            figures.append(Figure(label, found.decode_tokens_per_second, "tok/s", theirs.get(str(count))))
+            yield Figure(label, found.decode_tokens_per_second, "tok/s", theirs.get(str(count)))
+        yield Figure(f"{name}, prefill", prefill, "tok/s", theirs.get("prefill"))
         engine.check()
     finally:
         engine.close()
-    return [*figures, Figure(f"{name}, prefill", prefill, "tok/s", theirs.get("prefill"))]
 
 
-def _asked(turn: str, count: int, config: dict[str, Any], scale: Scale) -> list[Request]:
+def _asked(turn: str, count: int, config: dict[str, Any], scale: Scale, output: int) -> list[Request]:
     vocab, name = config["vocab_size"] - 1, f"{turn}-{count}"
-    return bench_engine.requests(name, count, scale.prompt, scale.output, vocab, unequal=count > 1)
+    return bench_engine.requests(name, count, scale.prompt, output, vocab, unequal=count > 1)
 
 
 def built(config: dict[str, Any], bits: int = 0) -> Any:
@@ -105,7 +109,7 @@ def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
     return 1000 * statistics.median(asked[4:]), 1000 * statistics.median(whole[4:])
 
 
-def long(scale: Scale) -> list[Figure]:
+def long(scale: Scale) -> Iterator[Figure]:
     """A long prompt beside short ones: how soon they are answered, and what all of them take."""
     config, peak = scale.dense, [0]
     engine = bench_engine.started(
@@ -113,16 +117,13 @@ def long(scale: Scale) -> list[Figure]:
     )
     try:
         first = _first_token(engine, config["vocab_size"] - 1, scale)
+        yield Figure("first token of 64 beside a prompt of 32K", first, "ms")
         taken = _memory(engine, config["vocab_size"] - 1, scale, peak)
+        yield Figure("memory of 1 x 32K + 7 x 256, over what they hold", taken, "x")
+        yield Figure("peak memory beyond weights", (peak[0] - engine.card.weight_bytes) / 1e9, "GB")
         engine.check()
     finally:
         engine.close()
-    beyond = (peak[0] - engine.card.weight_bytes) / 1e9
-    return [
-        Figure("first token of 64 beside a prompt of 32K", first, "ms"),
-        Figure("memory of 1 x 32K + 7 x 256, over what they hold", taken, "x"),
-        Figure("peak memory beyond weights", beyond, "GB"),
-    ]
 
 
 def _tokens(name: str, count: int, vocab: int) -> tuple[int, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from bench.children import Outcome
 from bench.gpu import __main__ as gpu
 from bench.gpu.goals import DIFFERING, GOALS, Figure, Goal, table
-from bench.gpu.scale import TINY
+from bench.gpu.scale import TINY, Scale
 from ingot.kernels.paged.kernels import available
 from tests import engines
 
@@ -37,7 +39,7 @@ def test_a_goal_is_a_bound_on_one_side() -> None:
 @emulated
 @pytest.mark.parametrize("name", ["attention", "delta", "dense", "hybrid", "long"])
 def test_a_section_finds_figures(name: str) -> None:
-    found = gpu.work_of(name)(TINY)
+    found = list(gpu.work_of(name)(TINY))
     assert len(found) >= 3 and all(figure.value > 0 for figure in found)
 
 
@@ -60,7 +62,39 @@ def test_a_section_that_takes_too_long_is_reported_and_the_rest_goes_on(
     assert set(json.loads((tmp_path / "found.json").read_text())["failed"]) == {"attention", "long"}
 
 
+def test_a_section_that_takes_too_long_loses_only_what_it_did_not_come_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = gpu.FIGURE + json.dumps(asdict(Figure("8B bf16, 1 stream", 240, "tok/s")))
+
+    def hear(command: object, environment: object, limit_s: float, told: Callable[[str], None]) -> Outcome:
+        told("a library says hello")
+        told(line)
+        return Outcome("took more than 85 s", ())
+
+    monkeypatch.setattr(gpu, "hear", hear)
+    assert gpu.main(["--only", "dense", "--json", str(tmp_path / "found.json")]) == 1
+    said = capsys.readouterr()
+    assert "8B bf16, 1 stream" in said.out and "8B bf16, 1 stream" in said.err
+    assert "NOT ALL MEASURED: dense, which took more than 85 s, after 1 figures" in said.out
+    assert json.loads((tmp_path / "found.json").read_text())["figures"][0]["value"] == 240
+
+
+def test_a_child_says_each_figure_when_it_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(scale: Scale) -> Iterator[Figure]:
+        yield Figure("first", 1, "ms")
+        assert "first" in capsys.readouterr().out
+        yield Figure("second", 2, "ms")
+
+    monkeypatch.setattr(gpu, "work_of", lambda name: measure)
+    assert gpu.main(["--tiny", "--child", "delta"]) == 0
+    assert "second" in capsys.readouterr().out
+
+
 def test_all_of_it_takes_less_than_eight_minutes() -> None:
+    assert gpu.SECTIONS["checks"].limit_s <= 100
     assert sum(section.limit_s for section in gpu.SECTIONS.values()) < 8 * 60 - 10
 
 
