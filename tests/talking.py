@@ -18,6 +18,7 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
 from ingot.engine.stream import Stream
 from ingot.http.app import build_app
+from ingot.kernels.device import current
 from tests import engines, scripted, tiny
 from tests.http.asgi import call
 from tests.http.scripted import settings
@@ -77,7 +78,6 @@ def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None
     config = tiny.CONFIGS[KINDS[kind]] | {"vocab_size": scripted.VOCAB}
 
     def load() -> Loaded:
-        from ingot.kernels.device import current
         from ingot.models.adapter import adapt
 
         adapter = adapt(random_models.build(config, spread=0.2), config, current(), widest=WIDEST)
@@ -97,6 +97,7 @@ class Answered:
     completion_tokens: int
     cached_tokens: int
     cache: dict[str, Any]
+    ended_by_itself: bool  # not because it was as long as it might be
 
     @property
     def reason(self) -> str:
@@ -108,8 +109,10 @@ class Answered:
 
     @property
     def left(self) -> int:
-        """Tokens of which states were left: all but the last one of the answer, which was never computed."""
-        return self.prompt_tokens + self.completion_tokens - 1
+        """Tokens of which states were left. The last one of an answer is not computed, unless the next step runs
+        already when it is read, as on a GPU: there only an answer that may be no longer is known to end before."""
+        computed_ahead = self.ended_by_itself and current().kind != "cpu"
+        return self.prompt_tokens + self.completion_tokens - (0 if computed_ahead else 1)
 
 
 @dataclass
@@ -139,6 +142,7 @@ class Talk:
             usage["completion_tokens"],
             usage["prompt_tokens_details"]["cached_tokens"],
             told["ingot"]["cache"],
+            told["choices"][0]["finish_reason"] != "length",
         )
 
     def called(self, messages: list[dict[str, Any]], tool: str, **more: Any) -> Answered:
