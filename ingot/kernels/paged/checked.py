@@ -8,8 +8,9 @@ from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck
-from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.tuning import TUNINGS
 
+SOME_SLABS = 3
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
 
 
@@ -37,7 +38,7 @@ class CheckedKernels:
         if key not in self._right and key not in self.wrong:
             failed = (
                 selfcheck(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, slabs=slabs)
-                for slabs in SLABS
+                for slabs in TUNINGS[self._device.kind].slabs or (SOME_SLABS,)
             )
             wrong = next((reason for reason in failed if reason is not None), None)
             if wrong is None:

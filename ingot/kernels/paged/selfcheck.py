@@ -68,7 +68,7 @@ class _Trial:
         )
         tokens = sum(self._lengths)
         self._keys = [self._drawn(tokens, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
-        mx.eval(self._slabs.inputs, self._keys)
+        mx.eval(self._slabs.keys, self._slabs.values, self._keys)
         self._token = mx.zeros(1, mx.int32)
 
     def writing(self) -> str | None:
