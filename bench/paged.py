@@ -55,7 +55,7 @@ class Trial:
         tuning = MATRIX if arguments.matrix else TUNINGS[device.kind]
         self.attention = PagedAttention(run, replace(tuning, **given), shape, mx.bfloat16, scale=self.scale)
         self.ask(1)
-        mx.eval(self.slabs.inputs, self.after)
+        mx.eval(self.slabs.keys, self.slabs.values, self.after)
 
     def ask(self, width: int) -> None:
         """From now on, attend for so many queries a row."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -17,8 +18,9 @@ from ingot.kernels.paged.kernels import page_number
 SMALLEST_SLAB = 4
 """Pages."""
 FIRST_SHARE = 1 / 54
-"""Of the pages that there may be, those of the first slab: when each is a quarter of those before it, twelve of them,
-which is what kernels take, are all."""
+"""Of the pages that there may be, those of the first slab."""
+LEAST_SHARE = 1 / 128
+"""Of what there is, those of any further slab, however little is left: else there would be no end of slabs."""
 
 Run = tuple[int, int, int, int]
 """Tokens that are written one behind another: the first one's number in the launch, how many, the page, where in it."""
@@ -43,6 +45,9 @@ class PageIndex:
 
 class Storage(ABC):
     """A layer's keys and values, in arrays [pages, heads, PAGE, size]."""
+
+    most_slabs: int | None = None
+    """Slabs that whoever reads it takes at most."""
 
     def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
         self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
@@ -71,6 +76,9 @@ class Storage(ABC):
     @abstractmethod
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         """Keys and values [1, heads, pages * PAGE, size]."""
+
+    def join(self, first: int) -> None:  # noqa: B027  (what is not stored in slabs has none to join)
+        """Of the group's slabs, `first` and the one behind it become one."""
 
     @abstractmethod
     def trim(self) -> None:
@@ -106,14 +114,39 @@ class PageGroup:
 
     def provide(self, most: int | None = None, left: int = 0) -> None:
         """Add one for the pages that have none. Of the `most` bytes that states may take, `left` are not taken yet."""
+        limit = min((storage.most_slabs for storage in self.storages if storage.most_slabs is not None), default=None)
+        if limit is not None:
+            self.join(limit - 1)
         total = sum(self.slabs)
-        ahead = max(SMALLEST_SLAB, total // 4)
-        if most is not None:
-            pages = max(1, self.page_bytes)
-            ahead = min(max(ahead, int(FIRST_SHARE * most) // pages), max(0, left) // pages)
+        ahead = max(SMALLEST_SLAB, total // 4) if most is None else self._ahead(total, limit, most, left)
         self.slabs.append(max(self.pages.made - total, ahead))
+        self._number()
+
+    def _ahead(self, total: int, limit: int | None, most: int, left: int) -> int:
+        """A quarter of what there is; more, where as many slabs as there may still be would not come to all."""
+        bytes_each = max(1, self.page_bytes)
+        pages = most // bytes_each
+        wanted = max(SMALLEST_SLAB, total // 4, int(FIRST_SHARE * pages))
+        if limit is not None and total:
+            wanted = max(wanted, ceil(total * ((pages / total) ** (1 / (limit - len(self.slabs))) - 1)))
+        return max(int(LEAST_SHARE * total), min(wanted, max(0, left) // bytes_each))
+
+    def join(self, most: int) -> None:
+        """Have no more slabs than `most`: the smallest neighbours become one, and are copied. What growing foresees
+        needs none of that; groups that share a budget may."""
+        while len(self.slabs) > most:
+            first = min(range(len(self.slabs) - 1), key=lambda slab: self.slabs[slab] + self.slabs[slab + 1])
+            for storage in self.storages:
+                storage.join(first)
+            self.slabs[first : first + 2] = [self.slabs[first] + self.slabs[first + 1]]
+        self._number()
+
+    def _number(self) -> None:
         self._ends = list(accumulate(self.slabs))
-        self.encoded = np.array([page_number(*self.slab_of(page)) for page in range(self._ends[-1])], np.int32)
+        self.encoded = np.concatenate(
+            [np.arange(pages, dtype=np.int32) + page_number(slab, 0) for slab, pages in enumerate(self.slabs)]
+            or [np.zeros(0, np.int32)]
+        )
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy the beginnings of pages in all layers."""

@@ -1,8 +1,9 @@
 """Keys and values in slabs: arrays [pages, heads, PAGE, size], of which there are more and more.
 
 Each is a quarter of what there is already, so that what exists is at most a quarter more than what was ever held,
-nothing is copied when it grows, and a write that mlx cannot do in place copies one slab. A GPU's kernels write to slabs
-always in place. Only the engine thread may call anything here.
+nothing is copied when it grows, and a write that mlx cannot do in place copies one slab. Where kernels take so many
+and no more, each is so much larger that these come to the whole budget. A GPU's kernels write to slabs always in place.
+Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ class SlabStorage(Storage):
         """The same numbers, not before what was written is there: mlx's own writing sees to that."""
         return numbers
 
+    def join(self, first: int) -> None:
+        self.provide()
+        for slabs in (self.keys, self.values):
+            slabs[first : first + 2] = [mx.concatenate(slabs[first : first + 2])]
+            mx.eval(slabs[first])
+        self._written = {slab if slab <= first else slab - 1 for slab in self._written}
+
     def trim(self) -> None:
         del self.keys[len(self._group.slabs) :], self.values[len(self._group.slabs) :]
         self._written = set()
@@ -97,7 +105,11 @@ class SlabStorage(Storage):
 
 class KernelStorage(SlabStorage):
     """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
-    orders what is read behind what was written."""
+    orders what is read behind what was written.
+
+    Kernels that find slabs by their addresses do not keep them alive: whatever reads or writes them is evaluated before
+    they go, and they go when the device has nothing left to do (`trim`).
+    """
 
     def __init__(
         self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
@@ -106,12 +118,20 @@ class KernelStorage(SlabStorage):
         self._kernel = kernel
         self._token = mx.zeros(1, mx.int32)
         self._slabs: Slabs | None = None
+        self.most_slabs = kernel.most_slabs
+        if kernel.most_slabs is not None:
+            group.join(kernel.most_slabs)
 
     def provide(self) -> None:
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:
             super().provide()
             mx.eval(self.keys, self.values)
-            self._slabs = Slabs(self.keys, self.values)
+            self._slabs = Slabs(self.keys, self.values, before=self._slabs)
+
+    def join(self, first: int) -> None:
+        mx.eval(self._token)  # all that is to be written, which joining must not miss
+        super().join(first)
+        self._slabs = None
 
     @property
     def slabs(self) -> Slabs:
@@ -150,6 +170,8 @@ class KernelStorage(SlabStorage):
         return ordered(numbers, self._token)
 
     def trim(self) -> None:
+        if len(self.keys) > len(self._group.slabs):
+            mx.synchronize()
         super().trim()
         self._slabs = None
 

@@ -10,8 +10,7 @@ from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
-from ingot.kernels.paged.selfcheck import rehearse, selfcheck
-from ingot.kernels.paged.texts import SLABS
+from ingot.kernels.paged.selfcheck import rehearse, selfcheck, slab_counts
 
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
 
@@ -41,7 +40,7 @@ class CheckedKernels:
             self._prepare(shape, dtype, cap, sinks, window)
             failed = (
                 selfcheck(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, slabs=slabs)
-                for slabs in SLABS
+                for slabs in slab_counts(self._device)
             )
             wrong = next((reason for reason in failed if reason is not None), None)
             if wrong is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.texts import SLABS, paged_kernel
+from ingot.kernels.paged.texts import paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 MOST_SIZE = 256
@@ -29,9 +30,10 @@ MOST_QUERIES = 16
 """Of a row, in one launch."""
 WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
 """Queries that a kernel is cut for, at most so many a row."""
-MOST_SLABS = SLABS[-1]
 PAGE_LIMIT = 1 << 20
 """Pages in a slab."""
+SLAB_LIMIT = (1 << 11) - 1
+"""Slabs that pages can be numbered in."""
 PAGES = (64, 128, 256, 512)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _THREADS = 128
@@ -69,21 +71,50 @@ def _filled(entries: np.ndarray) -> mx.array:
 class Slabs:
     """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
 
-    Made anew when a slab is added, not at every call.
+    Made anew when a slab is added, not at every call. Where kernels find them by their addresses, MLX does not know
+    that they are read: who owns them keeps them until the device has done all that they are in. The host must never
+    read one itself, as MLX moves memory that it reads.
     """
 
-    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, planned: int = 1) -> None:
-        """With `planned` slabs to come the kernels for so many are used from the beginning, and none is compiled later.
-        Raises ValueError where there are more than a kernel takes, or of different kinds."""
-        if not 0 < len(keys) == len(values) <= MOST_SLABS:
-            raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {MOST_SLABS}, alike")
+    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, before: Slabs | None = None) -> None:
+        """`before` are those that had fewer, which knew some already. Raises ValueError where there are none, more than
+        can be numbered, or of different kinds."""
+        if not 0 < len(keys) == len(values) <= SLAB_LIMIT:
+            raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {SLAB_LIMIT}, alike")
         self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
         if any(slab.dtype != self.dtype for slab in (*keys, *values)):
             raise ValueError("slabs of different dtypes")
-        self.count = next(count for count in SLABS if count >= min(max(len(keys), planned), MOST_SLABS))
-        more = self.count - len(keys)
-        self.inputs = [*keys, *[keys[0]] * more, *values, *[values[0]] * more]
-        """So many of each that there is a kernel for it."""
+        self._located = [] if before is None else before._located_in(self)
+        self._addresses: mx.array | None = None
+        self._padded: dict[int, list[mx.array]] = {}
+
+    def inputs(self, count: int) -> list[mx.array]:
+        """For a kernel that takes so many slabs, which are no fewer than there are."""
+        if count not in self._padded:
+            more = count - len(self.keys)
+            self._padded[count] = [*self.keys, *[self.keys[0]] * more, *self.values, *[self.values[0]] * more]
+        return self._padded[count]
+
+    def addresses(self, run: Launcher) -> mx.array:
+        """Where each lies, its keys and its values: found once."""
+        if self._addresses is None:
+            new = range(len(self._located), len(self.keys))
+            mx.eval(self.keys[new.start :], self.values[new.start :])
+            self._located += [self._locate(run, number) for number in new]
+            self._addresses = mx.concatenate(self._located)
+            mx.eval(self._addresses)
+        return self._addresses
+
+    def _locate(self, run: Launcher, number: int) -> mx.array:
+        work = Work((("T", self.dtype),), (1, 1, 1), 32, (Output((4,), mx.int32),))
+        [found] = run(paged_kernel("locate"), [self.keys[number], self.values[number]], work)
+        return found
+
+    def _located_in(self, larger: Slabs) -> list[mx.array]:
+        """What is known of those that both have."""
+        both = zip(self.keys, larger.keys, self.values, larger.values, strict=False)
+        same = takewhile(lambda slab: slab[0] is slab[1] and slab[2] is slab[3], both)
+        return self._located[: sum(1 for _ in same)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +252,8 @@ class PagedAttention:
         chunks = -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
         [partial] = self._run(
-            paged_kernel(cut.kernel, slabs.count),
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.inputs],
+            paged_kernel(cut.kernel, self._taken(slabs)),
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *self._found(slabs)],
             Work(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, row_count),
@@ -231,7 +262,7 @@ class PagedAttention:
             ),
         )
         [attended] = self._run(
-            paged_kernel("merge", 0),
+            paged_kernel("merge"),
             [partial, self._numbers, rows.rows],
             Work(
                 template=cut.merge,
@@ -265,8 +296,8 @@ class PagedAttention:
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         [done] = self._run(
-            paged_kernel(kernel, slabs.count),
-            [*given, *slabs.inputs],
+            paged_kernel(kernel, self._taken(slabs)),
+            [*given, *self._found(slabs)],
             Work(
                 template=(*self._pages, ("THREADS", _THREADS)),
                 groups=(count, self._shape.kv_heads, 1),
@@ -275,6 +306,24 @@ class PagedAttention:
             ),
         )
         return done
+
+    @property
+    def most_slabs(self) -> int | None:
+        """How many there may be; None: any number."""
+        return self._tuning.slabs[-1] if self._tuning.slabs else None
+
+    def _taken(self, slabs: Slabs) -> int:
+        """How many slabs the kernel for these takes as inputs; 0 where it finds them by their addresses."""
+        if not self._tuning.slabs:
+            return 0
+        kinds = (count for count in self._tuning.slabs if count >= len(slabs.keys))
+        if (count := next(kinds, None)) is None:
+            raise ValueError(f"{len(slabs.keys)} slabs: kernels take at most {self._tuning.slabs[-1]}")
+        return count
+
+    def _found(self, slabs: Slabs) -> list[mx.array]:
+        count = self._taken(slabs)
+        return slabs.inputs(count) if count else [slabs.addresses(self._run)]
 
     def _check(self, *dtypes: mx.Dtype) -> None:
         for dtype in dtypes:

@@ -21,12 +21,16 @@ from ingot.kernels.paged.kernels import (
     paged_attention,
     token_slots,
 )
-from ingot.kernels.paged.texts import SLABS
 from ingot.kernels.paged.tuning import TUNINGS
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once, and its weights are those of float32."""
 _STRETCH_AND_MORE = 577
+
+
+def slab_counts(device: Device) -> tuple[int, ...]:
+    """So many slabs show all kernels of a device."""
+    return TUNINGS[device.kind].slabs or (3,)
 
 
 def selfcheck(
@@ -65,7 +69,7 @@ def rehearse(
 ) -> None:
     """Launch each kernel for such layers once, over each number of slabs. Raises ValueError where there are none."""
     attention = PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=1.0, cap=cap, sinks=sinks, window=window)
-    for slabs in SLABS:
+    for slabs in slab_counts(device):
         _Trial(attention, shape, dtype, slabs).launch_each()
 
 
@@ -87,7 +91,7 @@ class _Trial:
         )
         tokens = sum(self._lengths)
         self._keys = [self._drawn(tokens, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
-        mx.eval(self._slabs.inputs, self._keys)
+        mx.eval(self._slabs.keys, self._slabs.values, self._keys)
         self._token = mx.zeros(1, mx.int32)
 
         self._slots = [

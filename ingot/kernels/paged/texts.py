@@ -1,4 +1,4 @@
-"""The kernels over pages, each for a number of slabs that pages may lie in."""
+"""The kernels over pages. Slabs that pages lie in are inputs, so many of them, or are found by their addresses."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from pathlib import Path
 from ingot.kernels.gpu.texts import Kernel, read
 
 SOURCE = Path(__file__).parent / "source"
-SLABS = (4, 12)
-"""So many slabs of keys, and as many of values, a kernel is compiled for. Metal takes 31 buffers in all."""
-
 INPUTS = {
+    "locate": ("keys", "values"),
     "write": ("keys", "values", "slots", "after"),
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
     "merge": ("partial", "numbers", "rows"),
 }
-OUTPUTS = {"write": "done", "copy": "done", "attend": "partial", "attend_wide": "partial", "merge": "attended"}
+OUTPUTS = {
+    "locate": "addresses",
+    "write": "done",
+    "copy": "done",
+    "attend": "partial",
+    "attend_wide": "partial",
+    "merge": "attended",
+}
+NO_PAGES = ("locate", "merge")
+"""Read none."""
 
 
 @cache
-def paged_kernel(name: str, slabs: int) -> Kernel:
-    """One of them over so many slabs, one of `SLABS` (0 for one that reads no pages)."""
+def paged_kernel(name: str, slabs: int = 0) -> Kernel:
+    """One of them over so many slabs as inputs, or over any that are found by their addresses (0)."""
+    names = [f"{kind}_{number}" for kind in ("keys", "values") for number in range(slabs)] or ["addresses"]
     each = " ".join(f"X({number})" for number in range(1, slabs))
-    header = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'pages.h')}" if slabs else ""
-    names = [f"{kind}_{number}" for kind in ("keys", "values") for number in range(slabs)]
+    found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
+    header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
     body = read(SOURCE / f"{name}.h")
-    return Kernel("paged", name, (*INPUTS[name], *names), (OUTPUTS[name],), header, body, name == "attend_wide")
+    return Kernel("paged", name, (*INPUTS[name], *inputs), (OUTPUTS[name],), header, body, name == "attend_wide")

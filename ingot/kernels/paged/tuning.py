@@ -11,6 +11,10 @@ import mlx.core as mx
 
 from ingot.kernels.device import DeviceKind
 
+SLABS = (4, 12)
+"""So many slabs of keys, and as many of values, a kernel is compiled for where memory has to be an input to be there at
+all. Metal takes 31 buffers in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -19,6 +23,7 @@ class Tuning:
     most: int  # queries that a group attends for, in registers
     run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
 
+    slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
     matrix: bool = False  # numbers of 16 bits are multiplied by matrix units, sixteen queries at once: CUDA's alone
 
     def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
@@ -32,7 +37,7 @@ class Tuning:
 
 TUNINGS: dict[DeviceKind, Tuning] = {
     "cuda": Tuning(stretch=512, warps=4, most=8, run=8),  # the best of many, on an H200
-    "metal": Tuning(stretch=512, warps=4, most=4, run=4),  # a thread has half as many registers there
+    "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 
 MATRIX = Tuning(stretch=256, warps=4, most=8, run=8, matrix=True)

@@ -57,13 +57,14 @@ class Memory:
         counts: Sequence[int] | None = None,
         shared: int = 0,
         seed: int = 0,
+        slabs: int = 3,
     ) -> None:
         """The first `shared` pages of each row are those of the longest, as far as they have so many."""
         shape = variant.shape
         self.variant, self.lengths, self.counts = variant, list(lengths), list(counts or [1] * len(lengths))
         self._random = np.random.default_rng(seed)
         needed = [-(-length // shape.page) for length in lengths]
-        slabs, each = 3, sum(needed) // 3 + 1
+        each = sum(needed) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(slabs * each)]
         self.tables = [[free.pop() for _ in range(count)] for count in needed]
         self.free = free
@@ -81,7 +82,7 @@ class Memory:
                     part[np.isnan(part)] = self._random.standard_normal(int(np.isnan(part).sum()), np.float32)
         self.slabs = Slabs(*([mx.array(slab).astype(variant.dtype) for slab in kind] for kind in numbers))
         self.queries = self.drawn(sum(self.counts), shape.heads, shape.key_size)
-        mx.eval(self.slabs.inputs, self.queries)
+        mx.eval(self.slabs.keys, self.slabs.values, self.queries)
 
     def drawn(self, *sizes: int) -> mx.array:
         return mx.array(self._random.standard_normal(sizes, np.float32)).astype(self.variant.dtype)

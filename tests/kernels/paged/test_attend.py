@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -102,11 +104,46 @@ def test_groups_before_a_window_are_not_launched() -> None:
     assert rows.stretches(512, 1024) == 3
 
 
+class Launched(Emulator):
+    """Keeps what was launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[str, list[mx.array]]] = []
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        self.launched.append((kernel.name, inputs))
+        return super().__call__(kernel, inputs, work)
+
+
 def test_slabs_are_padded_to_what_there_are_kernels_for() -> None:
-    slab, other = (mx.zeros((1, 1, 64, 64)) for _ in range(2))
-    assert [Slabs([slab] * n, [slab] * n).count for n in (1, 2, 4, 5, 12)] == [4, 4, 4, 12, 12]
-    planned = Slabs([slab], [other], planned=7)
-    assert planned.count == 12 and all(a is b for a, b in zip(planned.inputs, [slab] * 12 + [other] * 12, strict=True))
+    variant, launched = Variant(Shape(1, 1, 64, 64), mx.float32, tuning=TUNINGS["metal"]), Launched()
+    attention, slab, other = variant.attention(launched), *(mx.zeros((1, 1, 64, 64)) for _ in range(2))
+    for count, taken in [(1, 4), (4, 4), (5, 12), (12, 12)]:
+        attention.copy(page_copies([(-1, 0, 1)]), Slabs([slab] * count, [other] * count), START)
+        slabs = launched.launched[-1][1][2:]
+        assert all(map(is_, slabs, [slab] * taken + [other] * taken)) and len(slabs) == 2 * taken
+    with pytest.raises(ValueError, match="13 slabs: kernels take at most 12"):
+        attention.copy(page_copies([(-1, 0, 1)]), Slabs([slab] * 13, [other] * 13), START)
+
+
+def test_slabs_that_are_found_by_address_are_located_once_each_and_are_no_inputs() -> None:
+    variant, launched = Variant(Shape(1, 1, 64, 64), mx.float32), Launched()
+    attention, made = variant.attention(launched), [mx.zeros((1, 1, 64, 64)) for _ in range(42)]
+    first = Slabs(made[:20], made[:20])
+    attention.copy(page_copies([(-1, 0, 1)]), first, START)
+    more = Slabs(made, made, before=first)
+    for _ in range(2):
+        attention.copy(page_copies([(-1, 0, 1)]), more, START)
+    assert [name for name, _ in launched.launched] == [*["locate"] * 20, "copy", *["locate"] * 22, "copy", "copy"]
+    assert [len(inputs) for name, inputs in launched.launched if name == "copy"] == [3] * 3
+
+
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+def test_pages_lie_in_any_slab(kind: str) -> None:
+    variant = Variant(Shape(2, 1, 32, 48), mx.float16, tuning=TUNINGS[kind])  # type: ignore[index]
+    memory = Memory(variant, [700, 130, 64], slabs=40 if kind == "cuda" else 12)
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
 def test_no_input_is_so_small_that_metal_compiles_another_kernel_for_it() -> None:
@@ -178,8 +215,8 @@ def test_what_there_is_no_kernel_for_is_refused_by_name(shape: Shape, reason: st
 
 def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
     slab = mx.zeros((1, 1, 64, 64), mx.bfloat16)
-    with pytest.raises(ValueError, match="at most 12"):
-        Slabs([slab] * 13, [slab] * 13)
+    with pytest.raises(ValueError, match="at most 2047"):
+        Slabs([slab] * 2048, [slab] * 2048)
     with pytest.raises(ValueError, match="different dtypes"):
         Slabs([slab], [slab.astype(mx.float16)])
     attention, slabs = Variant(Shape(1, 1, 64, 64)).attention(), Slabs([slab], [slab])

@@ -8,9 +8,10 @@ import pytest
 
 from ingot.kernels.gpu.texts import SOURCE, KernelText, Prelude
 from ingot.kernels.gpu.texts import kernel_text as text_of
-from ingot.kernels.paged.texts import INPUTS, SLABS, paged_kernel
+from ingot.kernels.paged.texts import INPUTS, paged_kernel
+from ingot.kernels.paged.tuning import SLABS
 
-KERNELS = tuple(name for name in INPUTS if name != "attend_wide")
+KERNELS = tuple(name for name in INPUTS if name not in ("attend_wide", "locate"))
 """Those that Metal has, too."""
 ATTRIBUTES = (
     "threadgroup_position_in_grid",
@@ -50,8 +51,7 @@ def test_preludes_offer_the_same_words() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_body_is_the_same_on_every_device(kernel: str) -> None:
-    slabs = 4 if kernel != "merge" else 0
-    bodies = {kernel_text(kernel, prelude, slabs).body for prelude in ("cuda", "metal", "emulator")}  # type: ignore[arg-type]
+    bodies = {kernel_text(kernel, prelude, 4).body for prelude in ("cuda", "metal", "emulator")}  # type: ignore[arg-type]
     assert len(bodies) == 1
     assert not re.search(r"#\s*(if|ifdef|ifndef|else)\b", bodies.pop() + (SOURCE / "common.h").read_text())
 
@@ -59,7 +59,7 @@ def test_a_body_is_the_same_on_every_device(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("slabs", SLABS)
 def test_a_kernel_has_no_more_buffers_than_metal_allows(kernel: str, slabs: int) -> None:
-    text = kernel_text(kernel, "metal", 0 if kernel == "merge" else slabs)
+    text = kernel_text(kernel, "metal", slabs)
     extra = sum(f"{name}_{kind}" in text.body for name in text.inputs for kind in ("shape", "strides", "ndim"))
     assert len(text.inputs) + extra + 1 <= BUFFERS_OF_METAL
 
@@ -67,7 +67,7 @@ def test_a_kernel_has_no_more_buffers_than_metal_allows(kernel: str, slabs: int)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_shapes_are_asked_for_by_inputs_that_have_them(kernel: str) -> None:
     """MLX looks for names in the text: one that ends like another's would get a buffer that nobody counted."""
-    text = kernel_text(kernel, "metal", 0 if kernel == "merge" else 12)
+    text = kernel_text(kernel, "metal", 12)
     asked = re.findall(r"(\w+)_(?:shape|strides|ndim)\b", text.body)
     for name in text.inputs:
         assert not any(word != name and word.endswith(name) for word in asked)
@@ -76,7 +76,7 @@ def test_shapes_are_asked_for_by_inputs_that_have_them(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_attributes_stand_in_the_body_where_mlx_looks_for_them(kernel: str) -> None:
-    text = kernel_text(kernel, "metal", 0 if kernel == "merge" else 1)
+    text = kernel_text(kernel, "metal", 1)
     assert not any(name in text.header for name in ATTRIBUTES)
     assert "thread_index_in_simdgroup" in text.body and "threadgroup_position_in_grid" in text.body
 
@@ -90,7 +90,7 @@ def test_another_text_has_another_name() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_small_inputs_are_only_indexed(kernel: str) -> None:
     """Metal has arrays of fewer than eight numbers in another address space: no pointer may be made of one."""
-    text = kernel_text(kernel, "metal", 0 if kernel == "merge" else 1)
+    text = kernel_text(kernel, "metal", 1)
     for name in {"numbers", "table", "rows", "after", "slots", "copies", "keys", "values"} & set(text.inputs):
         for use in re.findall(rf"\b{name}\b(.)", text.body):
             assert use == "[", f"{name} is used other than as {name}[...]"
