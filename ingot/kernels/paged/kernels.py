@@ -21,7 +21,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
 from ingot.kernels.paged.texts import SLABS, paged_kernel
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 MOST_SIZE = 256
 MOST_GROUP = 16
@@ -162,6 +162,7 @@ class _Cut(NamedTuple):
 
     kernel: str
     part: int  # queries that share a head of keys and values, in a group of threads
+    warps: int  # of such a group
     attend: Template
     merge: Template
 
@@ -226,7 +227,7 @@ class PagedAttention:
             Work(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, row_count),
-                threads=self._tuning.warps * 32,
+                threads=cut.warps * 32,
                 outputs=(Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32),),
             ),
         )
@@ -256,12 +257,18 @@ class PagedAttention:
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        wide = tuning.matrix and self._dtype.size == 2
-        cut = () if wide else (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run))
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut, ("WARPS", tuning.warps))
+        matrix = tuning.matrix if self._dtype.size == 2 else None
+        kernel, warps = ("attend", tuning.warps) if matrix is None else ("attend_wide", matrix.warps(part))
+        cut = (("UNROLL", unroll), ("RUN", tuning.run), ("WARPS", warps)) if matrix is None else self._pieces(matrix, part)
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), ("PART", part), *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut("attend_wide" if wide else "attend", part, attend, merge)
+        made = self._cuts[count] = _Cut(kernel, part, warps, attend, merge)
         return made
+
+    def _pieces(self, matrix: Matrix, part: int) -> Template:
+        size = max(self._shape.key_size, self._shape.value_size)
+        slots = matrix.slots_for(size, part, self._tuning.stretch)
+        return ("KEYS", matrix.keys(size)), ("SLOTS", slots), ("EACH", matrix.each)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         [done] = self._run(
