@@ -162,7 +162,6 @@ class _Cut(NamedTuple):
 
     kernel: str
     part: int  # queries that share a head of keys and values, in a group of threads
-    warps: int  # of such a group
     attend: Template
     merge: Template
 
@@ -227,7 +226,7 @@ class PagedAttention:
             Work(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, row_count),
-                threads=cut.warps * 32,
+                threads=self._tuning.warps * 32,
                 outputs=(Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32),),
             ),
         )
@@ -258,17 +257,16 @@ class PagedAttention:
         part, unroll = self._part(width)
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
-        kernel, warps = ("attend", tuning.warps) if matrix is None else ("attend_wide", matrix.warps(part))
-        cut = (("UNROLL", unroll), ("RUN", tuning.run), ("WARPS", warps)) if matrix is None else self._pieces(matrix, part)
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), ("PART", part), *cut)
+        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), ("PART", part), ("WARPS", tuning.warps), *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut(kernel, part, warps, attend, merge)
+        made = self._cuts[count] = _Cut("attend" if matrix is None else "attend_wide", part, attend, merge)
         return made
 
     def _pieces(self, matrix: Matrix, part: int) -> Template:
         size = max(self._shape.key_size, self._shape.value_size)
         slots = matrix.slots_for(size, part, self._tuning.stretch)
-        return ("KEYS", matrix.keys(size)), ("SLOTS", slots), ("EACH", matrix.each)
+        return ("KEYS", matrix.keys(size)), ("SLOTS", slots)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         [done] = self._run(

@@ -26,10 +26,6 @@ class Matrix:
 
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
-    each: int  # tiles of queries that a warp holds the sums of, at most
-
-    def warps(self, part: int) -> int:
-        return 4 * max(part // 16 // self.each, 1)
 
     def keys(self, size: int) -> int:
         """In a piece, with heads of that size: 32, or 64."""
@@ -64,5 +60,5 @@ TUNINGS: dict[DeviceKind, Tuning] = {
     "metal": Tuning(stretch=512, warps=4, most=4, run=4),  # a thread has half as many registers there
 }
 
-MATRIX = Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5, each=2))
+MATRIX = Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5))
 """For CUDA: what several queries a row are to be measured with."""

@@ -1,35 +1,36 @@
-// What `attend` does, by matrix units: one threadgroup takes PART queries of one row that share a head of keys and values, in
-// tiles of sixteen, over one stretch of places. Keys and values come to shared memory in pieces of KEYS places, K, V, K, V,
-// into a ring of slots, and are on their way while earlier ones are multiplied. For the scores four warps share a piece's keys,
-// for the values its columns; where there are more than EACH tiles, four further warps take the next of them. So neither which
-// numbers a query's sums are made of nor their order depends on PART, EACH, SLOTS or how many queries a row has.
+// What `attend` does, by matrix units: one threadgroup of four warps takes PART queries of one row that share a head of keys and
+// values, in tiles of sixteen, over one stretch of places. Keys and values come to shared memory in pieces of KEYS places, K, V,
+// K, V, into a ring of slots, and are on their way while earlier ones are multiplied. For the scores warps take tiles, and share
+// a piece's keys where there are fewer tiles than warps; for the values they share its columns. Neither which numbers a query's
+// sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
 // stretches, VALUE_SIZE + 4]
 constexpr int HEADS = KV_HEADS * GROUP;
+static_assert(WARPS == 4, "as many as share the columns of values");
+constexpr int THREADS = WARPS * 32;
 constexpr int TILES = PART / 16;
-constexpr int TEAMS = TILES > EACH ? TILES / EACH : 1;  // of four warps
-constexpr int OWN = TILES / TEAMS;                      // tiles of a warp
-constexpr int THREADS = TEAMS * 128;
-constexpr int UNIT = 64;                                // places that lie one behind another, whatever a page is
+constexpr int SHARERS = WARPS / TILES;           // warps that share a tile's keys
+constexpr int RUNS = KEYS / 8;                   // of eight keys in a piece
+constexpr int OWN_RUNS = RUNS / SHARERS;         // of them a warp's own
+constexpr int ADDED_RUNS = RUNS / WARPS;         // whose weights are added up one after another
 constexpr int KEY_CHUNKS = KEY_SIZE / 8, VALUE_CHUNKS = VALUE_SIZE / 8;  // of 16 bytes
-constexpr int KEY_RUNS = KEYS / 32;                     // of a piece: eight keys for each of four warps
-constexpr int COLUMNS = (VALUE_CHUNKS + 3) / 4;         // chunks of a value that a warp adds up
-constexpr int CHUNK = 4;                                // floats that take as much memory
+constexpr int COLUMNS = (VALUE_CHUNKS + WARPS - 1) / WARPS;              // chunks of a value that are a warp's own
+constexpr int CHUNK = 4;                         // floats that take as much memory
+constexpr int UNIT = 64;                         // places that lie one behind another, whatever a page is
 
 // Rows of an odd number of chunks begin in other banks of memory, one after another.
-constexpr int KEY_LINE = (KEY_CHUNKS | 1) * CHUNK, VALUE_LINE = (VALUE_CHUNKS | 1) * CHUNK;
-constexpr int WEIGHT_LINE = (KEYS / 8 | 1) * CHUNK;
+constexpr int KEY_LINE = (KEY_CHUNKS | 1) * CHUNK, VALUE_LINE = (VALUE_CHUNKS | 1) * CHUNK, WEIGHT_LINE = (RUNS | 1) * CHUNK;
 constexpr int SLOT = KEYS * (KEY_LINE > VALUE_LINE ? KEY_LINE : VALUE_LINE);
 SHARED_FLOATS(ring, SLOTS * SLOT);
 SHARED_FLOATS(weights, PART * WEIGHT_LINE);
-SHARED_FLOATS(maxima, 4 * PART);
+SHARED_FLOATS(found_of_warps, WARPS * PART);
 SHARED_FLOATS(units, STRETCH / UNIT * 4);
 const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
 const int lane = int(thread_index_in_simdgroup);
-const int warp = int(simdgroup_index_in_threadgroup) % 4, team = int(simdgroup_index_in_threadgroup) / 4;
-const int thread_number = int(simdgroup_index_in_threadgroup) * 32 + lane;
+const int warp = int(simdgroup_index_in_threadgroup), thread_number = warp * 32 + lane;
+const int own_query = warp / SHARERS * 16, own_run = warp % SHARERS * OWN_RUNS;  // where those of a warp begin, for the scores
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
@@ -70,14 +71,14 @@ const auto fetch_piece = [&]() {
   if (next_key < to) {
     const int size = next_values ? VALUE_SIZE : KEY_SIZE, line = next_values ? VALUE_LINE : KEY_LINE;
     const DEVICE T* source = found[next_key / UNIT * 2 + next_values] + next_key % UNIT * size;
-    SHARED float* slot = ring + next_slot * SLOT;
+    SHARED float* next = ring + next_slot * SLOT;
     const auto copy = [&](const int columns) {
 #pragma unroll
       for (int i = 0; i < (KEYS * columns + THREADS - 1) / THREADS; ++i) {
         const int at = i * THREADS + thread_number, key = at / columns, column = at % columns;
         if (KEYS * columns % THREADS == 0 || at < KEYS * columns) {
           const bool there = next_key + key >= from && next_key + key < to;
-          copy_chunk(slot + key * line + column * CHUNK, source + key * size + column * 8, there);
+          copy_chunk(next + key * line + column * CHUNK, source + key * size + column * 8, there);
         }
       }
     };
@@ -97,30 +98,32 @@ for (int i = 0; i < SLOTS - 1; ++i) {
   fetch_piece();
 }
 
-unsigned int q[OWN][KEY_CHUNKS * 2];
+unsigned int q[KEY_CHUNKS * 2];
 #pragma unroll
-for (int tile = 0; tile < OWN; ++tile) {
+for (int half = 0; half < 2; ++half) {
+  const int query = first + own_query + half * 8 + up;
+  const size_t token = first_query + query / GROUP;
+  const DEVICE T* from_query = queries + (token * HEADS + head * GROUP + query % GROUP) * KEY_SIZE + across * 2;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = first + (team * OWN + tile) * 16 + half * 8 + up;
-    const size_t token = first_query + query / GROUP;
-    const DEVICE T* numbers_of = queries + (token * HEADS + head * GROUP + query % GROUP) * KEY_SIZE + across * 2;
-#pragma unroll
-    for (int i = 0; i < KEY_CHUNKS; ++i) {
-      q[tile][i * 2 + half] = query < count * GROUP ? *(const DEVICE unsigned int*)(numbers_of + i * 8) : 0;
-    }
+  for (int i = 0; i < KEY_CHUNKS; ++i) {
+    q[i * 2 + half] = query < count * GROUP ? *(const DEVICE unsigned int*)(from_query + i * 8) : 0;
   }
 }
 
-float sums[OWN][COLUMNS][4], largest[OWN][2], total[OWN][2];
+float total[4 / SHARERS][2], own_largest[2];          // of the warp's own tile and keys
+float sums[TILES][COLUMNS][4], largest[TILES][2];  // of all tiles and the warp's own columns
+own_largest[0] = own_largest[1] = nothing();
 #pragma unroll
-for (int tile = 0; tile < OWN; ++tile) {
+for (int i = 0; i < 8 / SHARERS; ++i) {
+  total[i / 2][i % 2] = 0.0f;
+}
+#pragma unroll
+for (int tile = 0; tile < TILES; ++tile) {
+  largest[tile][0] = largest[tile][1] = nothing();
 #pragma unroll
   for (int i = 0; i < COLUMNS * 4; ++i) {
     sums[tile][i / 4][i % 4] = 0.0f;
   }
-  largest[tile][0] = largest[tile][1] = nothing();
-  total[tile][0] = total[tile][1] = 0.0f;
 }
 
 int slot = 0;
@@ -129,123 +132,121 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   group_barrier();
   fetch_piece();
 
-  // Scores: of each tile with the warp's own keys. Two chains of products are shorter than one.
-  float scores[OWN][KEY_RUNS][4];
+  // Scores. Two chains of products are shorter than one.
+  float scores[OWN_RUNS][4];
 #pragma unroll
-  for (int run = 0; run < KEY_RUNS; ++run) {
-    float even[OWN][4], odd[OWN][4];
-#pragma unroll
-    for (int i = 0; i < OWN * 4; ++i) {
-      even[i / 4][i % 4] = odd[i / 4][i % 4] = 0.0f;
-    }
-    const SHARED float* line = ring + slot * SLOT + ((warp * KEY_RUNS + run) * 8 + lane % 8) * KEY_LINE;
+  for (int run = 0; run < OWN_RUNS; ++run) {
+    float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const SHARED float* line = ring + slot * SLOT + ((own_run + run) * 8 + lane % 8) * KEY_LINE;
 #pragma unroll
     for (int i = 0; i < KEY_CHUNKS; i += 4) {
       unsigned int k[4];
       load_tiles(k, line + (i + lane / 8 < KEY_CHUNKS ? i + lane / 8 : i) * CHUNK);
-#pragma unroll
-      for (int tile = 0; tile < OWN; ++tile) {
-        const unsigned int* left = q[tile] + i * 2;
-        multiply_tiles<T>(even[tile], left[0], left[1], left[2], left[3], k[0], k[1]);
-        if (i + 2 < KEY_CHUNKS) {
-          multiply_tiles<T>(odd[tile], left[4], left[5], left[6], left[7], k[2], k[3]);
-        }
+      multiply_tiles<T>(even, q[i * 2], q[i * 2 + 1], q[i * 2 + 2], q[i * 2 + 3], k[0], k[1]);
+      if (i + 2 < KEY_CHUNKS) {
+        multiply_tiles<T>(odd, q[i * 2 + 4], q[i * 2 + 5], q[i * 2 + 6], q[i * 2 + 7], k[2], k[3]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < OWN * 4; ++i) {
-      scores[i / 4][run][i % 4] = (even[i / 4][i % 4] + odd[i / 4][i % 4]) * scale;
+    for (int i = 0; i < 4; ++i) {
+      const float score = (even[i] + odd[i]) * scale;
+      scores[run][i] = CAPPED ? cap * tangent(score) : score;
     }
   }
-  if (CAPPED) {
-#pragma unroll
-    for (int i = 0; i < OWN * KEY_RUNS * 4; ++i) {
-      LOCAL float& score = scores[i / 4 / KEY_RUNS][i / 4 % KEY_RUNS][i % 4];
-      score = cap * tangent(score);
-    }
-  }
+  slot = slot + 1 == SLOTS ? 0 : slot + 1;
+
+  // A query sees what comes before those after it, and no more than its window.
   const bool all_see = block + KEYS <= first_limit && block >= from && (WINDOW == 0 || block >= length - begin - WINDOW);
   if (!all_see) {
 #pragma unroll
-    for (int i = 0; i < OWN * KEY_RUNS * 4; ++i) {
-      // A query sees what comes before those after it, and no more than its window.
-      const int tile = i / 4 / KEY_RUNS, run = i / 4 % KEY_RUNS;
-      const int query = first + (team * OWN + tile) * 16 + i % 4 / 2 * 8 + up;
-      const int limit = first_limit + query / GROUP, key = block + (warp * KEY_RUNS + run) * 8 + across * 2 + i % 2;
+    for (int i = 0; i < OWN_RUNS * 4; ++i) {
+      const int limit = first_limit + (first + own_query + i % 4 / 2 * 8 + up) / GROUP;
+      const int key = block + (own_run + i / 4) * 8 + across * 2 + i % 2;
       const bool seen = key < limit && key < to && key >= from && (WINDOW == 0 || key >= limit - WINDOW);
-      scores[tile][run][i % 4] = seen ? scores[tile][run][i % 4] : nothing();
+      scores[i / 4][i % 4] = seen ? scores[i / 4][i % 4] : nothing();
     }
   }
+
+  // Weights, against the largest score until now. They are rounded as the units take them, and so is their sum.
+  float most[2];
 #pragma unroll
-  for (int i = 0; i < OWN * 2; ++i) {
-    const int tile = i / 2, half = i % 2;
-    float most = nothing();
+  for (int half = 0; half < 2; ++half) {
+    most[half] = nothing();
 #pragma unroll
-    for (int run = 0; run < KEY_RUNS; ++run) {
-      most = larger(most, larger(scores[tile][run][half * 2], scores[tile][run][half * 2 + 1]));
+    for (int run = 0; run < OWN_RUNS; ++run) {
+      most[half] = larger(most[half], larger(scores[run][half * 2], scores[run][half * 2 + 1]));
     }
-    most = larger(most, shuffle_xor(most, 1));
-    most = larger(most, shuffle_xor(most, 2));
+    most[half] = larger(most[half], shuffle_xor(most[half], 1));
+    most[half] = larger(most[half], shuffle_xor(most[half], 2));
     if (across == 0) {
-      maxima[warp * PART + (team * OWN + tile) * 16 + half * 8 + up] = most;
+      found_of_warps[warp % SHARERS * PART + own_query + half * 8 + up] = most[half];
     }
   }
+  if (SHARERS > 1) {
+    group_barrier();
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = own_query + half * 8 + up;
+    float now = larger(own_largest[half], most[half]);
+#pragma unroll
+    for (int sharer = 0; sharer < SHARERS && SHARERS > 1; ++sharer) {
+      now = larger(now, found_of_warps[sharer * PART + query]);
+    }
+    const float factor = own_largest[half] > nothing() ? power_of_two(own_largest[half] - now) : 0.0f;
+    own_largest[half] = now;
+#pragma unroll
+    for (int run = 0; run < OWN_RUNS; ++run) {
+      const float low = scores[run][half * 2], high = scores[run][half * 2 + 1];
+      const T left = T(low > nothing() ? power_of_two(low - now) : 0.0f);
+      const T right = T(high > nothing() ? power_of_two(high - now) : 0.0f);
+      LOCAL float& sum = total[run / ADDED_RUNS][half];
+      sum = (run % ADDED_RUNS == 0 ? sum * factor : sum) + (float(left) + float(right));
+      ((SHARED unsigned int*)(weights + query * WEIGHT_LINE))[(own_run + run) * CHUNK + across] =
+          bits_of(left) | bits_of(right) << 16;
+    }
+  }
+  wait_for_copies<SLOTS - 2>();
   group_barrier();
   fetch_piece();
-  slot = slot + 1 == SLOTS ? 0 : slot + 1;
 
-  // Weights, against the largest score of all warps until now. They are rounded as the units take them, and so is their sum.
+  // Values.
 #pragma unroll
-  for (int i = 0; i < OWN * 2; ++i) {
-    const int tile = i / 2, half = i % 2, query = (team * OWN + tile) * 16 + half * 8 + up;
+  for (int i = 0; i < TILES * 2; ++i) {
+    const int tile = i / 2, half = i % 2;
     const float before = largest[tile][half];
-    float most = before;
+    float now = before;
 #pragma unroll
-    for (int other = 0; other < 4; ++other) {
-      most = larger(most, maxima[other * PART + query]);
+    for (int sharer = 0; sharer < SHARERS; ++sharer) {
+      now = larger(now, found_of_warps[sharer * PART + tile * 16 + half * 8 + up]);
     }
-    const float factor = before > nothing() ? power_of_two(before - most) : 0.0f;
-    largest[tile][half] = most;
-    total[tile][half] *= factor;
+    const float factor = before > nothing() ? power_of_two(before - now) : 0.0f;
+    largest[tile][half] = now;
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
       sums[tile][column][half * 2] *= factor;
       sums[tile][column][half * 2 + 1] *= factor;
     }
-#pragma unroll
-    for (int run = 0; run < KEY_RUNS; ++run) {
-      const float low = scores[tile][run][half * 2], high = scores[tile][run][half * 2 + 1];
-      const T left = T(low > nothing() ? power_of_two(low - most) : 0.0f);
-      const T right = T(high > nothing() ? power_of_two(high - most) : 0.0f);
-      total[tile][half] += float(left) + float(right);
-      SHARED float* line = weights + query * WEIGHT_LINE + (warp * KEY_RUNS + run) * CHUNK;
-      ((SHARED unsigned int*)line)[across] = bits_of(left) | bits_of(right) << 16;
-    }
   }
-  wait_for_copies<SLOTS - 1>();
-  group_barrier();
-
-  // Values: of each tile the warp's own columns.
 #pragma unroll
-  for (int run = 0; run < KEY_RUNS; ++run) {
-    unsigned int w[OWN][8];
+  for (int part = 0; part < KEYS / 32; ++part) {
+    unsigned int w[TILES][8];
 #pragma unroll
-    for (int i = 0; i < OWN * 2; ++i) {
-      const int query = (team * OWN + i / 2) * 16 + lane % 16;
-      load_tiles(w[i / 2] + i % 2 * 4, weights + query * WEIGHT_LINE + (run * 4 + i % 2 * 2 + lane / 16) * CHUNK);
+    for (int i = 0; i < TILES * 2; ++i) {
+      const SHARED float* line = weights + (i / 2 * 16 + lane % 16) * WEIGHT_LINE;
+      load_tiles(w[i / 2] + i % 2 * 4, line + (part * 4 + i % 2 * 2 + lane / 16) * CHUNK);
     }
-    const SHARED float* line = ring + slot * SLOT + (run * 32 + lane) * VALUE_LINE;
+    const SHARED float* line = ring + slot * SLOT + (part * 32 + lane) * VALUE_LINE;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) {
       const int column = warp * COLUMNS + i;
-      if (VALUE_CHUNKS % COLUMNS == 0 && VALUE_CHUNKS / COLUMNS == 4 || column < VALUE_CHUNKS) {
+      if (COLUMNS * WARPS == VALUE_CHUNKS || column < VALUE_CHUNKS) {
         unsigned int v[4];
         load_turned_tiles(v, line + column * CHUNK);
 #pragma unroll
-        for (int tile = 0; tile < OWN; ++tile) {
-          const unsigned int* left = w[tile];
-          multiply_tiles<T>(sums[tile][i], left[0], left[1], left[2], left[3], v[0], v[1]);
-          multiply_tiles<T>(sums[tile][i], left[4], left[5], left[6], left[7], v[2], v[3]);
+        for (int tile = 0; tile < TILES; ++tile) {
+          multiply_tiles<T>(sums[tile][i], w[tile][0], w[tile][1], w[tile][2], w[tile][3], v[0], v[1]);
+          multiply_tiles<T>(sums[tile][i], w[tile][4], w[tile][5], w[tile][6], w[tile][7], v[2], v[3]);
         }
       }
     }
@@ -253,20 +254,21 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   slot = slot + 1 == SLOTS ? 0 : slot + 1;
 }
 
-// The sums of weights: of a warp's lanes, then of the warps in their order.
+// The sums of weights: of four lanes, then of all that were added up in other lanes, in the order of keys.
+group_barrier();
 #pragma unroll
-for (int i = 0; i < OWN * 2; ++i) {
+for (int i = 0; i < 8 / SHARERS; ++i) {
   float sum = total[i / 2][i % 2];
   sum += shuffle_xor(sum, 1);
   sum += shuffle_xor(sum, 2);
   if (across == 0) {
-    maxima[warp * PART + (team * OWN + i / 2) * 16 + i % 2 * 8 + up] = sum;
+    found_of_warps[(own_run / ADDED_RUNS + i / 2) * PART + own_query + i % 2 * 8 + up] = sum;
   }
 }
 group_barrier();
 #pragma unroll
-for (int i = 0; i < OWN * 2; ++i) {
-  const int in_part = (team * OWN + i / 2) * 16 + i % 2 * 8 + up, query = first + in_part;
+for (int i = 0; i < TILES * 2; ++i) {
+  const int in_part = i * 8 + up, query = first + in_part;
   if (query < count * GROUP) {
     const size_t token = first_query + query / GROUP;
     const size_t of = (token * HEADS + head * GROUP + query % GROUP) * stretches + number;
@@ -281,11 +283,10 @@ for (int i = 0; i < OWN * 2; ++i) {
     if (warp == 0 && across == 0) {
       float sum = 0.0f;
 #pragma unroll
-      for (int other = 0; other < 4; ++other) {
-        sum += maxima[other * PART + in_part];
+      for (int other = 0; other < WARPS; ++other) {
+        sum += found_of_warps[other * PART + in_part];
       }
-      to_partial[VALUE_SIZE] = largest[i / 2][i % 2];
-      to_partial[VALUE_SIZE + 1] = sum;
+      store_two(to_partial + VALUE_SIZE, largest[i / 2][i % 2], sum);
     }
   }
 }
