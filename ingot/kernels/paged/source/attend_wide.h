@@ -229,24 +229,25 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     }
   }
 #pragma unroll
-  for (int part = 0; part < KEYS / 32; ++part) {
-    unsigned int w[TILES][8];
+  for (int step = 0; step < KEYS / 16; ++step) {
+    unsigned int w[TILES][4];
 #pragma unroll
-    for (int i = 0; i < TILES * 2; ++i) {
-      const SHARED float* line = weights + (i / 2 * 16 + lane % 16) * WEIGHT_LINE;
-      load_tiles(w[i / 2] + i % 2 * 4, line + (part * 4 + i % 2 * 2 + lane / 16) * CHUNK);
+    for (int tile = 0; tile < TILES; ++tile) {
+      load_tiles(w[tile], weights + (tile * 16 + lane % 16) * WEIGHT_LINE + (step * 2 + lane / 16) * CHUNK);
     }
-    const SHARED float* line = ring + slot * SLOT + (part * 32 + lane) * VALUE_LINE;
+    const SHARED float* line = ring + slot * SLOT + (step * 16 + lane % 16) * VALUE_LINE;
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) {
-      const int column = warp * COLUMNS + i;
+    for (int i = 0; i < COLUMNS; i += 2) {
+      const int column = warp * COLUMNS + i, loaded = column + lane / 16;
       if (COLUMNS * WARPS == VALUE_CHUNKS || column < VALUE_CHUNKS) {
         unsigned int v[4];
-        load_turned_tiles(v, line + column * CHUNK);
+        load_turned_tiles(v, line + (loaded < VALUE_CHUNKS ? loaded : column) * CHUNK);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           multiply_tiles<T>(sums[tile][i], w[tile][0], w[tile][1], w[tile][2], w[tile][3], v[0], v[1]);
-          multiply_tiles<T>(sums[tile][i], w[tile][4], w[tile][5], w[tile][6], w[tile][7], v[2], v[3]);
+          if (i + 1 < COLUMNS) {
+            multiply_tiles<T>(sums[tile][i + 1], w[tile][0], w[tile][1], w[tile][2], w[tile][3], v[2], v[3]);
+          }
         }
       }
     }
