@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from dataclasses import replace
 
@@ -15,11 +14,9 @@ from bench.paged import Trial, seconds
 from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
 from ingot.kernels.paged.kernels import Shape, ordered
+from ingot.kernels.paged.tuning import MATRIX
 from ingot.upstream import import_upstream
 
-UNCUT, MATRIX = (
-    argparse.Namespace(stretch=None, warps=None, most=None, run=None, matrix=matrix) for matrix in (False, True)
-)
 ROUNDS = 5
 
 
@@ -34,18 +31,18 @@ def attention(scale: Scale) -> list[Figure]:
     ]
     figures, speeds = [], []
     for name, shape in zip(("128", "256"), heads, strict=True):
-        trial = Trial(current(), shape, alike, UNCUT)
+        trial = Trial(current(), shape, alike)
         speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
         beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
         figures.append(Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside))
-    trial = Trial(current(), heads[0], mixed, UNCUT)
+    trial = Trial(current(), heads[0], mixed)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
     figures.append(Figure("attention, 1K to 16K mixed, over alike", over, "x"))
     return [*figures, *_widths(heads[0], scale), *(_by_matrices(heads[0], scale) if current().kind == "cuda" else [])]
 
 
 def _widths(shape: Shape, scale: Scale) -> list[Figure]:
-    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, UNCUT)
+    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows)
     single = _median(trial, scale)
     found = []
     for width in (4, 8):

@@ -188,6 +188,7 @@ class PagedAttention:
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
+        self._size = max(shape.key_size, shape.value_size)
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
         factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
@@ -248,7 +249,7 @@ class PagedAttention:
         return sorted({self._part(width): width for width in WIDTHS}.values())
 
     def _part(self, width: int) -> tuple[int, int]:
-        return self._tuning.part(width * self._shape.group, self._dtype)
+        return self._tuning.part(width * self._shape.group, self._dtype, self._size)
 
     def _cut(self, count: int) -> _Cut:
         if count > MOST_QUERIES:
@@ -264,9 +265,8 @@ class PagedAttention:
         return made
 
     def _pieces(self, matrix: Matrix, part: int) -> Template:
-        size = max(self._shape.key_size, self._shape.value_size)
-        slots = matrix.slots_for(size, part, self._tuning.stretch)
-        return ("KEYS", matrix.keys(size)), ("SLOTS", slots)
+        slots = matrix.slots_for(self._size, part, self._tuning.stretch)
+        return ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         [done] = self._run(

@@ -11,9 +11,10 @@ import mlx.core as mx
 
 from ingot.kernels.device import DeviceKind
 
-
 QUERIES = (16, 32, 64)
 """Of a row, over one head of keys, that a group of threads attends for by matrix units: tiles of sixteen."""
+_LARGE = 128
+"""Heads that are larger leave no registers for the most of them."""
 _UNIT = 64
 """Places that lie one behind another, whatever a page is."""
 _SHARED = 48 * 1024
@@ -46,10 +47,12 @@ class Tuning:
     run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
     matrix: Matrix | None = None  # for numbers of 16 bits: CUDA's alone
 
-    def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
-        """Queries a group, when there are so many in all, and keys that a thread looks at, at once."""
+    def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
+        """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
+        once."""
         if self.matrix is not None and dtype.size == 2:
-            return next((part for part in QUERIES if part >= queries), QUERIES[-1]), 8
+            parts = QUERIES if size <= _LARGE else QUERIES[:-1]
+            return next((part for part in parts if part >= queries), parts[-1]), 8
         groups = -(-queries // self.most)
         part = -(-queries // groups)
         return part, self.run if part <= 4 and dtype.size == 2 else 4
