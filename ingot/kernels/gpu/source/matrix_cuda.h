@@ -14,8 +14,29 @@ INLINE void multiply_tiles<Half>(LOCAL float* s, unsigned int a, unsigned int b,
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "r"(a), "r"(b), "r"(c), "r"(d), "r"(e), "r"(f));
 }
-INLINE unsigned int bits_of(Brain x) { return __bfloat16_as_ushort(x); }
-INLINE unsigned int bits_of(Half x) { return __half_as_ushort(x); }
+
+// Two numbers of 16 bits in one: the lower first.
+template <typename T>
+INLINE unsigned int two_of(float low, float high);
+template <>
+INLINE unsigned int two_of<Brain>(float low, float high) {
+  unsigned int two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+template <>
+INLINE unsigned int two_of<Half>(float low, float high) {
+  unsigned int two;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+
+// What is smaller than a normal number is nothing.
+INLINE float quick_power_of_two(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 
 // Four tiles [8, 8] of numbers of 16 bits out of shared memory: each lane says where a row of eight begins, those of the first
 // tile first, and is given two neighbours of each tile: in row lane / 4, or, turned, in column lane / 4.

@@ -75,11 +75,17 @@ inline void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsi
     }
   }
 }
-inline unsigned bits_of(Brain x) { return x.bits; }
-inline unsigned bits_of(Half x) {
-  uint16_t bits;
-  memcpy(&bits, &x, 2);
-  return bits;
+
+template <typename T>
+inline unsigned two_of(float low, float high) {
+  const T both[2] = {T(low), T(high)};
+  unsigned two;
+  memcpy(&two, both, 4);
+  return two;
+}
+inline float quick_power_of_two(float x) {
+  const float power = exp2f(x);
+  return power < 1.1754944e-38f ? 0.0f : power;
 }
 
 inline void gather_tiles(unsigned* to, const float* row, bool turned) {

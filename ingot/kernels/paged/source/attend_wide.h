@@ -64,38 +64,31 @@ for (int unit = thread_number; unit < STRETCH / UNIT; unit += THREADS) {
 }
 group_barrier();
 
-// The next piece to come: what is not there comes as zeros.
+// The next piece to come, which is of values after one of keys: what is not there comes as zeros.
 int next_key = from / KEYS * KEYS, next_slot = 0;
-bool next_values = false;
-const auto fetch_piece = [&]() {
+const auto fetch_piece = [&](const bool of_values) {
+  const int size = of_values ? VALUE_SIZE : KEY_SIZE, line = of_values ? VALUE_LINE : KEY_LINE, columns = size / 8;
   if (next_key < to) {
-    const int size = next_values ? VALUE_SIZE : KEY_SIZE, line = next_values ? VALUE_LINE : KEY_LINE;
-    const DEVICE T* source = found[next_key / UNIT * 2 + next_values] + next_key % UNIT * size;
+    const DEVICE T* source = found[next_key / UNIT * 2 + of_values] + next_key % UNIT * size;
     SHARED float* next = ring + next_slot * SLOT;
-    const auto copy = [&](const int columns) {
 #pragma unroll
-      for (int i = 0; i < (KEYS * columns + THREADS - 1) / THREADS; ++i) {
-        const int at = i * THREADS + thread_number, key = at / columns, column = at % columns;
-        if (KEYS * columns % THREADS == 0 || at < KEYS * columns) {
-          const bool there = next_key + key >= from && next_key + key < to;
-          copy_chunk(next + key * line + column * CHUNK, source + key * size + column * 8, there);
-        }
+    for (int i = 0; i < (KEYS * columns + THREADS - 1) / THREADS; ++i) {
+      const int at = i * THREADS + thread_number;
+      const int key = THREADS % columns == 0 ? i * (THREADS / columns) + thread_number / columns : at / columns;
+      const int column = THREADS % columns == 0 ? thread_number % columns : at % columns;
+      if (KEYS * columns % THREADS == 0 || at < KEYS * columns) {
+        const bool there = (unsigned int)(next_key - from + key) < (unsigned int)(to - from);
+        copy_chunk(next + key * line + column * CHUNK, source + key * size + column * 8, there);
       }
-    };
-    if (next_values) {
-      copy(VALUE_CHUNKS);
-    } else {
-      copy(KEY_CHUNKS);
     }
   }
   end_copies();
   next_slot = next_slot + 1 == SLOTS ? 0 : next_slot + 1;
-  next_key += next_values ? KEYS : 0;
-  next_values = !next_values;
+  next_key += of_values ? KEYS : 0;
 };
 #pragma unroll
 for (int i = 0; i < SLOTS - 1; ++i) {
-  fetch_piece();
+  fetch_piece(i % 2 == 1);
 }
 
 unsigned int q[KEY_CHUNKS * 2];
@@ -130,7 +123,7 @@ int slot = 0;
 for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   wait_for_copies<SLOTS - 2>();
   group_barrier();
-  fetch_piece();
+  fetch_piece(SLOTS % 2 == 0);
 
   // Scores. Two chains of products are shorter than one.
   float scores[OWN_RUNS][4];
@@ -185,6 +178,7 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   if (SHARERS > 1) {
     group_barrier();
   }
+  float own_factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = own_query + half * 8 + up;
@@ -193,34 +187,35 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     for (int sharer = 0; sharer < SHARERS && SHARERS > 1; ++sharer) {
       now = larger(now, found_of_warps[sharer * PART + query]);
     }
-    const float factor = own_largest[half] > nothing() ? power_of_two(own_largest[half] - now) : 0.0f;
+    const float base = now > nothing() ? now : 0.0f;
+    own_factor[half] = quick_power_of_two(own_largest[half] - base);
     own_largest[half] = now;
 #pragma unroll
     for (int run = 0; run < OWN_RUNS; ++run) {
-      const float low = scores[run][half * 2], high = scores[run][half * 2 + 1];
-      const T left = T(low > nothing() ? power_of_two(low - now) : 0.0f);
-      const T right = T(high > nothing() ? power_of_two(high - now) : 0.0f);
+      const float low = quick_power_of_two(scores[run][half * 2] - base);
+      const float high = quick_power_of_two(scores[run][half * 2 + 1] - base);
+      const unsigned int pair = two_of<T>(low, high);
       LOCAL float& sum = total[run / ADDED_RUNS][half];
-      sum = (run % ADDED_RUNS == 0 ? sum * factor : sum) + (float(left) + float(right));
-      ((SHARED unsigned int*)(weights + query * WEIGHT_LINE))[(own_run + run) * CHUNK + across] =
-          bits_of(left) | bits_of(right) << 16;
+      sum = (run % ADDED_RUNS == 0 ? sum * own_factor[half] : sum) + sum_of_two<T>(pair);
+      ((SHARED unsigned int*)(weights + query * WEIGHT_LINE))[(own_run + run) * CHUNK + across] = pair;
     }
   }
   wait_for_copies<SLOTS - 2>();
   group_barrier();
-  fetch_piece();
+  fetch_piece(SLOTS % 2 == 1);
 
   // Values.
 #pragma unroll
   for (int i = 0; i < TILES * 2; ++i) {
     const int tile = i / 2, half = i % 2;
-    const float before = largest[tile][half];
-    float now = before;
+    float now = TILES == 1 ? own_largest[half] : largest[tile][half], factor = own_factor[half];
+    if (TILES > 1) {
 #pragma unroll
-    for (int sharer = 0; sharer < SHARERS; ++sharer) {
-      now = larger(now, found_of_warps[sharer * PART + tile * 16 + half * 8 + up]);
+      for (int sharer = 0; sharer < SHARERS; ++sharer) {
+        now = larger(now, found_of_warps[sharer * PART + tile * 16 + half * 8 + up]);
+      }
+      factor = quick_power_of_two(largest[tile][half] - (now > nothing() ? now : 0.0f));
     }
-    const float factor = before > nothing() ? power_of_two(before - now) : 0.0f;
     largest[tile][half] = now;
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
