@@ -33,9 +33,9 @@ class Matrix:
         return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
 
     def slots_for(self, size: int, part: int, stretch: int) -> int:
-        """As many as there is memory for, beside weights, maxima and addresses of pages."""
+        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages."""
         keys = self.keys(size)
-        beside = part * (16 * (keys // 8 | 1) + 16) + stretch // _UNIT * 16
+        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
         return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1)))
 
 

@@ -24,7 +24,8 @@ constexpr int KEY_LINE = (KEY_CHUNKS | 1) * CHUNK, VALUE_LINE = (VALUE_CHUNKS | 
 constexpr int SLOT = KEYS * (KEY_LINE > VALUE_LINE ? KEY_LINE : VALUE_LINE);
 SHARED_FLOATS(ring, SLOTS * SLOT);
 SHARED_FLOATS(weights, PART * WEIGHT_LINE);
-SHARED_FLOATS(found_of_warps, WARPS * PART);
+SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
+SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
 SHARED_FLOATS(units, STRETCH / UNIT * 4);
 const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
@@ -103,20 +104,16 @@ for (int half = 0; half < 2; ++half) {
   }
 }
 
-float total[4 / SHARERS][2], own_largest[2];          // of the warp's own tile and keys
-float sums[TILES][COLUMNS][4], largest[TILES][2];  // of all tiles and the warp's own columns
-own_largest[0] = own_largest[1] = nothing();
+float largest[2], total[WARPS / SHARERS][2];  // of the warp's own tile, and of its own keys
+float sums[TILES][COLUMNS][4];                // of all tiles and the warp's own columns
+largest[0] = largest[1] = nothing();
 #pragma unroll
 for (int i = 0; i < 8 / SHARERS; ++i) {
   total[i / 2][i % 2] = 0.0f;
 }
 #pragma unroll
-for (int tile = 0; tile < TILES; ++tile) {
-  largest[tile][0] = largest[tile][1] = nothing();
-#pragma unroll
-  for (int i = 0; i < COLUMNS * 4; ++i) {
-    sums[tile][i / 4][i % 4] = 0.0f;
-  }
+for (int i = 0; i < TILES * COLUMNS * 4; ++i) {
+  sums[i / 4 / COLUMNS][i / 4 % COLUMNS][i % 4] = 0.0f;
 }
 
 int slot = 0;
@@ -171,32 +168,35 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     }
     most[half] = larger(most[half], shuffle_xor(most[half], 1));
     most[half] = larger(most[half], shuffle_xor(most[half], 2));
-    if (across == 0) {
-      found_of_warps[warp % SHARERS * PART + own_query + half * 8 + up] = most[half];
+    if (SHARERS > 1 && across == 0) {
+      of_warps[warp % SHARERS * PART + own_query + half * 8 + up] = most[half];
     }
   }
   if (SHARERS > 1) {
     group_barrier();
   }
-  float own_factor[2];
+  float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = own_query + half * 8 + up;
-    float now = larger(own_largest[half], most[half]);
+    const float before = largest[half];
+    largest[half] = larger(before, most[half]);
 #pragma unroll
     for (int sharer = 0; sharer < SHARERS && SHARERS > 1; ++sharer) {
-      now = larger(now, found_of_warps[sharer * PART + query]);
+      largest[half] = larger(largest[half], of_warps[sharer * PART + query]);
     }
-    const float base = now > nothing() ? now : 0.0f;
-    own_factor[half] = quick_power_of_two(own_largest[half] - base);
-    own_largest[half] = now;
+    const float base = largest[half] > nothing() ? largest[half] : 0.0f;
+    factor[half] = quick_power_of_two(before - base);
+    if (TILES > 1 && warp % SHARERS == 0 && across == 0) {
+      factors[query] = factor[half];
+    }
 #pragma unroll
     for (int run = 0; run < OWN_RUNS; ++run) {
       const float low = quick_power_of_two(scores[run][half * 2] - base);
       const float high = quick_power_of_two(scores[run][half * 2 + 1] - base);
       const unsigned int pair = two_of<T>(low, high);
       LOCAL float& sum = total[run / ADDED_RUNS][half];
-      sum = (run % ADDED_RUNS == 0 ? sum * own_factor[half] : sum) + sum_of_two<T>(pair);
+      sum = (run % ADDED_RUNS == 0 ? sum * factor[half] : sum) + sum_of_two<T>(pair);
       ((SHARED unsigned int*)(weights + query * WEIGHT_LINE))[(own_run + run) * CHUNK + across] = pair;
     }
   }
@@ -208,19 +208,11 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
 #pragma unroll
   for (int i = 0; i < TILES * 2; ++i) {
     const int tile = i / 2, half = i % 2;
-    float now = TILES == 1 ? own_largest[half] : largest[tile][half], factor = own_factor[half];
-    if (TILES > 1) {
-#pragma unroll
-      for (int sharer = 0; sharer < SHARERS; ++sharer) {
-        now = larger(now, found_of_warps[sharer * PART + tile * 16 + half * 8 + up]);
-      }
-      factor = quick_power_of_two(largest[tile][half] - (now > nothing() ? now : 0.0f));
-    }
-    largest[tile][half] = now;
+    const float changed = TILES == 1 ? factor[half] : factors[tile * 16 + half * 8 + up];
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
-      sums[tile][column][half * 2] *= factor;
-      sums[tile][column][half * 2 + 1] *= factor;
+      sums[tile][column][half * 2] *= changed;
+      sums[tile][column][half * 2 + 1] *= changed;
     }
   }
 #pragma unroll
@@ -258,7 +250,8 @@ for (int i = 0; i < 8 / SHARERS; ++i) {
   sum += shuffle_xor(sum, 1);
   sum += shuffle_xor(sum, 2);
   if (across == 0) {
-    found_of_warps[(own_run / ADDED_RUNS + i / 2) * PART + own_query + i % 2 * 8 + up] = sum;
+    of_warps[(own_run / ADDED_RUNS + i / 2) * PART + own_query + i % 2 * 8 + up] = sum;
+    factors[own_query + i % 2 * 8 + up] = largest[i % 2];
   }
 }
 group_barrier();
@@ -280,9 +273,9 @@ for (int i = 0; i < TILES * 2; ++i) {
       float sum = 0.0f;
 #pragma unroll
       for (int other = 0; other < WARPS; ++other) {
-        sum += found_of_warps[other * PART + in_part];
+        sum += of_warps[other * PART + in_part];
       }
-      store_two(to_partial + VALUE_SIZE, largest[i / 2][i % 2], sum);
+      store_two(to_partial + VALUE_SIZE, factors[in_part], sum);
     }
   }
 }
