@@ -3,7 +3,7 @@
 python -m bench.paged                            shapes of common models, eight rows of 8K and of 32K
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries a row, as for verifying guesses
-python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix
+python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      by CUDA's matrix units, cut in several ways
 python -m bench.paged --stretch 256 --warps 8 --most 4     cut otherwise
 
 Bytes are those of the keys and values that the rows hold. On a CPU it asks for INGOT_AS=cuda or metal, and measures the
@@ -24,11 +24,22 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_number
-from ingot.kernels.paged.tuning import MATRIX, TUNINGS
+from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Shape, Slabs, page_number
+from ingot.kernels.paged.selfcheck import BOUNDS, plain
+from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Matrix, Tuning
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
+SHAPE = "32/8x128"
 CUTS = ("stretch", "warps", "most", "run")
+WAYS = {
+    "vectors": TUNINGS["cuda"],
+    "512 in 8K": replace(MATRIX, stretch=512, matrix=Matrix(piece=8192, slots=5)),
+    "1024 in 8K": replace(MATRIX, stretch=1024, matrix=Matrix(piece=8192, slots=5)),
+    "1024 in 16K": replace(MATRIX, stretch=1024, matrix=Matrix(piece=16384, slots=2)),
+    "512 in 3 x 8K": replace(MATRIX, stretch=512, matrix=Matrix(piece=8192, slots=3)),
+}
+"""What `--matrix` measures: places of a stretch, in pieces of so many bytes."""
+SHORT = [16, 90, 577, 1030]
 PAGE, SLABS, REPEATS, ROUNDS = 64, 4, 50, 5
 
 
@@ -37,11 +48,9 @@ class Trial:
 
     width = 1
 
-    def __init__(self, device: Device, shape: Shape, lengths: list[int], arguments: argparse.Namespace) -> None:
-        run = launcher(device)
-        if run is None:
-            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
-        self.shape, self.lengths = shape, lengths
+    def __init__(self, device: Device, shape: Shape, lengths: list[int], tuning: Tuning | None = None) -> None:
+        """Cut as usual on that device, if not told how."""
+        self.device, self.shape, self.lengths = device, shape, lengths
         counts = [-(-length // PAGE) for length in lengths]
         each = -(-sum(counts) // SLABS)
         free = [page_number(at // each, at % each) for at in mx.random.permutation(each * SLABS).tolist()]
@@ -50,12 +59,17 @@ class Trial:
         slabs = [[mx.random.normal(size).astype(mx.bfloat16) for _ in range(SLABS)] for _ in range(2)]
         self.slabs = Slabs(*slabs)
         self.after = mx.zeros(1, mx.int32)
-        given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
         self.scale = shape.key_size**-0.5
-        tuning = MATRIX if arguments.matrix else TUNINGS[device.kind]
-        self.attention = PagedAttention(run, replace(tuning, **given), shape, mx.bfloat16, scale=self.scale)
+        self.cut(tuning or TUNINGS[device.kind])
         self.ask(1)
         mx.eval(self.slabs.keys, self.slabs.values, self.after)
+
+    def cut(self, tuning: Tuning) -> None:
+        """From now on, attend that way."""
+        run = launcher(self.device)
+        if run is None:
+            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
+        self.attention = PagedAttention(run, tuning, self.shape, mx.bfloat16, scale=self.scale)
 
     def ask(self, width: int) -> None:
         """From now on, attend for so many queries a row."""
@@ -85,6 +99,18 @@ class Trial:
         queries = self.queries.reshape(rows, self.width, *self.queries.shape[1:]).swapaxes(1, 2)
         attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
         return attended.swapaxes(1, 2).reshape(self.queries.shape)
+
+    def exact(self) -> mx.array:
+        """By plain operations in float32, one row after another: for short ones."""
+        made = []
+        for row, (table, length) in enumerate(zip(self.tables, self.lengths, strict=True)):
+            keys, values = (
+                mx.concatenate([slabs[page // PAGE_LIMIT][page % PAGE_LIMIT] for page in table], axis=1)[:, :length]
+                for slabs in (self.slabs.keys, self.slabs.values)
+            )
+            asked = self.queries[row * self.width : (row + 1) * self.width]
+            made.append(plain(asked, keys, values, scale=self.scale))
+        return mx.concatenate(made)
 
     def bytes(self) -> int:
         return sum(self.lengths) * self.shape.kv_heads * (self.shape.key_size + self.shape.value_size) * 2
@@ -118,15 +144,20 @@ class Figure:
         return f"{self.shape:10} {self.rows:18} {self.width:2} wide {paged}, {gathered}, off {self.off:.4f}{width}"
 
 
+def _shape_name(shape: Shape) -> str:
+    return f"{shape.heads}/{shape.kv_heads}x{shape.key_size}"
+
+
 def measure(trial: Trial, rows: str, repeats: int) -> Figure:
     off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
     paged, gathered = [], []
     for _ in range(ROUNDS):
         paged.append(seconds(trial.paged, repeats))
         gathered.append(seconds(trial.gathered, 1))
-    shape = f"{trial.shape.heads}/{trial.shape.kv_heads}x{trial.shape.key_size}"
     taken = statistics.median(paged)
-    return Figure(shape, rows, taken, statistics.median(gathered), trial.bytes(), float(off), trial.width)
+    return Figure(
+        _shape_name(trial.shape), rows, taken, statistics.median(gathered), trial.bytes(), float(off), trial.width
+    )
 
 
 def measure_widths(trial: Trial, rows: str, arguments: argparse.Namespace) -> list[Figure]:
@@ -139,33 +170,86 @@ def measure_widths(trial: Trial, rows: str, arguments: argparse.Namespace) -> li
     return figures
 
 
+def measure_lengths(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Figure]:
+    rows, figures = arguments.rows, []
+    given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
+    tuning = replace(TUNINGS[device.kind], **given)
+    ragged = [longest * (row + 1) // rows for row in range(rows)]
+    for name, lengths in (("alike", [longest] * rows), ("ragged", ragged)):
+        trial = Trial(device, shape, lengths, tuning)
+        figures += measure_widths(trial, f"{rows} x {longest} {name}", arguments)
+    return figures
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one way of cutting did."""
+
+    name: str
+    shape: str
+    rows: str
+    width: int
+    paged: float  # seconds
+    bytes: int
+    ratio: float  # of the time to that of the first width
+    off: float  # the largest difference, to the largest number
+
+    def __str__(self) -> str:
+        said = "right" if self.off <= BOUNDS[mx.bfloat16] else "WRONG"
+        speed = f"{self.paged * 1e6:8.1f} us {self.bytes / self.paged / 1e12:6.2f} TB/s, {self.ratio:.2f}x"
+        return f"{self.name:14} {self.shape:10} {self.rows:10} {self.width:2} wide {speed}, {said} to {self.off:.1e}"
+
+
+def _off(found: mx.array, wanted: mx.array) -> float:
+    found, wanted = found.astype(mx.float32), wanted.astype(mx.float32)
+    return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
+
+
+def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Way]:
+    """For rows alike, for one row, and for short ones of awkward lengths, which float32 tells right from wrong."""
+    alike = {f"{rows} x {longest}": Trial(device, shape, [longest] * rows) for rows in (arguments.rows, 1)}
+    made: list[Way] = []
+    for rows, trial in {**alike, "short": Trial(device, shape, SHORT)}.items():
+        firsts: dict[str, float] = {}
+        for width in (int(width) for width in arguments.widths.split(",")):
+            trial.ask(width)
+            wanted = trial.gathered() if rows in alike else trial.exact()
+            for name, tuning in WAYS.items():
+                trial.cut(tuning)
+                off = _off(trial.paged(), wanted)
+                taken = statistics.median(seconds(trial.paged, arguments.repeats) for _ in range(ROUNDS))
+                over = taken / firsts.setdefault(name, taken)
+                made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off))
+                print(made[-1], flush=True)
+    return made
+
+
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--shapes", default=SHAPES, help="heads/heads of keys x size (%(default)s)")
+    parser.add_argument("--shapes", help=f"heads/heads of keys x size ({SHAPES}; with --matrix {SHAPE})")
     parser.add_argument("--widths", default="1", help="queries of a row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--matrix", action="store_true", help="by matrix units, on CUDA")
+    parser.add_argument("--matrix", action="store_true", help="by CUDA's matrix units, in each way, and by vectors")
     parser.add_argument("--json", type=Path, help="where to write all figures")
-    for name in ("--stretch", "--warps", "--most", "--run"):
-        parser.add_argument(name, type=int)
-    return parser.parse_args(arguments)
+    for name in CUTS:
+        parser.add_argument(f"--{name}", type=int)
+    parsed = parser.parse_args(arguments)
+    if parsed.matrix and any(getattr(parsed, name) for name in CUTS):
+        parser.error(f"--matrix cuts in ways of its own: leave {', '.join(f'--{name}' for name in CUTS)} away")
+    return parsed
 
 
 def main(given: list[str] | None = None) -> None:
-    arguments, device, figures = parsed(given), current(), []
-    rows, lengths = arguments.rows, [int(length) for length in arguments.lengths.split(",")]
+    arguments, device = parsed(given), current()
     print(device.name)
-    for shape in arguments.shapes.split(","):
+    figures: list[Figure | Way] = []
+    for shape in (arguments.shapes or (SHAPE if arguments.matrix else SHAPES)).split(","):
         heads, kv_heads, size = map(int, shape.replace("x", "/").split("/"))
-        for longest in lengths:
-            for name, each in (
-                ("alike", [longest] * rows),
-                ("ragged", [longest * (row + 1) // rows for row in range(rows)]),
-            ):
-                trial = Trial(device, Shape(heads, kv_heads, size, size, PAGE), each, arguments)
-                figures += measure_widths(trial, f"{rows} x {longest} {name}", arguments)
+        for longest in (int(length) for length in arguments.lengths.split(",")):
+            measured = measure_ways if arguments.matrix else measure_lengths
+            figures += measured(device, Shape(heads, kv_heads, size, size, PAGE), longest, arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +15,9 @@ from bench.paged import Trial, seconds
 from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
 from ingot.kernels.paged.kernels import Shape, ordered
+from ingot.kernels.paged.tuning import MATRIX
 from ingot.upstream import import_upstream
 
-UNCUT, MATRIX = (
-    argparse.Namespace(stretch=None, warps=None, most=None, run=None, matrix=matrix) for matrix in (False, True)
-)
 ROUNDS = 5
 
 
@@ -35,11 +32,11 @@ def attention(scale: Scale) -> Iterator[Figure]:
     ]
     speeds = []
     for name, shape in zip(("128", "256"), heads, strict=True):
-        trial = Trial(current(), shape, alike, UNCUT)
+        trial = Trial(current(), shape, alike)
         speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
         beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
         yield Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside)
-    trial = Trial(current(), heads[0], mixed, UNCUT)
+    trial = Trial(current(), heads[0], mixed)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
     yield Figure("attention, 1K to 16K mixed, over alike", over, "x")
     yield from _widths(heads[0], scale)
@@ -48,7 +45,7 @@ def attention(scale: Scale) -> Iterator[Figure]:
 
 
 def _widths(shape: Shape, scale: Scale) -> Iterator[Figure]:
-    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, UNCUT)
+    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows)
     single = _median(trial, scale)
     for width in (4, 8):
         trial.ask(width)

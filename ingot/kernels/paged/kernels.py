@@ -22,7 +22,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
 from ingot.kernels.paged.texts import paged_kernel
-from ingot.kernels.paged.tuning import TUNINGS, Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 MOST_SIZE = 256
 MOST_GROUP = 16
@@ -219,6 +219,7 @@ class PagedAttention:
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
+        self._size = max(shape.key_size, shape.value_size)
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
         factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
@@ -279,7 +280,7 @@ class PagedAttention:
         return sorted({self._part(width): width for width in WIDTHS}.values())
 
     def _part(self, width: int) -> tuple[int, int]:
-        return self._tuning.part(width * self._shape.group, self._dtype)
+        return self._tuning.part(width * self._shape.group, self._dtype, self._size)
 
     def _cut(self, count: int) -> _Cut:
         if count > MOST_QUERIES:
@@ -287,12 +288,16 @@ class PagedAttention:
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        wide = tuning.matrix and self._dtype.size == 2
-        cut = () if wide else (("PART", part), ("UNROLL", unroll), ("RUN", tuning.run))
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), *cut, ("WARPS", tuning.warps))
+        matrix = tuning.matrix if self._dtype.size == 2 else None
+        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
+        attend = (*self._pages, *seen, ("CAPPED", self._capped), ("PART", part), ("WARPS", tuning.warps), *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut("attend_wide" if wide else "attend", part, attend, merge)
+        made = self._cuts[count] = _Cut("attend" if matrix is None else "attend_wide", part, attend, merge)
         return made
+
+    def _pieces(self, matrix: Matrix, part: int) -> Template:
+        slots = matrix.slots_for(self._size, part, self._tuning.stretch)
+        return ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         [done] = self._run(

@@ -14,6 +14,32 @@ from ingot.kernels.device import DeviceKind
 SLABS = (4, 12)
 """So many slabs of keys, and as many of values, a kernel is compiled for where memory has to be an input to be there at
 all. Metal takes 31 buffers in all."""
+QUERIES = (16, 32, 64)
+"""Of a row, over one head of keys, that a group of threads attends for by matrix units: tiles of sixteen."""
+_LARGE = 128
+"""Heads that are larger leave no registers for the most of them."""
+_UNIT = 64
+"""Places that lie one behind another, whatever a page is."""
+_SHARED = 48 * 1024
+"""Bytes of memory that a group's threads may share without asking for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """How keys and values come to CUDA's matrix units."""
+
+    piece: int  # bytes of keys or values that are multiplied at once
+    slots: int  # for pieces in shared memory, at most: all but one are on their way
+
+    def keys(self, size: int) -> int:
+        """In a piece, with heads of that size: 32, or 64."""
+        return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
+
+    def slots_for(self, size: int, part: int, stretch: int) -> int:
+        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages."""
+        keys = self.keys(size)
+        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
+        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +48,15 @@ class Tuning:
     warps: int  # in a group
     most: int  # queries that a group attends for, in registers
     run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
-
+    matrix: Matrix | None = None  # for numbers of 16 bits: CUDA's alone
     slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
-    matrix: bool = False  # numbers of 16 bits are multiplied by matrix units, sixteen queries at once: CUDA's alone
 
-    def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
-        """Queries a group, when there are so many in all, and keys that a thread looks at, at once."""
-        if self.matrix and dtype.size == 2:
-            return 16, 8
+    def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
+        """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
+        once."""
+        if self.matrix is not None and dtype.size == 2:
+            parts = QUERIES if size <= _LARGE else QUERIES[:-1]
+            return next((part for part in parts if part >= queries), parts[-1]), 8
         groups = -(-queries // self.most)
         part = -(-queries // groups)
         return part, self.run if part <= 4 and dtype.size == 2 else 4
@@ -40,5 +67,5 @@ TUNINGS: dict[DeviceKind, Tuning] = {
     "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 
-MATRIX = Tuning(stretch=256, warps=4, most=8, run=8, matrix=True)
-"""For CUDA: what several queries a row are to be measured with. Sixteen queries share memory: stretches are shorter."""
+MATRIX = Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5))
+"""For CUDA: what several queries a row are to be measured with."""

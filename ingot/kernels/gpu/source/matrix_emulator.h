@@ -7,6 +7,43 @@ struct Tiles {
 };
 static Tiles tiles[MOST_THREADS / WARP];
 
+// Where lanes of a warp say that rows of tiles lie, as above.
+struct Places {
+  const uint16_t* given[2][WARP];
+  int arrived;
+  unsigned loads;
+};
+static Places places[MOST_THREADS / WARP];
+
+// Copies of a thread that it has not waited for: they may be done at any time until then, or never.
+struct Copy {
+  float* to;
+  const void* from;
+  bool there;
+  unsigned batch;
+};
+struct Copies {
+  Copy pending[1024];
+  int count;
+  unsigned batch;
+};
+static Copies copies[MOST_THREADS];
+
+static const bool as_on_cuda = [] {
+  most_shared = sizeof(memory);  // a group has more of it there
+  forget = [] {
+    for (auto& of_warp : tiles) of_warp.arrived = 0;
+    for (auto& of_warp : places) of_warp.arrived = 0;
+    for (auto& of_thread : copies) of_thread.count = 0;
+  };
+  return true;
+}();
+
+inline void copy_now(const Copy& copy) {
+  if (copy.there) memcpy(copy.to, copy.from, 16);
+  else memset(copy.to, 0, 16);
+}
+
 template <typename T>
 inline float number(unsigned bits, int upper) {
   const uint16_t narrow = uint16_t(upper ? bits >> 16 : bits);
@@ -38,9 +75,62 @@ inline void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsi
     }
   }
 }
-inline unsigned bits_of(Brain x) { return x.bits; }
-inline unsigned bits_of(Half x) {
-  uint16_t bits;
-  memcpy(&bits, &x, 2);
-  return bits;
+
+template <typename T>
+inline unsigned two_of(float low, float high) {
+  const T both[2] = {T(low), T(high)};
+  unsigned two;
+  memcpy(&two, both, 4);
+  return two;
+}
+inline float quick_power_of_two(float x) {
+  const float power = exp2f(x);
+  return power < 1.1754944e-38f ? 0.0f : power;
+}
+
+inline void gather_tiles(unsigned* to, const float* row, bool turned) {
+  using namespace emulator;
+  const int lane = current->number % WARP;
+  Places& mine = places[current->number / WARP];
+  auto& given = mine.given[mine.loads & 1];
+  given[lane] = reinterpret_cast<const uint16_t*>(row);
+  if (++mine.arrived == WARP) {
+    mine.arrived = 0;
+    ++mine.loads;
+    make_ready(current->number / WARP * WARP, WARP);
+  }
+  go_on();
+  for (int tile = 0; tile < 4; ++tile) {
+    const uint16_t* const* rows = given + tile * 8;
+    const int line = lane / 4, pair = lane % 4 * 2;
+    const unsigned low = turned ? rows[pair][line] : rows[line][pair];
+    to[tile] = low | unsigned(turned ? rows[pair + 1][line] : rows[line][pair + 1]) << 16;
+  }
+}
+inline void load_tiles(unsigned* to, const float* row) { gather_tiles(to, row, false); }
+inline void load_turned_tiles(unsigned* to, const float* row) { gather_tiles(to, row, true); }
+
+inline void copy_chunk(float* to, const void* from, bool there) {
+  using namespace emulator;
+  Copies& mine = copies[current->number];
+  const Copy copy = {to, from, there, mine.batch};
+  if (state != 0 && drawn(2) == 0) copy_now(copy);
+  else if (mine.count == 1024) fail("more copies on their way than are kept here");
+  else mine.pending[mine.count++] = copy;
+}
+inline void end_copies() { ++emulator::copies[emulator::current->number].batch; }
+template <int N>
+inline void wait_for_copies() {
+  using namespace emulator;
+  Copies& mine = copies[current->number];
+  int kept = 0;
+  for (int i = 0; i < mine.count; ++i) {
+    if (mine.pending[i].batch + N < mine.batch) copy_now(mine.pending[i]);
+    else mine.pending[kept++] = mine.pending[i];
+  }
+  mine.count = kept;
+}
+inline void store_two(float* to, float low, float high) {
+  to[0] = low;
+  to[1] = high;
 }

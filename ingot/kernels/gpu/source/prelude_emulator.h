@@ -36,7 +36,7 @@ static void kernel_body();
 
 namespace emulator {
 
-constexpr int WARP = 32, MOST_THREADS = 1024, MOST_SHARED = 32 * 1024;  // as on Metal
+constexpr int WARP = 32, MOST_THREADS = 1024;
 constexpr size_t STACK = 256 * 1024;
 
 struct Thread {
@@ -61,8 +61,9 @@ static int ready_count;
 static jmp_buf host;
 static const char* failure;
 static uint64_t state;
-alignas(16) static char memory[MOST_SHARED];
-static size_t used;
+alignas(16) static char memory[48 * 1024];
+static size_t used, most_shared = 32 * 1024;  // as on Metal
+static void (*forget)() = nullptr;            // what else an earlier group may have left
 static struct {
   int line;
   float* begin;
@@ -85,7 +86,7 @@ inline void fail(const char* what) {
 inline float* shared(int line, int count) {
   for (int i = 0; i < array_count; ++i)
     if (arrays[i].line == line) return arrays[i].begin;
-  if (used + count * sizeof(float) > sizeof(memory)) fail("more shared memory than Metal has");
+  if (used + count * sizeof(float) > most_shared) fail("more shared memory than Metal has");
   float* array = reinterpret_cast<float*>(memory + used);
   used += (count * sizeof(float) + 15) / 16 * 16;
   arrays[array_count++] = {line, array};
@@ -152,6 +153,7 @@ static const char* run_group(uint64_t seed) {
     threads[i].at_barrier = threads[i].ended = false;
   }
   for (auto& warp : warps) warp.arrived = 0;
+  if (forget != nullptr) forget();
   if (_setjmp(host) == 0) {
     make_ready(0, size);
     run_next();

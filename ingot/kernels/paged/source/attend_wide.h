@@ -1,27 +1,44 @@
-// What `attend` does, by matrix units: one threadgroup takes sixteen queries of one row that share a head of keys and values,
-// over one stretch of places. Numbers of 16 bits go from memory into the units as they lie. Which of a key's numbers is which
-// of a product's is free, as long as it is the same for queries and keys; and so is which of a value's is which column.
+// What `attend` does, by matrix units: one threadgroup of four warps takes PART queries of one row that share a head of keys and
+// values, in tiles of sixteen, over one stretch of places. Keys and values come to shared memory in pieces of KEYS places, K, V,
+// K, V, into a ring of slots, and are on their way while earlier ones are multiplied. For the scores warps take tiles, and share
+// a piece's keys where there are fewer tiles than warps; for the values they share its columns. Neither which numbers a query's
+// sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
 // stretches, VALUE_SIZE + 4]
-constexpr int MOST = 16;
-constexpr int KEY_PARTS = (KEY_SIZE + 31) / 32;     // of a key: four lanes hold eight numbers each
-constexpr int VALUE_PARTS = (VALUE_SIZE + 63) / 64;  // of a value: eight lanes hold eight numbers each
 constexpr int HEADS = KV_HEADS * GROUP;
-constexpr int LINE = STRETCH + 8;  // of a query's weights: rows of them begin in other banks of memory
-constexpr int SHARED_SIZE = LINE > VALUE_SIZE ? LINE : VALUE_SIZE;
-SHARED_FLOATS(weights, MOST * SHARED_SIZE);
-SHARED_FLOATS(totals, MOST * 2);
+static_assert(WARPS == 4, "as many as share the columns of values");
+constexpr int THREADS = WARPS * 32;
+constexpr int TILES = PART / 16;
+constexpr int SHARERS = WARPS / TILES;           // warps that share a tile's keys
+constexpr int RUNS = KEYS / 8;                   // of eight keys in a piece
+constexpr int OWN_RUNS = RUNS / SHARERS;         // of them a warp's own
+constexpr int ADDED_RUNS = RUNS / WARPS;         // whose weights are added up one after another
+constexpr int KEY_CHUNKS = KEY_SIZE / 8, VALUE_CHUNKS = VALUE_SIZE / 8;  // of 16 bytes
+constexpr int COLUMNS = (VALUE_CHUNKS + WARPS - 1) / WARPS;              // chunks of a value that are a warp's own
+constexpr int CHUNK = 4;                         // floats that take as much memory
+constexpr int UNIT = 64;                         // places that lie one behind another, whatever a page is
+
+// Rows of an odd number of chunks begin in other banks of memory, one after another.
+constexpr int KEY_LINE = (KEY_CHUNKS | 1) * CHUNK, VALUE_LINE = (VALUE_CHUNKS | 1) * CHUNK, WEIGHT_LINE = (RUNS | 1) * CHUNK;
+constexpr int SLOT = KEYS * (KEY_LINE > VALUE_LINE ? KEY_LINE : VALUE_LINE);
+SHARED_FLOATS(ring, SLOTS * SLOT);
+SHARED_FLOATS(weights, PART * WEIGHT_LINE);
+SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
+SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
+SHARED_FLOATS(units, STRETCH / UNIT * 4);
+const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
 const int lane = int(thread_index_in_simdgroup);
-const int warp = int(simdgroup_index_in_threadgroup);
+const int warp = int(simdgroup_index_in_threadgroup), thread_number = warp * 32 + lane;
+const int own_query = warp / SHARERS * 16, own_run = warp % SHARERS * OWN_RUNS;  // where those of a warp begin, for the scores
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
 const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = rows[row * 6 + 2];
 const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
-const int chunks = (rows[row * 6 + 5] * GROUP + MOST - 1) / MOST;
-const int chunk = int(threadgroup_position_in_grid.x) % chunks;
+const int chunks = (rows[row * 6 + 5] * GROUP + PART - 1) / PART;
+const int first = int(threadgroup_position_in_grid.x) % chunks * PART;
 const int stretches = int(threadgroups_per_grid.x) / chunks;
 
 // Places are counted from the stretch's begin, from here on.
@@ -30,182 +47,235 @@ const int number = int(threadgroup_position_in_grid.x) / chunks;
 const int begin = (least / STRETCH + number) * STRETCH;
 const int from = least > begin ? least - begin : 0;
 const int to = length - begin < STRETCH ? length - begin : STRETCH;
-if (from >= to || chunk * MOST >= count * GROUP) {
+if (from >= to || first >= count * GROUP) {
   return;
 }
+const int first_limit = length - count + 1 - begin;  // what a query sees lies before its limit
+const float scale = numbers[0], cap = numbers[1];
 
-// Scores: a warp takes eight keys at a time.
-{
-  Eight<T> q[KEY_PARTS * 2];
-#pragma unroll
-  for (int i = 0; i < KEY_PARTS * 2; ++i) {
-    const int query = chunk * MOST + up + i % 2 * 8, column = i / 2 * 32 + across * 8;
-    clear_eight(q[i]);
-    if (query < count * GROUP && column < KEY_SIZE) {
-      const int token = first_query + query / GROUP;
-      load_eight(q[i], queries + ((size_t)token * HEADS + head * GROUP + query % GROUP) * KEY_SIZE + column);
-    }
-  }
-  Eight<T> ahead[KEY_PARTS];
-#define FETCH_KEY(key)                                                                               \
-  _Pragma("unroll") for (int i = 0; i < KEY_PARTS; ++i) {                                            \
-    clear_eight(ahead[i]);                                                                           \
-  }                                                                                                  \
-  if ((key) >= from && (key) < to) {                                                                 \
-    const int place = begin + (key);                                                                 \
-    const DEVICE T* page;                                                                            \
-    FIND_KEYS(page, table[first_entry + place / PAGE - first_page], head)                            \
-    _Pragma("unroll") for (int i = 0; i < KEY_PARTS; ++i) {                                          \
-      if (i * 32 + across * 8 < KEY_SIZE) {                                                          \
-        load_eight(ahead[i], page + place % PAGE * KEY_SIZE + i * 32 + across * 8);                  \
-      }                                                                                              \
-    }                                                                                                \
-  }
-  const int skipped = from / (WARPS * 8) * (WARPS * 8) + warp * 8;
-  FETCH_KEY(skipped + up)
-  for (int at = skipped; at < to; at += WARPS * 8) {
-    Eight<T> now[KEY_PARTS];
-#pragma unroll
-    for (int i = 0; i < KEY_PARTS; ++i) {
-      now[i] = ahead[i];
-    }
-    FETCH_KEY(at + WARPS * 8 + up)
-    float sums[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < KEY_PARTS; ++i) {
-      const uint4 high = q[i * 2].raw, low = q[i * 2 + 1].raw, key = now[i].raw;
-      multiply_tiles<T>(sums, high.x, low.x, high.y, low.y, key.x, key.y);
-      multiply_tiles<T>(sums, high.z, low.z, high.w, low.w, key.z, key.w);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = up + i / 2 * 8, key = at + across * 2 + i % 2;
-      if (key < to) {
-        // A query sees what comes before those after it, and no more than its window.
-        const int limit = length - count + 1 + (chunk * MOST + m) / GROUP - begin;
-        const bool seen = key < limit && key >= from && (WINDOW == 0 || key >= limit - WINDOW);
-        const float score = sums[i] * numbers[0];
-        weights[m * LINE + key] = !seen ? nothing() : CAPPED ? numbers[1] * tangent(score) : score;
-      }
-    }
-  }
-#undef FETCH_KEY
-}
-group_barrier();
-
-// Weights: a warp takes whole queries. They are rounded as the units take them, and so is their sum.
-for (int m = warp; m < MOST; m += WARPS) {
-  SHARED float* scores = weights + m * LINE;
-  float largest = nothing();
-  for (int key = from / 32 * 32 + lane; key < to; key += 32) {
-    largest = key >= from ? larger(largest, scores[key]) : largest;
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = larger(largest, shuffle_xor(largest, step));
-  }
-  float sum = 0.0f;
-  for (int key = from / 32 * 32 + lane; key < (to + 31) / 32 * 32; key += 32) {
-    const bool seen = key >= from && key < to && largest > nothing();
-    const float weight = seen ? float(T(power_of_two(scores[key] - largest))) : 0.0f;
-    scores[key] = weight;
-    sum += weight;
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    sum += shuffle_xor(sum, step);
-  }
-  if (lane == 0) {
-    totals[m * 2] = largest;
-    totals[m * 2 + 1] = sum;
+for (int unit = thread_number; unit < STRETCH / UNIT; unit += THREADS) {
+  if ((unit + 1) * UNIT > from && unit * UNIT < to) {
+    const int place = begin + unit * UNIT, page = table[first_entry + place / PAGE - first_page];
+    const DEVICE T* start;
+    FIND_KEYS(start, page, head)
+    found[unit * 2] = start + place % PAGE * KEY_SIZE;
+    FIND_VALUES(start, page, head)
+    found[unit * 2 + 1] = start + place % PAGE * VALUE_SIZE;
   }
 }
 group_barrier();
 
-// Values: a warp takes sixteen at a time, four of them a lane.
-float sums[VALUE_PARTS * 32];
+// The next piece to come, which is of values after one of keys: what is not there comes as zeros.
+int next_key = from / KEYS * KEYS, next_slot = 0;
+const auto fetch_piece = [&](const bool of_values) {
+  const int size = of_values ? VALUE_SIZE : KEY_SIZE, line = of_values ? VALUE_LINE : KEY_LINE, columns = size / 8;
+  if (next_key < to) {
+    const DEVICE T* source = found[next_key / UNIT * 2 + of_values] + next_key % UNIT * size;
+    SHARED float* next = ring + next_slot * SLOT;
 #pragma unroll
-for (int i = 0; i < VALUE_PARTS * 32; ++i) {
-  sums[i] = 0.0f;
-}
-for (int at = from / (WARPS * 16) * (WARPS * 16) + warp * 16; at < to; at += WARPS * 16) {
-  if (at + 16 <= from) {
-    continue;
-  }
-  Eight<T> v[VALUE_PARTS * 4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int key = at + across * 2 + i % 2 + i / 2 * 8, place = begin + key;
-    const bool there = key >= from && key < to;
-    const DEVICE T* page = 0;
-    if (there) {
-      FIND_VALUES(page, table[first_entry + place / PAGE - first_page], head)
-    }
-#pragma unroll
-    for (int part = 0; part < VALUE_PARTS; ++part) {
-      clear_eight(v[part * 4 + i]);
-      if (there && part * 64 + up * 8 < VALUE_SIZE) {
-        load_eight(v[part * 4 + i], page + place % PAGE * VALUE_SIZE + part * 64 + up * 8);
+    for (int i = 0; i < (KEYS * columns + THREADS - 1) / THREADS; ++i) {
+      const int at = i * THREADS + thread_number;
+      const int key = THREADS % columns == 0 ? i * (THREADS / columns) + thread_number / columns : at / columns;
+      const int column = THREADS % columns == 0 ? thread_number % columns : at % columns;
+      if (KEYS * columns % THREADS == 0 || at < KEYS * columns) {
+        const bool there = (unsigned int)(next_key - from + key) < (unsigned int)(to - from);
+        copy_chunk(next + key * line + column * CHUNK, source + key * size + column * 8, there);
       }
     }
   }
-  unsigned int w[4];
+  end_copies();
+  next_slot = next_slot + 1 == SLOTS ? 0 : next_slot + 1;
+  next_key += of_values ? KEYS : 0;
+};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const SHARED float* pair = weights + (up + i % 2 * 8) * LINE + at + across * 2 + i / 2 * 8;
-    w[i] = two_of<T>(pair[0], pair[1]);
-  }
+for (int i = 0; i < SLOTS - 1; ++i) {
+  fetch_piece(i % 2 == 1);
+}
+
+unsigned int q[KEY_CHUNKS * 2];
 #pragma unroll
-  for (int part = 0; part < VALUE_PARTS; ++part) {
+for (int half = 0; half < 2; ++half) {
+  const int query = first + own_query + half * 8 + up;
+  const size_t token = first_query + query / GROUP;
+  const DEVICE T* from_query = queries + (token * HEADS + head * GROUP + query % GROUP) * KEY_SIZE + across * 2;
 #pragma unroll
-    for (int column = 0; column < 8; ++column) {
-      const unsigned int low = pair_of(v[part * 4].raw, v[part * 4 + 1].raw, column);
-      const unsigned int high = pair_of(v[part * 4 + 2].raw, v[part * 4 + 3].raw, column);
-      multiply_tiles<T>(sums + (part * 8 + column) * 4, w[0], w[1], w[2], w[3], low, high);
-    }
+  for (int i = 0; i < KEY_CHUNKS; ++i) {
+    q[i * 2 + half] = query < count * GROUP ? *(const DEVICE unsigned int*)(from_query + i * 8) : 0;
   }
 }
 
-// The warps' sums, one after another.
-for (int other = 1; other < WARPS; ++other) {
-  group_barrier();
-  if (warp == other) {
+float largest[2], total[WARPS / SHARERS][2];  // of the warp's own tile, and of its own keys
+float sums[TILES][COLUMNS][4];                // of all tiles and the warp's own columns
+largest[0] = largest[1] = nothing();
 #pragma unroll
-    for (int i = 0; i < VALUE_PARTS * 32; ++i) {
-      const int column = i / 32 * 64 + (across * 2 + i % 2) * 8 + i / 4 % 8;
-      if (column < VALUE_SIZE) {
-        weights[(up + i / 2 % 2 * 8) * VALUE_SIZE + column] = sums[i];
+for (int i = 0; i < 8 / SHARERS; ++i) {
+  total[i / 2][i % 2] = 0.0f;
+}
+#pragma unroll
+for (int i = 0; i < TILES * COLUMNS * 4; ++i) {
+  sums[i / 4 / COLUMNS][i / 4 % COLUMNS][i % 4] = 0.0f;
+}
+
+int slot = 0;
+for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
+  wait_for_copies<SLOTS - 2>();
+  group_barrier();
+  fetch_piece(SLOTS % 2 == 0);
+
+  // Scores. Two chains of products are shorter than one.
+  float scores[OWN_RUNS][4];
+#pragma unroll
+  for (int run = 0; run < OWN_RUNS; ++run) {
+    float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const SHARED float* line = ring + slot * SLOT + ((own_run + run) * 8 + lane % 8) * KEY_LINE;
+#pragma unroll
+    for (int i = 0; i < KEY_CHUNKS; i += 4) {
+      unsigned int k[4];
+      load_tiles(k, line + (i + lane / 8 < KEY_CHUNKS ? i + lane / 8 : i) * CHUNK);
+      multiply_tiles<T>(even, q[i * 2], q[i * 2 + 1], q[i * 2 + 2], q[i * 2 + 3], k[0], k[1]);
+      if (i + 2 < KEY_CHUNKS) {
+        multiply_tiles<T>(odd, q[i * 2 + 4], q[i * 2 + 5], q[i * 2 + 6], q[i * 2 + 7], k[2], k[3]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float score = (even[i] + odd[i]) * scale;
+      scores[run][i] = CAPPED ? cap * tangent(score) : score;
+    }
+  }
+  slot = slot + 1 == SLOTS ? 0 : slot + 1;
+
+  // A query sees what comes before those after it, and no more than its window.
+  const bool all_see = block + KEYS <= first_limit && block >= from && (WINDOW == 0 || block >= length - begin - WINDOW);
+  if (!all_see) {
+#pragma unroll
+    for (int i = 0; i < OWN_RUNS * 4; ++i) {
+      const int limit = first_limit + (first + own_query + i % 4 / 2 * 8 + up) / GROUP;
+      const int key = block + (own_run + i / 4) * 8 + across * 2 + i % 2;
+      const bool seen = key < limit && key < to && key >= from && (WINDOW == 0 || key >= limit - WINDOW);
+      scores[i / 4][i % 4] = seen ? scores[i / 4][i % 4] : nothing();
+    }
+  }
+
+  // Weights, against the largest score until now. They are rounded as the units take them, and so is their sum.
+  float most[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    most[half] = nothing();
+#pragma unroll
+    for (int run = 0; run < OWN_RUNS; ++run) {
+      most[half] = larger(most[half], larger(scores[run][half * 2], scores[run][half * 2 + 1]));
+    }
+    most[half] = larger(most[half], shuffle_xor(most[half], 1));
+    most[half] = larger(most[half], shuffle_xor(most[half], 2));
+    if (SHARERS > 1 && across == 0) {
+      of_warps[warp % SHARERS * PART + own_query + half * 8 + up] = most[half];
+    }
+  }
+  if (SHARERS > 1) {
+    group_barrier();
+  }
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = own_query + half * 8 + up;
+    const float before = largest[half];
+    largest[half] = larger(before, most[half]);
+#pragma unroll
+    for (int sharer = 0; sharer < SHARERS && SHARERS > 1; ++sharer) {
+      largest[half] = larger(largest[half], of_warps[sharer * PART + query]);
+    }
+    const float base = largest[half] > nothing() ? largest[half] : 0.0f;
+    factor[half] = quick_power_of_two(before - base);
+    if (TILES > 1 && warp % SHARERS == 0 && across == 0) {
+      factors[query] = factor[half];
+    }
+#pragma unroll
+    for (int run = 0; run < OWN_RUNS; ++run) {
+      const float low = quick_power_of_two(scores[run][half * 2] - base);
+      const float high = quick_power_of_two(scores[run][half * 2 + 1] - base);
+      const unsigned int pair = two_of<T>(low, high);
+      LOCAL float& sum = total[run / ADDED_RUNS][half];
+      sum = (run % ADDED_RUNS == 0 ? sum * factor[half] : sum) + sum_of_two<T>(pair);
+      ((SHARED unsigned int*)(weights + query * WEIGHT_LINE))[(own_run + run) * CHUNK + across] = pair;
+    }
+  }
+  wait_for_copies<SLOTS - 2>();
+  group_barrier();
+  fetch_piece(SLOTS % 2 == 1);
+
+  // Values.
+#pragma unroll
+  for (int i = 0; i < TILES * 2; ++i) {
+    const int tile = i / 2, half = i % 2;
+    const float changed = TILES == 1 ? factor[half] : factors[tile * 16 + half * 8 + up];
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column) {
+      sums[tile][column][half * 2] *= changed;
+      sums[tile][column][half * 2 + 1] *= changed;
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < KEYS / 16; ++step) {
+    unsigned int w[TILES][4];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      load_tiles(w[tile], weights + (tile * 16 + lane % 16) * WEIGHT_LINE + (step * 2 + lane / 16) * CHUNK);
+    }
+    const SHARED float* line = ring + slot * SLOT + (step * 16 + lane % 16) * VALUE_LINE;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 2) {
+      const int column = warp * COLUMNS + i, loaded = column + lane / 16;
+      if (COLUMNS * WARPS == VALUE_CHUNKS || column < VALUE_CHUNKS) {
+        unsigned int v[4];
+        load_turned_tiles(v, line + (loaded < VALUE_CHUNKS ? loaded : column) * CHUNK);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          multiply_tiles<T>(sums[tile][i], w[tile][0], w[tile][1], w[tile][2], w[tile][3], v[0], v[1]);
+          if (i + 1 < COLUMNS) {
+            multiply_tiles<T>(sums[tile][i + 1], w[tile][0], w[tile][1], w[tile][2], w[tile][3], v[2], v[3]);
+          }
+        }
       }
     }
   }
-  group_barrier();
-  if (warp == 0) {
+  slot = slot + 1 == SLOTS ? 0 : slot + 1;
+}
+
+// The sums of weights: of four lanes, then of all that were added up in other lanes, in the order of keys.
+group_barrier();
 #pragma unroll
-    for (int i = 0; i < VALUE_PARTS * 32; ++i) {
-      const int column = i / 32 * 64 + (across * 2 + i % 2) * 8 + i / 4 % 8;
-      if (column < VALUE_SIZE) {
-        sums[i] += weights[(up + i / 2 % 2 * 8) * VALUE_SIZE + column];
-      }
-    }
+for (int i = 0; i < 8 / SHARERS; ++i) {
+  float sum = total[i / 2][i % 2];
+  sum += shuffle_xor(sum, 1);
+  sum += shuffle_xor(sum, 2);
+  if (across == 0) {
+    of_warps[(own_run / ADDED_RUNS + i / 2) * PART + own_query + i % 2 * 8 + up] = sum;
+    factors[own_query + i % 2 * 8 + up] = largest[i % 2];
   }
 }
-if (warp == 0) {
+group_barrier();
 #pragma unroll
-  for (int i = 0; i < VALUE_PARTS * 32; ++i) {
-    const int m = up + i / 2 % 2 * 8, column = i / 32 * 64 + (across * 2 + i % 2) * 8 + i / 4 % 8;
-    const int query = chunk * MOST + m;
-    if (query < count * GROUP && column < VALUE_SIZE) {
-      const int token = first_query + query / GROUP;
-      const size_t of = ((size_t)token * HEADS + head * GROUP + query % GROUP) * stretches + number;
-      partial[of * (VALUE_SIZE + 4) + column] = sums[i];
-      if (column == 0) {
-        partial[of * (VALUE_SIZE + 4) + VALUE_SIZE] = totals[m * 2];
-        partial[of * (VALUE_SIZE + 4) + VALUE_SIZE + 1] = totals[m * 2 + 1];
+for (int i = 0; i < TILES * 2; ++i) {
+  const int in_part = i * 8 + up, query = first + in_part;
+  if (query < count * GROUP) {
+    const size_t token = first_query + query / GROUP;
+    const size_t of = (token * HEADS + head * GROUP + query % GROUP) * stretches + number;
+    DEVICE float* to_partial = partial + of * (VALUE_SIZE + 4);
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) {
+      const int column = (warp * COLUMNS + j) * 8 + across * 2;
+      if (column < VALUE_SIZE) {
+        store_two(to_partial + column, sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]);
       }
+    }
+    if (warp == 0 && across == 0) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int other = 0; other < WARPS; ++other) {
+        sum += of_warps[other * PART + in_part];
+      }
+      store_two(to_partial + VALUE_SIZE, factors[in_part], sum);
     }
   }
 }
