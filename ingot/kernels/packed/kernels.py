@@ -1,4 +1,4 @@
-"""Products of few rows with weights packed by MLX's affine form, for NVIDIA GPUs: as fast as memory gives the weights."""
+"""Products of few rows with weights packed by MLX's affine form, for NVIDIA GPUs, as fast as memory gives those."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PackedProduct:
         """x [rows, columns] times weights [outputs, columns * bits / 32] of int32: [rows, outputs]. A row's bits do not
         depend on how many there are."""
         rows, (outputs, groups) = x.shape[0], scales.shape
-        eights, tiles = 1 if rows <= 8 else 2, self._tuning.tiles(outputs)
+        eights, tiles = 1 if rows <= 8 else 2, self._tuning.tiles
         blocks = -(-rows // (eights * 8)) * -(-outputs // (tiles * 16))
         work = Work(
             self._template(groups, eights, tiles),
@@ -71,8 +71,9 @@ class PackedProduct:
     def _template(self, groups: int, eights: int, tiles: int) -> Template:
         packing = self._packing
         depth = self._tuning.depth(packing.bits, packing.group)
-        cut = (("DEPTH", depth), ("TILES", tiles), ("WARPS", self._tuning.warps), ("ALIGNED", groups % depth == 0))
-        return (("T", self._dtype), ("BITS", packing.bits), ("GROUP", packing.group), ("EIGHTS", eights), *cut)
+        cut = (("DEPTH", depth), ("TILES", tiles), ("WARPS", self._tuning.warps), ("EARLY", self._tuning.early))
+        aligned = ("ALIGNED", groups % depth == 0)
+        return (("T", self._dtype), ("BITS", packing.bits), ("GROUP", packing.group), ("EIGHTS", eights), *cut, aligned)
 
 
 def packed_product(device: Device, packing: Packing, dtype: mx.Dtype) -> PackedProduct:

@@ -88,31 +88,30 @@ INLINE unsigned int two_at(const LOCAL Lot<BYTES>& lot, int eight, int i) {
   return number_at<BITS>(lot, (eight * 8 + i) * BITS) | number_at<BITS>(lot, (eight * 8 + i + 4) * BITS) << 16;
 }
 
-// Whole numbers as the matrix units take them, each by OFFSET too large where that saves work: bits that are put behind
-// those of a power of two are added to it.
-template <typename N, int BITS>
-struct Whole;
-template <int BITS>
-struct Whole<Half, BITS> {
-  CONSTANT float OFFSET = 1024.0f;
-  CONSTANT unsigned int ONES = 0x3c003c00u;
-  static INLINE unsigned int of(unsigned int two) { return two | 0x64006400u; }
-};
-template <int BITS>
-struct Whole<Brain, BITS> {
-  CONSTANT float OFFSET = 128.0f;
-  CONSTANT unsigned int ONES = 0x3f803f80u;
-  static INLINE unsigned int of(unsigned int two) { return two | 0x43004300u; }
-};
-template <>
-struct Whole<Brain, 8> {
+// Whole numbers as the matrix units take them. Bits that are put behind those of a power of two are added to it, which takes
+// one instruction for two of them; the power is OFFSET, and what it adds to a sum has to be taken off. Where that would cost
+// precision, or where a number has no room there, it is made as float32 first.
+template <typename N, bool EXACT>
+struct Whole {
   CONSTANT float OFFSET = 0.0f;
   CONSTANT unsigned int ONES = 0x3f803f80u;
   static INLINE unsigned int of(unsigned int two) {
     const float low = from_bits((two & 0xffu) | 0x4b000000u) - 8388608.0f;
     const float high = from_bits(two >> 16 | 0x4b000000u) - 8388608.0f;
-    return two_of<Brain>(low, high);
+    return two_of<N>(low, high);
   }
+};
+template <>
+struct Whole<Brain, false> {
+  CONSTANT float OFFSET = 128.0f;
+  CONSTANT unsigned int ONES = 0x3f803f80u;
+  static INLINE unsigned int of(unsigned int two) { return two | 0x43004300u; }
+};
+template <>
+struct Whole<Half, false> {
+  CONSTANT float OFFSET = 1024.0f;
+  CONSTANT unsigned int ONES = 0x3c003c00u;
+  static INLINE unsigned int of(unsigned int two) { return two | 0x64006400u; }
 };
 
 // Scales and biases of neighbouring groups, of which there are so many.
@@ -159,10 +158,21 @@ INLINE float factor_at(const LOCAL Lot<DEPTH * 4>& lot, int i, float) {
   return from_bits(lot.words[i]);
 }
 
+// Bits that fit behind a power of two.
+template <typename N>
+struct Room {
+  CONSTANT int BITS = 7;
+};
+template <>
+struct Room<Half> {
+  CONSTANT int BITS = 10;
+};
+
 // Eight activations as pairs that fit those of weights, in so many parts, each of which is one that matrix units take.
 template <typename T>
 struct Pairs {
   typedef T Number;
+  CONSTANT bool EXACT = false;
   CONSTANT int PARTS = 1;
   static INLINE void of(const LOCAL Eight<T>& e, LOCAL unsigned int (&pairs)[1][4]) {
     pairs[0][0] = (e.raw.x & 0xffffu) | e.raw.z << 16;
@@ -174,6 +184,7 @@ struct Pairs {
 template <>
 struct Pairs<float> {
   typedef Brain Number;
+  CONSTANT bool EXACT = true;
   CONSTANT int PARTS = 3;  // of 8 bits each
   static INLINE void of(const LOCAL Eight<float>& e, LOCAL unsigned int (&pairs)[3][4]) {
     float rest[8];

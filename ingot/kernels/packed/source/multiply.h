@@ -14,7 +14,7 @@ constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers o
 constexpr int WIDTH = EIGHTS * 8;
 constexpr int PARTS = Pairs<T>::PARTS;
 typedef typename Pairs<T>::Number N;
-typedef Whole<N, BITS> Numbers;
+typedef Whole<N, Pairs<T>::EXACT || (BITS > Room<N>::BITS)> Numbers;
 SHARED_FLOATS(found, WARPS * TILES * 16 * WIDTH);
 
 const int lane = int(thread_index_in_simdgroup);
@@ -36,6 +36,13 @@ for (int i = 0; i < LINES; ++i) {
 
 Lot<LOT_BYTES> ahead[DEPTH * LINES];
 Lot<FACTOR_BYTES> scales_ahead[LINES], biases_ahead[LINES];
+Eight<T> given_ahead[EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1];
+#define GIVEN(x, e, group, eight)                                                                                          \
+  clear_eight(x);                                                                                                          \
+  if ((ALIGNED || (group) < groups) && first_row + (e) * 8 + up < rows) {                                                  \
+    const size_t line = (size_t)(first_row + (e) * 8 + up) * groups + (group);                                             \
+    load_eight(x, given + (line * 4 + across) * LOT + (eight) * 8);                                                        \
+  }
 #define FETCH(stretch)                                                                                                     \
   _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                      \
     const size_t group = lines[i] + (stretch) * DEPTH;                                                                     \
@@ -48,6 +55,11 @@ Lot<FACTOR_BYTES> scales_ahead[LINES], biases_ahead[LINES];
     }                                                                                                                      \
     load_factors<T, DEPTH, ALIGNED>(scales_ahead[i], scales + group, groups - (stretch) * DEPTH);                          \
     load_factors<T, DEPTH, ALIGNED>(biases_ahead[i], biases + group, groups - (stretch) * DEPTH);                          \
+  }                                                                                                                        \
+  if (EARLY) {                                                                                                             \
+    _Pragma("unroll") for (int i = 0; i < DEPTH * EIGHTS * (LOT / 8); ++i) {                                               \
+      GIVEN(given_ahead[i], i % EIGHTS, (stretch) * DEPTH + i / EIGHTS / (LOT / 8), i / EIGHTS % (LOT / 8))                \
+    }                                                                                                                      \
   }
 
 float sums[TILES * EIGHTS * 4];
@@ -70,13 +82,16 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
     scales_now[i] = scales_ahead[i];
     biases_now[i] = biases_ahead[i];
   }
+  Eight<T> given_now[EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1];
+#pragma unroll
+  for (int i = 0; i < (EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1); ++i) {
+    given_now[i] = given_ahead[i];
+  }
   if (stretch + WARPS < stretches) {
     FETCH(stretch + WARPS)
   }
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
-    const int column = ((stretch * DEPTH + d) * 4 + across) * LOT;
-    const bool there = ALIGNED || stretch * DEPTH + d < groups;
     float totals[EIGHTS * 4], products[TILES * EIGHTS * 4];
 #pragma unroll
     for (int i = 0; i < EIGHTS * 4; ++i) {
@@ -91,11 +106,11 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
       unsigned int pairs[EIGHTS][PARTS][4];
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) {
-        const int row = first_row + e * 8 + up;
         Eight<T> x;
-        clear_eight(x);
-        if (there && row < rows) {
-          load_eight(x, given + (size_t)row * groups * GROUP + column + eight * 8);
+        if (EARLY) {
+          x = given_now[(d * (LOT / 8) + eight) * EIGHTS + e];
+        } else {
+          GIVEN(x, e, stretch * DEPTH + d, eight)
         }
         Pairs<T>::of(x, pairs[e]);
       }
@@ -141,6 +156,7 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
   }
 }
 #undef FETCH
+#undef GIVEN
 
 #pragma unroll
 for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
