@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
@@ -22,7 +23,7 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.packed.kernels import PackedProduct, Packing
+from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
 from ingot.kernels.packed.tuning import TUNING, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
@@ -33,7 +34,6 @@ CUTS = (
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE = 8192
 SECTIONS = ("products", "prompts", "cuts")
-Weights = tuple[mx.array, mx.array, mx.array]
 
 
 class Trial:
@@ -46,12 +46,12 @@ class Trial:
         self._weights = [self._drawn(words) for _ in range(max(1, -(-beyond // self.bytes)))]
         self._next = cycle(self._weights)
 
-    def _drawn(self, words: int) -> Weights:
+    def _drawn(self, words: int) -> PackedWeights:
         shape = (self.outputs, self.columns // self.packing.group)
         weight = mx.random.randint(0, 256, (self.outputs, words * 4), mx.uint8).view(mx.uint32)
         scales, biases = (mx.random.normal(shape).astype(mx.bfloat16) * 0.01 for _ in range(2))
         mx.eval(weight, scales, biases)
-        return weight, scales, biases
+        return PackedWeights.of(self.packing, weight, scales, biases)
 
     def repeats(self, most: int = 200) -> int:
         """As many as a device's queue takes at once."""
@@ -63,26 +63,20 @@ class Trial:
         return x
 
     def ours(self, product: PackedProduct, x: mx.array) -> mx.array:
-        weight, scales, biases = next(self._next)
-        return product(x, weight.view(mx.int32), scales, biases)
+        return product(x, next(self._next))
 
     def theirs(self, x: mx.array) -> mx.array:
-        return mx.quantized_matmul(x, *next(self._next), group_size=self.packing.group, bits=self.packing.bits)
+        return next(self._next).by_mlx(x)
 
     def unpacked(self, x: mx.array) -> mx.array:
-        return x @ self._dequantized(*next(self._next)).T
-
-    def _dequantized(self, weight: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-        return mx.dequantize(weight, scales, biases, group_size=self.packing.group, bits=self.packing.bits)
+        return x @ next(self._next).unpacked().T
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
         """The largest difference from products in float32, of the largest of them."""
-        weight, scales, biases = self._weights[0]
-        wanted = (
-            x.astype(mx.float32) @ self._dequantized(weight, scales.astype(mx.float32), biases.astype(mx.float32)).T
-        )
-        found = product(x, weight.view(mx.int32), scales, biases).astype(mx.float32)
-        return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
+        weights = self._weights[0]
+        exact = replace(weights, scales=weights.scales.astype(mx.float32), biases=weights.biases.astype(mx.float32))
+        wanted = x.astype(mx.float32) @ exact.unpacked().T
+        return float(mx.abs(product(x, weights).astype(mx.float32) - wanted).max() / mx.abs(wanted).max())
 
 
 @mx.compile

@@ -42,6 +42,41 @@ class Packing:
         return None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """A layer's, as MLX packs them: scales and biases [outputs, columns / group] of one format."""
+
+    packing: Packing
+    weight: mx.array  # int32, which is how a kernel is given words
+    scales: mx.array
+    biases: mx.array
+
+    @classmethod
+    def of(cls, packing: Packing, weight: mx.array, scales: mx.array, biases: mx.array) -> PackedWeights:
+        """`weight` may be words of any kind: they are not copied."""
+        return cls(packing, weight.view(mx.int32), scales, biases)
+
+    @property
+    def outputs(self) -> int:
+        return self.scales.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.scales.shape[1] * self.packing.group
+
+    def by_mlx(self, x: mx.array) -> mx.array:
+        """x [rows, columns], multiplied by MLX's own kernels."""
+        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+        return mx.quantized_matmul(x, *given, group_size=self.packing.group, bits=self.packing.bits)
+
+    def unpacked(self) -> mx.array:
+        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+        return mx.dequantize(*given, group_size=self.packing.group, bits=self.packing.bits)
+
+    def __str__(self) -> str:
+        return f"{self.outputs}x{self.columns} of {self.packing.bits} bits in groups of {self.packing.group}"
+
+
 class PackedProduct:
     """Multiplies by the weights of one kind of layers."""
 
@@ -53,10 +88,9 @@ class PackedProduct:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
 
-    def __call__(self, x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-        """x [rows, columns] times weights [outputs, columns * bits / 32] of int32: [rows, outputs]. A row's bits do not
-        depend on how many there are."""
-        rows, (outputs, groups) = x.shape[0], scales.shape
+    def __call__(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are."""
+        rows, (outputs, groups) = x.shape[0], weights.scales.shape
         eights, tiles = 1 if rows <= 8 else 2, self._tuning.tiles
         blocks = -(-rows // (eights * 8)) * -(-outputs // (tiles * 16))
         work = Work(
@@ -65,7 +99,7 @@ class PackedProduct:
             self._tuning.warps * 32,
             (Output((rows, outputs), self._dtype),),
         )
-        [y] = self._run(packed_kernel(), [mx.contiguous(x), weight, scales, biases], work)
+        [y] = self._run(packed_kernel(), [mx.contiguous(x), weights.weight, weights.scales, weights.biases], work)
         return y
 
     def _template(self, groups: int, eights: int, tiles: int) -> Template:
