@@ -1,0 +1,194 @@
+"""Products with packed weights: the GPU's kernel against MLX's own, in one run, turn by turn.
+
+python -m bench.packed                      an 8B model's products, 1 to 16 rows; then prompts; then other cuts
+python -m bench.packed --bits 8 --group 32 --rows 1,8
+python -m bench.packed --only prompts
+
+Bytes are those of the packed weights, their scales and biases. Each product waits for the one before, as in a model,
+and comes with other weights, so that no cache of the device holds them; what waiting alone costs is taken off. On a CPU
+it asks for INGOT_AS=cuda, and measures the emulator, which says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+
+import mlx.core as mx
+
+from ingot.kernels.device import Device, current
+from ingot.kernels.gpu.launchers import launcher
+from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
+from ingot.kernels.packed.tuning import TUNING, Tuning
+
+SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
+CUTS = (
+    *(Tuning(8, 2, 1024), Tuning(16, 1, 512), Tuning(8, 1, 1024), Tuning(8, 1, 512, early=True)),
+    *(Tuning(8, 2, 256, early=True), Tuning(8, 2, 512, early=True), Tuning(4, 4, 256), Tuning(4, 2, 512)),
+)
+BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
+LARGE = 8192
+SECTIONS = ("products", "prompts", "cuts")
+
+
+class Trial:
+    """Weights of one shape, as many of them as no cache holds."""
+
+    def __init__(self, packing: Packing, outputs: int, columns: int, *, beyond: int = BEYOND_CACHES) -> None:
+        self.packing, self.outputs, self.columns, self._beyond = packing, outputs, columns, beyond
+        words = columns * packing.bits // 32
+        self.bytes = 4 * outputs * words + 4 * outputs * (columns // packing.group)
+        self._weights = [self._drawn(words) for _ in range(max(1, -(-beyond // self.bytes)))]
+        self._next = cycle(self._weights)
+
+    def _drawn(self, words: int) -> PackedWeights:
+        shape = (self.outputs, self.columns // self.packing.group)
+        weight = mx.random.randint(0, 256, (self.outputs, words * 4), mx.uint8).view(mx.uint32)
+        scales, biases = (mx.random.normal(shape).astype(mx.bfloat16) * 0.01 for _ in range(2))
+        mx.eval(weight, scales, biases)
+        return PackedWeights.of(self.packing, weight, scales, biases)
+
+    def repeats(self, most: int = 200) -> int:
+        """As many as a device's queue takes at once."""
+        return max(2, min(most, QUEUED // self.bytes, self._beyond * 8 // self.bytes))
+
+    def drawn(self, rows: int) -> mx.array:
+        x = mx.random.normal((rows, self.columns)).astype(mx.bfloat16)
+        mx.eval(x)
+        return x
+
+    def ours(self, product: PackedProduct, x: mx.array) -> mx.array:
+        return product(x, next(self._next))
+
+    def theirs(self, x: mx.array) -> mx.array:
+        return next(self._next).by_mlx(x)
+
+    def unpacked(self, x: mx.array) -> mx.array:
+        return x @ next(self._next).unpacked().T
+
+    def off(self, product: PackedProduct, x: mx.array) -> float:
+        """The largest difference from products in float32, of the largest of them."""
+        weights = self._weights[0]
+        exact = replace(weights, scales=weights.scales.astype(mx.float32), biases=weights.biases.astype(mx.float32))
+        wanted = x.astype(mx.float32) @ exact.unpacked().T
+        return float(mx.abs(product(x, weights).astype(mx.float32) - wanted).max() / mx.abs(wanted).max())
+
+
+@mx.compile
+def waiting(x: mx.array, last: mx.array) -> mx.array:
+    """`x`, once the device has `last`."""
+    return x + last.reshape(-1)[:1] * 0
+
+
+class Clock:
+    """Measures the device alone: while it multiplies large matrices, the host asks for all that is measured."""
+
+    def __init__(self, size: int) -> None:
+        self._large = mx.random.normal((size, size)).astype(mx.bfloat16)
+        mx.eval(self._large)
+
+    def seconds(self, work: Callable[[mx.array], mx.array], x: mx.array, repeats: int) -> float:
+        """Of one of many, each of which waits for the one before."""
+        mx.eval(work(x))
+        taken = statistics.median(self._chained(work, x, repeats) for _ in range(ROUNDS))
+        waited = statistics.median(self._chained(lambda x: x, x, repeats) for _ in range(ROUNDS))
+        return max(taken - waited, 0.1e-6 * repeats) / repeats
+
+    def _chained(self, work: Callable[[mx.array], mx.array], x: mx.array, repeats: int) -> float:
+        last, before = x, self._large
+        for _ in range(repeats):
+            last = work(waiting(x, last))
+        for _ in range(6):
+            before = before @ self._large
+        mx.synchronize()
+        begun = time.perf_counter()
+        mx.async_eval(before)
+        mx.async_eval(last)
+        mx.synchronize()
+        return time.perf_counter() - begun
+
+
+def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
+    product = _product(device, arguments, TUNING)
+    for trial in _trials(arguments):
+        for rows in arguments.rows:
+            x = trial.drawn(rows)
+            off = trial.off(product, x)
+            ours = clock.seconds(partial(trial.ours, product), x, trial.repeats())
+            theirs = clock.seconds(trial.theirs, x, trial.repeats())
+            speeds = " | ".join(f"{taken * 1e6:8.1f} {trial.bytes / taken / 1e12:6.2f}" for taken in (ours, theirs))
+            print(f"{_name(trial)} {rows:4}  {speeds} | {off:.4f}", flush=True)
+
+
+def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} rows   ours us | MLX's us | unpacked first, us")
+    product, rows = _product(device, arguments, TUNING), (16, 24, 32, 48, 64, 128, 256, 2048)
+    for trial in _trials(arguments):
+        for count in rows if trial.outputs < 100_000 else ():
+            x = trial.drawn(count)
+            ours = clock.seconds(partial(trial.ours, product), x, trial.repeats(16)) if count <= 256 else None
+            others = [clock.seconds(work, x, trial.repeats(16)) for work in (trial.theirs, trial.unpacked)]
+            print(_name(trial), f"{count:4}", " | ".join(_microseconds(taken) for taken in (ours, *others)), flush=True)
+
+
+def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    for tuning in CUTS:
+        product = _product(device, arguments, tuning)
+        for trial in _trials(arguments):
+            if trial.outputs in (4096, 28672):
+                found = []
+                for rows in (1, 8, 16):
+                    x = trial.drawn(rows)
+                    off = trial.off(product, x)
+                    taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
+                    found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f} TB/s" + (" WRONG" if off > 0.02 else ""))
+                print(f"{_name(trial)}  {'  '.join(found)}  {tuning}", flush=True)
+
+
+def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> PackedProduct:
+    run = launcher(device)
+    if run is None:
+        raise SystemExit("bench.packed: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
+    return PackedProduct(run, Packing(arguments.bits, arguments.group), mx.bfloat16, tuning)
+
+
+def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
+    for shape in arguments.shapes.split(","):
+        outputs, columns = map(int, shape.split("x"))
+        yield Trial(Packing(arguments.bits, arguments.group), outputs, columns, beyond=arguments.beyond)
+
+
+def _name(trial: Trial) -> str:
+    return f"{f'{trial.outputs}x{trial.columns}':>14}"
+
+
+def _microseconds(taken: float | None) -> str:
+    return "       -" if taken is None else f"{taken * 1e6:8.1f}"
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--shapes", default=SHAPES, help="outputs x columns (%(default)s)")
+    parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--beyond", type=int, default=BEYOND_CACHES, help="bytes of weights to go through")
+    arguments, device = parser.parse_args(given), current()
+    clock = Clock(LARGE if arguments.beyond == BEYOND_CACHES else 32)
+    print(device.name)
+    for name, section in zip(SECTIONS, (products, prompts, cuts), strict=True):
+        if arguments.only in (None, name):
+            begun = time.perf_counter()
+            section(device, clock, arguments)
+            print(f"{name}: {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Products with packed weights that were compared with MLX's own before they are used, each kind of layer once."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ingot.kernels.device import Device
+from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
+from ingot.kernels.packed.selfcheck import selfcheck
+
+Key = tuple[Packing, mx.Dtype, int, int]
+
+
+class CheckedPacked:
+    """Those of a device. What does not compile or differs is not used, and `wrong` says why. Metal has good ones of
+    MLX's own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.wrong: dict[Key, str] = {}
+        self._right: set[Key] = set()
+
+    def of(self, weights: PackedWeights) -> PackedProduct | None:
+        """None where there is no kernel for such weights that is right."""
+        if self._device.kind == "metal" or not self._is_right(weights):
+            return None
+        return packed_product(self._device, weights.packing, weights.scales.dtype)
+
+    def _is_right(self, weights: PackedWeights) -> bool:
+        key = (weights.packing, weights.scales.dtype, weights.outputs, weights.columns)
+        if key not in self._right and key not in self.wrong:
+            wrong = weights.packing.unsupported() or selfcheck(self._device, weights)
+            if wrong is None:
+                self._right.add(key)
+            else:
+                self.wrong[key] = wrong
+        return key in self._right

@@ -1,0 +1,118 @@
+"""Products of few rows with weights packed by MLX's affine form, for NVIDIA GPUs, as fast as memory gives those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
+from ingot.kernels.packed.tuning import TUNING, Tuning
+
+SOURCE = Path(__file__).parent / "source"
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@cache
+def packed_kernel() -> Kernel:
+    inputs = ("given", "weight", "scales", "biases")
+    return Kernel("packed", "multiply", inputs, ("y",), read(SOURCE / "lots.h"), read(SOURCE / "multiply.h"), True)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How weights are packed. Scales and biases are in the activations' format."""
+
+    bits: int
+    group: int
+    mode: str = "affine"
+
+    def unsupported(self) -> str | None:
+        """Why there is no kernel for it; None where there is one."""
+        if self.mode != "affine":
+            return f"weights packed as {self.mode}: there are kernels for affine ones"
+        if self.bits not in BITS or self.group not in GROUPS:
+            return f"weights of {self.bits} bits in groups of {self.group}: there are kernels for 2 to 8 in 32 to 128"
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """A layer's, as MLX packs them: scales and biases [outputs, columns / group] of one format."""
+
+    packing: Packing
+    weight: mx.array  # int32, which is how a kernel is given words
+    scales: mx.array
+    biases: mx.array
+
+    @classmethod
+    def of(cls, packing: Packing, weight: mx.array, scales: mx.array, biases: mx.array) -> PackedWeights:
+        """`weight` may be words of any kind: they are not copied."""
+        return cls(packing, weight.view(mx.int32), scales, biases)
+
+    @property
+    def outputs(self) -> int:
+        return self.scales.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.scales.shape[1] * self.packing.group
+
+    def by_mlx(self, x: mx.array) -> mx.array:
+        """x [rows, columns], multiplied by MLX's own kernels."""
+        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+        return mx.quantized_matmul(x, *given, group_size=self.packing.group, bits=self.packing.bits)
+
+    def unpacked(self) -> mx.array:
+        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+        return mx.dequantize(*given, group_size=self.packing.group, bits=self.packing.bits)
+
+    def __str__(self) -> str:
+        return f"{self.outputs}x{self.columns} of {self.packing.bits} bits in groups of {self.packing.group}"
+
+
+class PackedProduct:
+    """Multiplies by the weights of one kind of layers."""
+
+    def __init__(self, run: Launcher, packing: Packing, dtype: mx.Dtype, tuning: Tuning = TUNING) -> None:
+        """Raises ValueError for what there is no kernel for."""
+        if (reason := packing.unsupported()) is not None:
+            raise ValueError(reason)
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
+        self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
+
+    def __call__(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are."""
+        rows, (outputs, groups) = x.shape[0], weights.scales.shape
+        eights, tiles = 1 if rows <= 8 else 2, self._tuning.tiles
+        blocks = -(-rows // (eights * 8)) * -(-outputs // (tiles * 16))
+        work = Work(
+            self._template(groups, eights, tiles),
+            (blocks, 1, 1),
+            self._tuning.warps * 32,
+            (Output((rows, outputs), self._dtype),),
+        )
+        [y] = self._run(packed_kernel(), [mx.contiguous(x), weights.weight, weights.scales, weights.biases], work)
+        return y
+
+    def _template(self, groups: int, eights: int, tiles: int) -> Template:
+        packing = self._packing
+        depth = self._tuning.depth(packing.bits, packing.group)
+        cut = (("DEPTH", depth), ("TILES", tiles), ("WARPS", self._tuning.warps), ("EARLY", self._tuning.early))
+        aligned = ("ALIGNED", groups % depth == 0)
+        return (("T", self._dtype), ("BITS", packing.bits), ("GROUP", packing.group), ("EIGHTS", eights), *cut, aligned)
+
+
+def packed_product(device: Device, packing: Packing, dtype: mx.Dtype) -> PackedProduct:
+    """Raises ValueError where there is none."""
+    run = launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    return PackedProduct(run, packing, dtype)
