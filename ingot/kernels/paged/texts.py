@@ -16,9 +16,19 @@ INPUTS = {
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
+    "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
     "merge": ("partial", "numbers", "rows"),
 }
-OUTPUTS = {"write": "done", "copy": "done", "attend": "partial", "attend_wide": "partial", "merge": "attended"}
+OUTPUTS = {
+    "write": "done",
+    "copy": "done",
+    "attend": "partial",
+    "attend_wide": "partial",
+    "attend_prompt": "attended",
+    "merge": "attended",
+}
+MATRIX = ("attend_wide", "attend_prompt")
+"""By matrix units."""
 
 
 @cache
@@ -28,4 +38,4 @@ def paged_kernel(name: str, slabs: int) -> Kernel:
     header = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'pages.h')}" if slabs else ""
     names = [f"{kind}_{number}" for kind in ("keys", "values") for number in range(slabs)]
     body = read(SOURCE / f"{name}.h")
-    return Kernel("paged", name, (*INPUTS[name], *names), (OUTPUTS[name],), header, body, name == "attend_wide")
+    return Kernel("paged", name, (*INPUTS[name], *names), (OUTPUTS[name],), header, body, name in MATRIX)

@@ -8,9 +8,9 @@ import pytest
 
 from ingot.kernels.gpu.texts import SOURCE, KernelText, Prelude
 from ingot.kernels.gpu.texts import kernel_text as text_of
-from ingot.kernels.paged.texts import INPUTS, SLABS, paged_kernel
+from ingot.kernels.paged.texts import INPUTS, MATRIX, SLABS, paged_kernel
 
-KERNELS = tuple(name for name in INPUTS if name != "attend_wide")
+KERNELS = tuple(name for name in INPUTS if name not in MATRIX)
 """Those that Metal has, too."""
 ATTRIBUTES = (
     "threadgroup_position_in_grid",
