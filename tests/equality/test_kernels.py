@@ -133,3 +133,33 @@ def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_toke
         fed(adapter, alone, [(row, begin)])
         single = mx.concatenate([fed(adapter, alone, [(row, (token,))])[0] for token in end])
         assert apart(found[number], single) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.build(kind)
+    model.set_dtype(mx.bfloat16)
+    adapter = adapt(model, tiny.CONFIGS[kind], engines.GPU)
+    begun, widths = [prompt(length, length) for length in (30, 75, 200)], [1, 40, 20]
+    ends = [prompt(width, 90 + number) for number, width in enumerate(widths)]
+    asked: list[KernelRows] = []
+    attend = PagedAttention.attend
+    monkeypatch.setattr(
+        PagedAttention, "attend", lambda self, q, r, *rest: asked.append(r) or attend(self, q, r, *rest)
+    )
+
+    def found() -> list[mx.array]:
+        rows = adapter.new_rows()
+        together = [rows.new() for _ in begun]
+        fed(adapter, rows, list(zip(together, begun, strict=True)))
+        asked.clear()
+        return fed(adapter, rows, list(zip(together, ends, strict=True)))
+
+    by_kernels = found()
+    assert {each.spans for each in asked} == {((31, 1),), ((115, 40), (220, 20))}
+    monkeypatch.setattr(PagedAttention, "takes_prompts", False)
+    by_mlx = found()
+    assert {each.spans for each in asked} == {((31, 1),)}
+    assert all(apart(*each) < 0.05 for each in zip(by_kernels, by_mlx, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import mlx.core as mx
 
@@ -21,7 +22,7 @@ class CheckedKernels:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.wrong: dict[Key, str] = {}
-        self._right: set[Key] = set()
+        self._right: dict[Key, bool] = {}  # and whether they are so for prompts
         self.delta = CheckedDelta(device)
 
     def attention(
@@ -38,18 +39,35 @@ class CheckedKernels:
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
         if key not in self._right and key not in self.wrong:
             self._prepare(shape, dtype, cap, sinks, window)
+            self._check(key, sinks)
+        if key not in self._right:
+            return None
+        how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
+        return paged_attention(self._device, shape, dtype, prompts=self._right[key], **how)
+
+    def _check(self, key: Key, sinks: mx.array | None) -> None:
+        """What is wrong for prompts alone is left to MLX for prompts alone."""
+        _, shape, dtype, scale, cap, _, window = key
+        for prompts in (True, False):
             failed = (
-                selfcheck(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, slabs=slabs)
+                selfcheck(
+                    self._device,
+                    shape,
+                    dtype,
+                    scale=scale,
+                    cap=cap,
+                    sinks=sinks,
+                    window=window,
+                    slabs=slabs,
+                    prompts=prompts,
+                )
                 for slabs in slab_counts(self._device)
             )
             wrong = next((reason for reason in failed if reason is not None), None)
             if wrong is None:
-                self._right.add(key)
-            else:
-                self.wrong[key] = wrong
-        if key in self.wrong:
-            return None
-        return paged_attention(self._device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+                self._right[key] = prompts
+                return
+            self.wrong[key] = wrong
 
     def _prepare(
         self, shape: Shape, dtype: mx.Dtype, cap: float | None, sinks: mx.array | None, window: int | None

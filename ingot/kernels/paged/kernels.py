@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -248,6 +248,8 @@ class PagedAttention:
         A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
         """
         self._check(queries.dtype, slabs.dtype)
+        if rows.most > MOST_QUERIES:
+            return self._attend_prompts(queries, rows, slabs, after)
         shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
         chunks = -(-rows.most * shape.group // cut.part)
@@ -275,9 +277,33 @@ class PagedAttention:
         return attended
 
     @property
+    def takes_prompts(self) -> bool:
+        """Whether a row may have more than `MOST_QUERIES`."""
+        return bool(self._tuning.prompts) and self._dtype.size == 2
+
+    def _attend_prompts(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
+        if not self.takes_prompts:
+            raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
+        shape, warps = self._shape, self._tuning.prompts
+        block = 32 if max(shape.key_size, shape.value_size) <= 128 else 16
+        seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
+        [attended] = self._run(
+            paged_kernel("attend_prompt", self._taken(slabs)),
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *self._found(slabs)],
+            Work(
+                template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
+                groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
+                threads=warps * 32,
+                outputs=(Output((queries.shape[0], shape.heads, shape.value_size), self._dtype),),
+            ),
+        )
+        return attended
+
+    @property
     def widths(self) -> list[int]:
-        """For each kernel that it attends with, the most queries of a row that this one is for."""
-        return sorted({self._part(width): width for width in WIDTHS}.values())
+        """For each kernel that it attends with, the most queries of a row that this one is for, or more than any."""
+        few = sorted({self._part(width): width for width in WIDTHS}.values())
+        return [*few, *([3 * MOST_QUERIES] if self.takes_prompts else [])]
 
     def _part(self, width: int) -> tuple[int, int]:
         return self._tuning.part(width * self._shape.group, self._dtype, self._size)
@@ -350,9 +376,12 @@ def paged_attention(
     cap: float | None = None,
     sinks: mx.array | None = None,
     window: int | None = None,
+    prompts: bool = True,
 ) -> PagedAttention:
-    """Attention by this device's kernels. Only where `available`; raises ValueError as `PagedAttention` does."""
+    """Attention by this device's kernels, also for `prompts` where there is one for them. Only where `available`;
+    raises ValueError as `PagedAttention` does."""
     run = launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
-    return PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+    tuning = TUNINGS[device.kind] if prompts else replace(TUNINGS[device.kind], prompts=0)
+    return PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)

@@ -43,13 +43,16 @@ def selfcheck(
     sinks: mx.array | None = None,
     window: int | None = None,
     slabs: int = 2,
+    prompts: bool = True,
 ) -> str | None:
     """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
     Runs them all, so that none is compiled while somebody waits for an answer."""
     if not available(device):
         return f"no kernels for {device.name}"
     try:
-        attention = paged_attention(device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+        attention = paged_attention(
+            device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, prompts=prompts
+        )
         trial = _Trial(attention, shape, dtype, slabs)
         attended = (trial.attending(width, scale, cap, sinks, window) for width in attention.widths)
         return trial.writing() or trial.copying() or next((wrong for wrong in attended if wrong is not None), None)

@@ -14,6 +14,7 @@ INPUTS = {
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
+    "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
     "merge": ("partial", "numbers", "rows"),
 }
 OUTPUTS = {
@@ -22,10 +23,13 @@ OUTPUTS = {
     "copy": "done",
     "attend": "partial",
     "attend_wide": "partial",
+    "attend_prompt": "attended",
     "merge": "attended",
 }
 NO_PAGES = ("locate", "merge")
 """Read none."""
+MATRIX = ("attend_wide", "attend_prompt")
+"""By matrix units."""
 
 
 @cache
@@ -36,4 +40,4 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
     found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
     header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
     body = read(SOURCE / f"{name}.h")
-    return Kernel("paged", name, (*INPUTS[name], *inputs), (OUTPUTS[name],), header, body, name == "attend_wide")
+    return Kernel("paged", name, (*INPUTS[name], *inputs), (OUTPUTS[name],), header, body, name in MATRIX)

@@ -50,6 +50,7 @@ class Tuning:
     run: int  # values one behind another that a thread adds up: as many at once as it has registers for, 4 or 8
     matrix: Matrix | None = None  # for numbers of 16 bits: CUDA's alone
     slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
+    prompts: int = 0  # warps in a group that attends for many queries, sixteen each, by matrix units; 0: it is not done
 
     def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
         """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
@@ -63,7 +64,7 @@ class Tuning:
 
 
 TUNINGS: dict[DeviceKind, Tuning] = {
-    "cuda": Tuning(stretch=512, warps=4, most=8, run=8),  # the best of many, on an H200
+    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, prompts=8),  # the best of many, on an H200
     "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 

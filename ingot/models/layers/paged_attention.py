@@ -1,4 +1,4 @@
-"""Attention of rows with a few tokens each by the kernels of a GPU, over the pages as they lie."""
+"""Attention by the kernels of a GPU, over the pages as they lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Shape
 
 
 class KernelAttention:
-    """One layer's. Longer launches, and masks that do not say what they show, are not its own."""
+    """One layer's. Masks that do not say what they show are not its own, nor are prompts that no kernel is for."""
 
     def __init__(
         self,
@@ -33,18 +33,27 @@ class KernelAttention:
         self, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
     ) -> dict[int, mx.array]:
         """What the queries [tokens, heads, 1, size] of those launches attend to that are the kernels': by the launch's
-        number, [rows, heads, width, size]. Rows that decode and rows that verify, whatever their widths, are one call.
+        number, [rows, heads, width, size]. Rows that decode and rows that verify, whatever their widths, are one call;
+        prompts are another.
         """
-        storage, few = state.storage, [number for number, part in enumerate(mixed.parts) if part.width <= MOST_QUERIES]
-        if not few or not isinstance(storage, KernelStorage) or not isinstance(masks, Masks | None):
+        storage = state.storage
+        if not isinstance(storage, KernelStorage) or not isinstance(masks, Masks | None):
             return {}
         window = masks.window if masks is not None else state.window
         kernel = self._of(storage, window, queries.dtype)
         if kernel is None:
             return {}
-        taken = _taken(queries[:, :, 0], mixed, few)
-        attended = storage.attend(kernel, taken, state.kernel_rows(storage, mixed, few))
-        return _parted(attended, mixed, few)
+        few, many = (
+            [number for number, part in enumerate(mixed.parts) if (part.width > MOST_QUERIES) is wide]
+            for wide in (False, True)
+        )
+        found: dict[int, mx.array] = {}
+        for numbers in (few, many if kernel.takes_prompts else []):
+            if numbers:
+                taken = _taken(queries[:, :, 0], mixed, numbers)
+                attended = storage.attend(kernel, taken, state.kernel_rows(storage, mixed, numbers))
+                found |= _parted(attended, mixed, numbers)
+        return found
 
     def _of(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
         if (window, dtype) not in self._made:

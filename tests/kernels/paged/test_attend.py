@@ -222,8 +222,11 @@ def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
     attention, slabs = Variant(Shape(1, 1, 64, 64)).attention(), Slabs([slab], [slab])
     with pytest.raises(ValueError, match=r"float16 where .*bfloat16 was said"):
         attention.attend(mx.zeros((1, 1, 64), mx.float16), Rows.of([[0]], [1]), slabs, START)
-    with pytest.raises(ValueError, match="17 queries in a row: at most 16"):
-        attention.attend(mx.zeros((17, 1, 64), mx.bfloat16), Rows.of([[0]], [17], counts=[17]), slabs, START)
+    for dtype, kind in ((mx.float32, "cuda"), (mx.bfloat16, "metal")):
+        attention, slab = Variant(Shape(1, 1, 64, 64), dtype, tuning=TUNINGS[kind]).attention(), slab.astype(dtype)  # type: ignore[index]
+        with pytest.raises(ValueError, match="17 queries in a row: at most 16"):
+            rows = Rows.of([[0]], [17], counts=[17])
+            attention.attend(mx.zeros((17, 1, 64), dtype), rows, Slabs([slab], [slab]), START)
     with pytest.raises(ValueError, match="int32: there are kernels for"):
         Variant(Shape(1, 1, 64, 64), mx.int32).attention()
 
@@ -241,6 +244,6 @@ def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -
 
 def test_kernels_are_compiled_for_few_widths() -> None:
     assert Variant(Shape(8, 2, 64, 64), tuning=MATRIX).attention().widths == [16]
-    assert Variant(Shape(8, 2, 64, 64)).attention().widths == [1, 16]
-    assert Variant(Shape(8, 1, 64, 64)).attention().widths == [16]
-    assert Variant(Shape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16]
+    assert Variant(Shape(8, 2, 64, 64)).attention().widths == [1, 16, 48], "the last for prompts"
+    assert Variant(Shape(8, 1, 64, 64)).attention().widths == [16, 48]
+    assert Variant(Shape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16, 48]

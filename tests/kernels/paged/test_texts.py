@@ -8,10 +8,10 @@ import pytest
 
 from ingot.kernels.gpu.texts import SOURCE, KernelText, Prelude
 from ingot.kernels.gpu.texts import kernel_text as text_of
-from ingot.kernels.paged.texts import INPUTS, paged_kernel
+from ingot.kernels.paged.texts import INPUTS, MATRIX, paged_kernel
 from ingot.kernels.paged.tuning import SLABS
 
-KERNELS = tuple(name for name in INPUTS if name not in ("attend_wide", "locate"))
+KERNELS = tuple(name for name in INPUTS if name not in (*MATRIX, "locate"))
 """Those that Metal has, too."""
 ATTRIBUTES = (
     "threadgroup_position_in_grid",
