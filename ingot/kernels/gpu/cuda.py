@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from ingot.kernels.gpu.texts import Kernel, Template, Work
 log = logging.getLogger("ingot.kernels")
 MOST_THREADS = 16
 Run = Callable[[list[mx.array], Work], list[mx.array]]
-_Key = tuple[Kernel, Template, tuple[mx.Dtype, ...], tuple[mx.Dtype, ...]]
+DTYPE = attrgetter("dtype")
+_Key = tuple[Kernel, Template, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -65,8 +67,9 @@ class CudaLauncher:
         self.compilation = Compilation(None if folder is None else folder.folder)
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        kinds = tuple([inputs[number].dtype for number in leading(kernel)])
-        key = (kernel, work.template, kinds, tuple([output.dtype for output in work.outputs]))
+        taken, given = map(DTYPE, leading(kernel)(inputs)), map(DTYPE, work.outputs)
+        # Dtypes by their hashes, all of which differ: to compare two of them takes MLX longer than all the rest.
+        key = (kernel, work.template, tuple(map(hash, taken)), tuple(map(hash, given)))
         run = self._runs.get(key)
         return self._first(key, inputs, work) if run is None else run(inputs, work)
 

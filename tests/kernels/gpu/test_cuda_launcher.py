@@ -178,6 +178,10 @@ def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path: Path, monk
     assert len(device.calls) == 1
 
 
+def test_dtypes_are_told_apart_by_their_hashes() -> None:
+    assert len({hash(dtype) for dtype in TYPES}) == len(TYPES)
+
+
 def test_another_text_is_another_name() -> None:
     rehearsal = Rehearsal()
     for dtype in (mx.float32, mx.float16):
