@@ -89,6 +89,10 @@ def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         yield _kernel("paged attention", probed["paged"], "attention gathers pages instead")
     if probed["kind"] == "cuda":
         yield _kernel("gated delta", probed["delta"], "its tokens run one after another instead")
+    if "compiled" in probed:
+        slower = probed["compiled_slower"]
+        advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) beside mlx"
+        yield Finding("kernels", "note" if slower else "ok", slower or probed["compiled"], advice if slower else None)
 
 
 def _kernel(name: str, wrong: str | None, instead: str) -> Finding:

@@ -33,6 +33,7 @@ def probe() -> dict[str, object]:
         "native_advice": native.advice() if here.kind == "cpu" else None,
         "paged": _paged(here) if here.kind != "cpu" else None,
         "delta": _delta(here) if here.kind == "cuda" else None,
+        **_compiled(here),
     }
 
 
@@ -56,6 +57,14 @@ def _delta(here: Device) -> str | None:
     from ingot.kernels.delta.selfcheck import selfcheck
 
     return selfcheck(here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16)
+
+
+def _compiled(here: Device) -> dict[str, str | None]:
+    """What it took to compile those; nothing where MLX is to do so."""
+    from ingot.kernels.gpu.launchers import compilation
+
+    done = compilation(here) if here.kind == "cuda" else None
+    return {} if done is None else {"compiled": str(done), "compiled_slower": done.slower}
 
 
 def _gflops() -> float:

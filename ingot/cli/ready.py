@@ -33,6 +33,7 @@ def ready_record(
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
         *([f"tool format {found.format.name}"] if chats else []),
         *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
+        *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
     notes = [f"note: {note}" for note in (*card.notes, *(_guessed(found) if chats else [NO_CHAT]))]
     further = [_further(encoder) for encoder in encoders]

@@ -374,6 +374,7 @@ class ModelCard:
     quantization: str = ""  # what the weights are in the model's files, as people call it
     formats: str = ""  # that, and what activations and states are
     proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
+    kernels: str = ""  # what was compiled for the device, where that is ours to do
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from ingot.engine.start_proposers import offer_proposers
 from ingot.engine.states_key import exact_key
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
+from ingot.kernels.gpu.launchers import compilation
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
@@ -99,6 +100,9 @@ def load(
     )
     device.bound_memory(here, total, budget.transient)
     notes = [*adapter.notes, *guessing.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
+    compiled = compilation(here)
+    if compiled is not None and compiled.slower is not None:
+        notes.append(compiled.slower)
     fitting = _fitting(budget, context, weights, notes)
     card = ModelCard(
         name=name,
@@ -117,6 +121,7 @@ def load(
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
         proposers=guessing.names,
+        kernels="" if compiled is None else str(compiled),
     )
     cache_bytes = _cache_bytes(settings, budget)
     return Loaded(

@@ -68,6 +68,17 @@ def test_kernels_that_are_not_right_are_a_note_with_what_that_means() -> None:
     assert "gated delta" not in names(list(examine.mlx({**gpu, "kind": "metal"}))), "which mlx-lm has a kernel for"
 
 
+def test_what_was_compiled_is_said_and_what_mlx_compiles_instead_is_a_note() -> None:
+    gpu = {**WORKING, "kind": "cuda", "paged": None, "delta": None, "compiled": "4 compiled, in 1.0 s"}
+    told, noted = (
+        names(list(examine.mlx({**gpu, "compiled_slower": slower})))["kernels"]
+        for slower in (None, "MLX compiles kernels: all (no NVRTC)")
+    )
+    assert (told.state, told.detail, told.advice) == ("ok", "4 compiled, in 1.0 s", None)
+    assert noted.state == "note" and "no NVRTC" in noted.detail and "nvidia-cuda-nvrtc" in str(noted.advice)
+    assert "kernels" not in names(list(examine.mlx(WORKING)))
+
+
 def test_a_process_that_acts_as_a_gpu_looks_at_its_kernels(tmp_path: Path) -> None:
     done = subprocess.run(
         [INGOT, "doctor", "--json"],

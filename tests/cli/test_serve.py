@@ -100,6 +100,14 @@ def test_the_ready_record_says_who_guesses_ahead() -> None:
     assert "guessing" not in ready_record("http://x", CARD, found, needs_key=False)
 
 
+def test_the_ready_record_says_what_was_compiled() -> None:
+    found = FoundFormat(format_named("qwen"), "template")
+    compiled = replace(CARD, kernels="3 compiled, in 1.2 s")
+    line = ready_record("http://x", compiled, found, needs_key=False).splitlines()[0]
+    assert line.endswith(" | kernels: 3 compiled, in 1.2 s")
+    assert "kernels" not in ready_record("http://x", CARD, found, needs_key=False)
+
+
 def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
     guess = found_format("{{ messages }}", "unheard_of")
     line, *notes = ready_record("http://x", CARD, guess, needs_key=False).splitlines()

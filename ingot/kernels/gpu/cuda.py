@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -21,22 +23,32 @@ from ingot.kernels.gpu.texts import Kernel, Template, Work
 log = logging.getLogger("ingot.kernels")
 MOST_THREADS = 16
 Run = Callable[[list[mx.array], Work], list[mx.array]]
-_Key = tuple[Kernel, Template, tuple[mx.Dtype, ...], tuple[mx.Dtype, ...]]
+DTYPE = attrgetter("dtype")
+_Key = tuple[Kernel, Template, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class Compilation:
     """What became of all kinds that were met."""
 
+    folder: Path | None = None  # where they are kept
     compiled: int = 0
-    found: int = 0  # in files
+    found: int = 0  # in there
     seconds: float = 0.0
     by_mlx: dict[str, str] = field(default_factory=dict)
     """Kernels that MLX compiles instead, and why."""
 
     def __str__(self) -> str:
-        said = f"{self.compiled} compiled, {self.found} found, {self.seconds:.1f} s"
-        return f"{said}; by MLX: {', '.join(sorted(self.by_mlx))}" if self.by_mlx else said
+        whence = f", {self.found} found in {self.folder}" if self.found else ""
+        return f"{self.compiled} compiled{whence}, in {self.seconds:.1f} s"
+
+    @property
+    def slower(self) -> str | None:
+        """What takes longer than it could, and why."""
+        if not self.by_mlx:
+            return None
+        reasons = ", ".join(f"{kernel} ({why})" for kernel, why in sorted(self.by_mlx.items()))
+        return f"MLX compiles kernels when they are first used, which takes longer: {reasons}"
 
 
 class CudaLauncher:
@@ -52,11 +64,12 @@ class CudaLauncher:
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
         self._runs: dict[_Key, Run] = {}
         self._loaded: dict[Kind, _Loaded | Exception] = {}
-        self.compilation = Compilation()
+        self.compilation = Compilation(None if folder is None else folder.folder)
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        kinds = tuple([inputs[number].dtype for number in leading(kernel)])
-        key = (kernel, work.template, kinds, tuple([output.dtype for output in work.outputs]))
+        taken, given = map(DTYPE, leading(kernel)(inputs)), map(DTYPE, work.outputs)
+        # Dtypes by their hashes, all of which differ: to compare two of them takes MLX longer than all the rest.
+        key = (kernel, work.template, tuple(map(hash, taken)), tuple(map(hash, given)))
         run = self._runs.get(key)
         return self._first(key, inputs, work) if run is None else run(inputs, work)
 
@@ -92,7 +105,7 @@ class CudaLauncher:
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             why = " ".join(str(error).split())
             log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, why)
-            self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = why
+            self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = why[:500]
             self._runs[key] = partial(self._otherwise, kernel)
             return self._otherwise(kernel, inputs, work)
         return made

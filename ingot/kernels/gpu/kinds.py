@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -63,12 +64,13 @@ def kind_of(kernel: Kernel, inputs: list[mx.array], work: Work) -> Kind:
 
 
 @cache
-def leading(kernel: Kernel) -> tuple[int, ...]:
-    """Inputs whose dtypes tell a kernel's kinds apart: of those named alike but for a number the first."""
+def leading(kernel: Kernel) -> Callable[[list[mx.array]], Iterable[mx.array]]:
+    """Takes those of its inputs whose dtypes tell its kinds apart: of inputs named alike but for a number the first."""
     names: dict[str, int] = {}
     for number, name in enumerate(kernel.inputs):
         names.setdefault(re.sub(r"_\d+$", "_", name), number)
-    return tuple(names.values())
+    only, *others = names.values()
+    return itemgetter(only, *others) if others else lambda inputs: inputs[only : only + 1]
 
 
 class Rehearsal:

@@ -29,7 +29,9 @@ class Launcher(Protocol):
 class MlxLauncher:
     """Compiles at the first call of each kind; lazy, like any operation of MLX."""
 
-    def __init__(self, prelude: Prelude) -> None:
+    def __init__(self, prelude: Prelude, compilation: Compilation | None = None) -> None:
+        """`compilation` says why kernels are compiled here that might be compiled elsewhere."""
+        self.compilation = compilation
         self._prelude: Prelude = prelude
         self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
         self._made: dict[Kernel, Any] = {}
@@ -83,18 +85,16 @@ def prepare(device: Device, rehearsed: Rehearsed) -> None:
 def compilation(device: Device) -> Compilation | None:
     """What was compiled for it so far; None where compiling is not ours to do."""
     run = launcher(device)
-    return run.compilation if isinstance(run, CudaLauncher) else None
+    return run.compilation if isinstance(run, CudaLauncher | MlxLauncher) else None
 
 
 def _cuda() -> Launcher:
-    by_mlx = MlxLauncher("cuda")
     try:
         info = mx.device_info()
         target = architecture(int(info["compute_capability_major"]), int(info["compute_capability_minor"]))
-        return CudaLauncher(Nvrtc.find(), target, _kept(), by_mlx)
+        return CudaLauncher(Nvrtc.find(), target, _kept(), MlxLauncher("cuda"))
     except (NvrtcError, AttributeError, KeyError, ValueError) as error:
-        log.warning("MLX compiles all kernels, at every start: %s", error)
-        return by_mlx
+        return MlxLauncher("cuda", Compilation(by_mlx={"all": str(error)}))
 
 
 def _kept() -> CubinFolder | None:

@@ -2,102 +2,85 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
+import ctypes
+from functools import cache
 
 import mlx.core as mx
 import pytest
 
 from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
-from ingot.kernels.gpu.texts import Kernel, Work, kernel_text
+from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
+from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_copies, token_slots
 from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Tuning
 
-NVCC = shutil.which("nvcc")
-pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
-TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.int32: "int32_t"}
-INCLUDES = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cstdint>
-template <typename Number>
-struct Several {
-  Number numbers[8];
-  __device__ Number operator[](int i) const { return numbers[i]; }
-};
-"""
-TAKEN = {"shape": "Several<int>", "strides": "Several<int64_t>"}
+
+class Verbose(Nvrtc):
+    """Keeps what the assembler says."""
+
+    said = ""
+
+    def options(self, architecture: str) -> tuple[str, ...]:
+        return (*super().options(architecture), "--ptxas-options=-v")
+
+    def _taken(self, program: ctypes.c_void_p, what: str) -> bytes:
+        if what == "CUBIN":
+            self.said = self._said(program)
+        return super()._taken(program, what)
 
 
-class Programs:
-    """Writes down what it is to launch, as MLX would write it."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        text = kernel_text(kernel, "cuda")
-        arguments = []
-        for name, array in zip(text.inputs, inputs, strict=True):
-            arguments.append(f"const {TYPES[array.dtype]}* {name}")
-            arguments += [f"{taken} {name}_{what}" for what, taken in TAKEN.items() if f"{name}_{what}" in text.body]
-        arguments += [f"{TYPES[made.dtype]}* {name}" for name, made in zip(text.outputs, work.outputs, strict=True)]
-        constants = [
-            f"using {name} = {TYPES[value]};"
-            if isinstance(value, mx.Dtype)
-            else f"constexpr int {name} = {int(value)};"
-            for name, value in work.template
-        ]
-        lines = [INCLUDES, text.header, f"__global__ void run({', '.join(arguments)}) {{", *constants, text.body, "}"]
-        self.texts[kernel.name] = "\n".join(lines)
-        return [mx.zeros(made.shape, made.dtype) for made in work.outputs]
+@cache
+def compiler() -> Verbose | None:
+    try:
+        found = Verbose.find()
+    except NvrtcError:
+        return None
+    assert isinstance(found, Verbose)
+    return found
 
 
-def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, str]:
-    programs, start = Programs(), mx.zeros(1, mx.int32)
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs NVRTC")
+
+
+def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, Kind]:
+    run, start = Rehearsal(), mx.zeros(1, mx.int32)
     slab = mx.zeros((1, 2, 64, size), dtype)
-    attention = PagedAttention(programs, tuning, Shape(8, 2, size, size), dtype, scale=1.0, cap=9.0, window=700)
+    attention = PagedAttention(run, tuning, Shape(8, 2, size, size), dtype, scale=1.0, cap=9.0, window=700)
     slabs, keys = Slabs([slab], [slab]), mx.zeros((1, 2, size), dtype)
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
     attention.attend(mx.zeros((8, 8, size), dtype), Rows.of([[0]], [60], counts=[8]), slabs, start)
-    return programs.texts
+    return {kind.kernel.name: kind for kind in run.kinds}
 
 
-def delta(dtype: mx.Dtype) -> dict[str, str]:
-    programs, shape = Programs(), DeltaShape(2, 4, 128, 128, 4)
+def delta(dtype: mx.Dtype) -> dict[str, Kind]:
+    run, shape = Rehearsal(), DeltaShape(2, 4, 128, 128, 4)
     weights = {"filter": mx.zeros((shape.channels, 4, 1)), "a_log": mx.zeros(4), "dt_bias": mx.zeros(4)}
-    kernels, spans = DeltaKernels(programs, shape, dtype, **weights), Spans.of([(0, 1, 0, 0)])
+    kernels, spans = DeltaKernels(run, shape, dtype, **weights), Spans.of([(0, 1, 0, 0)])
     convolved = kernels.convolve(mx.zeros((1, shape.channels), dtype), spans, mx.zeros((1, *shape.tail)))
     kernels.advance(convolved, mx.zeros((1, 4), dtype), mx.zeros((1, 4), dtype), spans, mx.zeros((1, *shape.state)))
-    return programs.texts
+    return {kind.kernel.name: kind for kind in run.kinds}
 
 
-def compiled(text: str, folder: Path) -> str:
+def assembled(kind: Kind) -> str:
     """What the assembler says of it."""
-    source = folder / "kernel.cu"
-    source.write_text(text)
-    target = ["-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-std=c++17", "-Xptxas", "-v"]
-    command = [str(NVCC), *target, "-o", str(folder / "kernel.cubin"), str(source)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stderr[:3000]
-    return outcome.stderr
+    nvrtc, made = compiler(), program(kind)
+    assert nvrtc is not None
+    assert nvrtc.compiled(made.name, made.source, "sm_90a").startswith(b"\x7fELF")
+    return nvrtc.said
 
 
 @pytest.mark.parametrize("name", ["write", "copy", "attend", "merge"])
-def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: str, tmp_path: Path) -> None:
-    assert " 0 bytes spill stores" in compiled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name], tmp_path)
+def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: str) -> None:
+    assert " 0 bytes spill stores" in assembled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name])
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-def test_matrix_units_take_what_lies_in_pages(dtype: mx.Dtype, tmp_path: Path) -> None:
-    assert " 0 bytes spill stores" in compiled(paged(dtype, MATRIX, 256)["attend_wide"], tmp_path)
+def test_matrix_units_take_what_lies_in_pages(dtype: mx.Dtype) -> None:
+    assert " 0 bytes spill stores" in assembled(paged(dtype, MATRIX, 256)["attend_wide"])
 
 
 @pytest.mark.parametrize("name", ["convolve", "advance"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
-def test_the_gated_delta_rule_compiles_and_keeps_its_states_in_registers(
-    dtype: mx.Dtype, name: str, tmp_path: Path
-) -> None:
-    assert " 0 bytes spill stores" in compiled(delta(dtype)[name], tmp_path)
+def test_the_gated_delta_rule_compiles_and_keeps_its_states_in_registers(dtype: mx.Dtype, name: str) -> None:
+    assert " 0 bytes spill stores" in assembled(delta(dtype)[name])

@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.gpu.launchers import MlxLauncher
+from ingot.kernels.device import Device
+from ingot.kernels.gpu import launchers
+from ingot.kernels.gpu.cuda import CudaLauncher
+from ingot.kernels.gpu.launchers import MlxLauncher, compilation, launcher
+from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.gpu.texts import Prelude
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, token_slots
 from ingot.kernels.paged.tuning import TUNINGS
+from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.paged.memory import START
+
+H200 = Device("cuda", "H200", 1)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As far as choosing a launcher goes."""
+    monkeypatch.delenv("INGOT_AS", raising=False)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx, "device_info", lambda: {"compute_capability_major": 9, "compute_capability_minor": 0})
+    monkeypatch.setattr(launchers, "USUAL", tmp_path / "kernels")
+    launcher.cache_clear()
+    yield
+    launcher.cache_clear()
+
+
+@needs_compiler
+def test_on_cuda_kernels_are_compiled_here_for_the_very_device(
+    on_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Nvrtc, "find", lambda: fake_nvrtc(tmp_path))
+    run = launcher(H200)
+    assert isinstance(run, CudaLauncher) and run._architecture == "sm_90a"
+    assert str(compilation(H200)) == "0 compiled, in 0.0 s" and (tmp_path / "kernels").is_dir()
+
+
+def test_without_nvrtc_mlx_compiles_all_kernels_and_it_is_said(on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Nvrtc:
+        raise NvrtcError("none of libnvrtc.so.13 is found")
+
+    monkeypatch.setattr(Nvrtc, "find", nowhere)
+    assert isinstance(launcher(H200), MlxLauncher)
+    done = compilation(H200)
+    assert done is not None and "all (none of libnvrtc.so.13 is found)" in str(done.slower)
+
+
+def test_on_metal_compiling_is_not_ours(on_cuda: None) -> None:
+    assert isinstance(launcher(Device("metal", "M5", 1)), MlxLauncher)
+    assert compilation(Device("metal", "M5", 1)) is None
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_used_is_said_and_done_without(
+    on_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kernels").touch()
+    monkeypatch.setattr(Nvrtc, "find", lambda: fake_nvrtc(tmp_path))
+    assert isinstance(launcher(H200), CudaLauncher)
+    assert "compiled kernels are not kept" in caplog.text
 
 
 @pytest.mark.parametrize("prelude", ["cuda", "metal"])
