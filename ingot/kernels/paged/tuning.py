@@ -26,6 +26,15 @@ class Tuning:
     slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
     matrix: bool = False  # numbers of 16 bits are multiplied by matrix units, sixteen queries at once: CUDA's alone
 
+    def taken(self, slabs: int) -> int:
+        """How many slabs the kernel for so many takes as inputs; 0 where it finds them by their addresses. Raises
+        ValueError where there are too many."""
+        if not self.slabs:
+            return 0
+        if slabs > self.slabs[-1]:
+            raise ValueError(f"{slabs} slabs: kernels take at most {self.slabs[-1]}")
+        return next(count for count in self.slabs if count >= slabs)
+
     def part(self, queries: int, dtype: mx.Dtype) -> tuple[int, int]:
         """Queries a group, when there are so many in all, and keys that a thread looks at, at once."""
         if self.matrix and dtype.size == 2:

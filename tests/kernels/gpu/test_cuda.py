@@ -13,6 +13,7 @@ from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
 from ingot.kernels.gpu.texts import Kernel, Work, kernel_text
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_copies, token_slots
 from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Tuning
+from ingot.kernels.paged.turning import Turning, TurnShape
 
 NVCC = shutil.which("nvcc")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
@@ -62,6 +63,10 @@ def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, str]:
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
     attention.attend(mx.zeros((8, 8, size), dtype), Rows.of([[0]], [60], counts=[8]), slabs, start)
+    turned = TurnShape(Shape(8, 2, size, size), dims=size // 2, normed=True)
+    Turning(programs, tuning, turned, dtype, [(None, 1e-6)] * 2)(
+        mx.zeros((1, 12 * size), dtype), mx.zeros((1, size // 2)), token_slots([(0, 0)]), slabs, start
+    )
     return programs.texts
 
 
@@ -85,7 +90,7 @@ def compiled(text: str, folder: Path) -> str:
     return outcome.stderr
 
 
-@pytest.mark.parametrize("name", ["write", "copy", "attend", "merge"])
+@pytest.mark.parametrize("name", ["locate", "write", "turn", "copy", "attend", "merge"])
 def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: str, tmp_path: Path) -> None:
     assert " 0 bytes spill stores" in compiled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name], tmp_path)
 
