@@ -50,14 +50,14 @@ class Storage(ABC):
     """Slabs that whoever reads it takes at most."""
 
     def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
-        self._group, self.heads, self.sizes, self._dtype = group, heads, sizes, dtype
+        self._group, self.heads, self.sizes, self.dtype = group, heads, sizes, dtype
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
         group.storages.append(self)
 
     @property
     def token_bytes(self) -> int:
-        return self.heads * sum(self.sizes) * self._dtype.size
+        return self.heads * sum(self.sizes) * self.dtype.size
 
     @property
     @abstractmethod

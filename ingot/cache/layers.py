@@ -140,18 +140,33 @@ class AppendState(LayerState):
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Store keys and values [tokens, heads, size] of all tokens of what is open."""
+        storage = self.provided(keys.shape[1], (keys.shape[2], values.shape[2]), keys.dtype)
+        if isinstance(storage, KernelStorage):
+            storage.write_at(keys, values, self.places(storage))
+        else:
+            storage.write(keys, values, self._runs)
+
+    def provided(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> Storage:
+        """What is there, or is made for keys and values like these."""
         if self.storage is None:
-            self.storage = self._made(keys.shape[1], (keys.shape[2], values.shape[2]), self.kept or keys.dtype)
-        memo, number = self.opened.memo, self.group.number
-        if ("runs", number) not in memo:
-            memo["runs", number] = runs_of(self.opened, number)
-        runs: list[Run] = memo["runs", number]
-        if not isinstance(self.storage, KernelStorage):
-            self.storage.write(keys, values, runs)
-            return
-        if ("places", number) not in memo:
-            memo["places", number] = self.storage.places(runs)
-        self.storage.write_at(keys, values, memo["places", number])
+            self.storage = self._made(heads, sizes, self.kept or dtype)
+        return self.storage
+
+    def places(self, storage: KernelStorage) -> mx.array:
+        """Where the kernels write each token of what is open."""
+        memo, key = self.opened.memo, ("places", self.group.number)
+        if key not in memo:
+            memo[key] = storage.places(self._runs)
+        places: mx.array = memo[key]
+        return places
+
+    @property
+    def _runs(self) -> list[Run]:
+        memo, key = self.opened.memo, ("runs", self.group.number)
+        if key not in memo:
+            memo[key] = runs_of(self.opened, self.group.number)
+        runs: list[Run] = memo[key]
+        return runs
 
     def _made(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> SlabStorage:
         kernel = None if self.kernels is None else self.kernels.attention(Shape(heads, heads, *sizes, PAGE), dtype)

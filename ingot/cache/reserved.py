@@ -30,7 +30,7 @@ class ReservedStorage(Storage):
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
         for slabs, new in ((self.keys, keys), (self.values, values)):
             for token, count, page, at in runs:
-                own = new[token : token + count].swapaxes(0, 1).astype(self._dtype)
+                own = new[token : token + count].swapaxes(0, 1).astype(self.dtype)
                 slabs[0] = native.write_tokens(slabs[0], page, at, own)
 
     @classmethod

@@ -17,6 +17,7 @@ from ingot.cache.groups import PageGroup, PageIndex, Run, Storage
 from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.kernels.paged.kernels import PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.turning import Turning
 
 
 class SlabStorage(Storage):
@@ -33,13 +34,13 @@ class SlabStorage(Storage):
     def provide(self) -> None:
         for pages in self._group.slabs[len(self.keys) :]:
             for slabs, size in zip((self.keys, self.values), self.sizes, strict=True):
-                slabs.append(mx.zeros((pages, self.heads, PAGE, size), self._dtype))
+                slabs.append(mx.zeros((pages, self.heads, PAGE, size), self.dtype))
 
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
         self.provide()
         for slabs, new in ((self.keys, keys), (self.values, values)):
             if new.size:
-                self._put(slabs, new.astype(self._dtype), runs)
+                self._put(slabs, new.astype(self.dtype), runs)
 
     def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
         single: dict[int, list[tuple[int, int, int]]] = {}
@@ -74,7 +75,7 @@ class SlabStorage(Storage):
     def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
         size = slabs[0].shape[3]
         if not size:
-            return mx.zeros((1, self.heads, len(index.pages) * PAGE, 0), self._dtype)
+            return mx.zeros((1, self.heads, len(index.pages) * PAGE, 0), self.dtype)
         taken = [
             mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0).reshape(
                 1, self.heads, -1, size
@@ -148,8 +149,13 @@ class KernelStorage(SlabStorage):
         return token_slots([(encoded[page], place) for _, count, page, at in runs for place in range(at, at + count)])
 
     def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
-        keys, values = (part.astype(self._dtype) for part in (keys, values))
+        keys, values = (part.astype(self.dtype) for part in (keys, values))
         self._token = self._kernel.write(keys, values, places, self.slabs, self._token)
+
+    def turn(self, turning: Turning, projected: mx.array, angles: mx.array, places: mx.array) -> mx.array:
+        """Write keys and values of what was projected, and give its queries, all turned to their positions."""
+        queries, self._token = turning(projected, angles, places, self.slabs, self._token)
+        return queries
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         encoded = self._group.encoded

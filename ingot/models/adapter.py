@@ -271,6 +271,7 @@ def _probe(
 def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKernels | None) -> list[str]:
     """What is slower than it could be."""
     said = [f"attention over gathered pages, slower: a kernel {why}" for why in sorted(_wrong(kernels))]
+    said += [f"rotary positions by plain operations, slower: a kernel {why}" for why in sorted(_wrong_turns(kernels))]
     said += [f"gated delta token by token, slower: {why}" for why in sorted(_wrong_delta(kernels))]
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
@@ -283,6 +284,10 @@ def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKerne
 
 def _wrong(kernels: CheckedKernels | None) -> set[str]:
     return set() if kernels is None else set(kernels.wrong.values())
+
+
+def _wrong_turns(kernels: CheckedKernels | None) -> set[str]:
+    return set() if kernels is None else {why for why in kernels.wrong_turns.values() if why is not None}
 
 
 def _wrong_delta(kernels: CheckedKernels | None) -> set[str]:

@@ -21,6 +21,7 @@ from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels.paged.kernels import PagedAttention, available
 from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.turning import Turning
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers.gated_delta import KernelDelta
 from ingot.models.probe import apart
@@ -64,6 +65,17 @@ def test_the_kernels_are_used(engine: Engine) -> None:
     recurrent = sum(isinstance(state, RecurrentState) for state in runner.rows.states)
     assert sum(KernelDelta in kinds for kinds in mixers) == recurrent
     assert not any("slower" in note for note in runner._adapter.notes)
+
+
+def test_keys_and_values_are_turned_and_written_by_one_kernel(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[type] = []
+    for kind, name in ((Turning, "__call__"), (PagedAttention, "write")):
+        given = getattr(kind, name)
+        monkeypatch.setattr(
+            kind, name, lambda self, *rest, given=given: written.append(type(self)) or given(self, *rest)
+        )
+    engines.answer(engine, asked("t", prompt(70, 1)))
+    assert set(written) == {Turning}, "of prompts and of single tokens alike"
 
 
 def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:

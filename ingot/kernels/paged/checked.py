@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import rehearse, selfcheck, slab_counts
+from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
+from ingot.kernels.paged.turning_check import check_turning
 
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
 
@@ -23,6 +26,8 @@ class CheckedKernels:
         self._device = device
         self.wrong: dict[Key, str] = {}
         self._right: dict[Key, bool] = {}  # and whether they are so for prompts
+        self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
+        """Why what turns queries and keys of such layers is not used; None where it is right."""
         self.delta = CheckedDelta(device)
 
     def attention(
@@ -79,3 +84,12 @@ class CheckedKernels:
 
         with suppress(ValueError):
             prepare(self._device, launches)
+
+    def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
+        """None where there is no kernel for such layers that is right."""
+        if (shape, dtype) not in self.wrong_turns:
+            failed = (check_turning(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device))
+            self.wrong_turns[shape, dtype] = next((reason for reason in failed if reason is not None), None)
+        if self.wrong_turns[shape, dtype] is not None:
+            return None
+        return turning(self._device, shape, dtype, norms)

@@ -88,6 +88,10 @@ class Slabs:
         self._addresses: mx.array | None = None
         self._padded: dict[int, list[mx.array]] = {}
 
+    def found(self, count: int, run: Launcher) -> list[mx.array]:
+        """What a kernel that takes so many slabs finds them by; with 0 it takes their addresses."""
+        return self.inputs(count) if count else [self.addresses(run)]
+
     def inputs(self, count: int) -> list[mx.array]:
         """For a kernel that takes so many slabs, which are no fewer than there are."""
         if count not in self._padded:
@@ -252,11 +256,11 @@ class PagedAttention:
             return self._attend_prompts(queries, rows, slabs, after)
         shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
-        chunks = -(-rows.most * shape.group // cut.part)
+        taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
         [partial] = self._run(
-            paged_kernel(cut.kernel, self._taken(slabs)),
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *self._found(slabs)],
+            paged_kernel(cut.kernel, taken),
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
             Work(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, row_count),
@@ -326,9 +330,10 @@ class PagedAttention:
         return ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
+        taken = self._tuning.taken(len(slabs.keys))
         [done] = self._run(
-            paged_kernel(kernel, self._taken(slabs)),
-            [*given, *self._found(slabs)],
+            paged_kernel(kernel, taken),
+            [*given, *slabs.found(taken, self._run)],
             Work(
                 template=(*self._pages, ("THREADS", _THREADS)),
                 groups=(count, self._shape.kv_heads, 1),
@@ -342,19 +347,6 @@ class PagedAttention:
     def most_slabs(self) -> int | None:
         """How many there may be; None: any number."""
         return self._tuning.slabs[-1] if self._tuning.slabs else None
-
-    def _taken(self, slabs: Slabs) -> int:
-        """How many slabs the kernel for these takes as inputs; 0 where it finds them by their addresses."""
-        if not self._tuning.slabs:
-            return 0
-        kinds = (count for count in self._tuning.slabs if count >= len(slabs.keys))
-        if (count := next(kinds, None)) is None:
-            raise ValueError(f"{len(slabs.keys)} slabs: kernels take at most {self._tuning.slabs[-1]}")
-        return count
-
-    def _found(self, slabs: Slabs) -> list[mx.array]:
-        count = self._taken(slabs)
-        return slabs.inputs(count) if count else [slabs.addresses(self._run)]
 
     def _check(self, *dtypes: mx.Dtype) -> None:
         for dtype in dtypes:

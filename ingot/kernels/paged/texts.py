@@ -11,20 +11,22 @@ SOURCE = Path(__file__).parent / "source"
 INPUTS = {
     "locate": ("keys", "values"),
     "write": ("keys", "values", "slots", "after"),
+    "turn": ("projected", "angles", "norms", "slots", "after"),
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
     "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
     "merge": ("partial", "numbers", "rows"),
 }
-OUTPUTS = {
-    "locate": "addresses",
-    "write": "done",
-    "copy": "done",
-    "attend": "partial",
-    "attend_wide": "partial",
-    "attend_prompt": "attended",
-    "merge": "attended",
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "locate": ("addresses",),
+    "write": ("done",),
+    "turn": ("turned", "done"),
+    "copy": ("done",),
+    "attend": ("partial",),
+    "attend_wide": ("partial",),
+    "attend_prompt": ("attended",),
+    "merge": ("attended",),
 }
 NO_PAGES = ("locate", "merge")
 """Read none."""
@@ -40,4 +42,4 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
     found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
     header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
     body = read(SOURCE / f"{name}.h")
-    return Kernel("paged", name, (*INPUTS[name], *inputs), (OUTPUTS[name],), header, body, name in MATRIX)
+    return Kernel("paged", name, (*INPUTS[name], *inputs), OUTPUTS[name], header, body, name in MATRIX)

@@ -52,6 +52,15 @@ class Tuning:
     slabs: tuple[int, ...] = ()  # so many a kernel takes as inputs, a kernel for each; none: it finds any by address
     prompts: int = 0  # warps in a group that attends for many queries, sixteen each, by matrix units; 0: it is not done
 
+    def taken(self, slabs: int) -> int:
+        """How many slabs the kernel for so many takes as inputs; 0 where it finds them by their addresses. Raises
+        ValueError where there are too many."""
+        if not self.slabs:
+            return 0
+        if slabs > self.slabs[-1]:
+            raise ValueError(f"{slabs} slabs: kernels take at most {self.slabs[-1]}")
+        return next(count for count in self.slabs if count >= slabs)
+
     def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
         """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
         once."""

@@ -19,10 +19,12 @@ from ingot.cache.layers import AppendState
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
+from ingot.models.layers.joined import JoinedLinear, joined_linear
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
 from ingot.models.layers.paged_attention import KernelAttention
 from ingot.models.layers.rope import SharedRope, SharedRopes
+from ingot.models.layers.turning import KernelTurning, Turns
 
 TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
@@ -42,6 +44,8 @@ class MixedAttention(nn.Module):
     _tile: int | None
     _ragged: RaggedAttention | None
     _paged: KernelAttention | None
+    _turning: KernelTurning | None
+    _joined: JoinedLinear | None
 
     @property
     def native(self) -> bool:
@@ -56,9 +60,7 @@ class MixedAttention(nn.Module):
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
         if self._ragged is not None and self._ragged.covers(x, masks, state, mixed):
             return self._at_once(self._ragged, x, masks, state, mixed)
-        queries, keys, values, gate = self._projected(x, mixed)
-        # All of them before anything is read: pages can only be written in place while nobody waits to read them.
-        state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
+        queries, gate = self._written(x, state, mixed)
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
         outputs = [
             found[number] if number in found else self._part(number, part, queries, masks, state, mixed)
@@ -67,6 +69,36 @@ class MixedAttention(nn.Module):
         joined = mixed.joined_heads(outputs)
         project: nn.Module = self[self._wiring.out]
         return project(joined if gate is None else joined * mx.sigmoid(gate))
+
+    def _written(self, x: mx.array, state: AppendState, mixed: Mixed) -> tuple[mx.array, mx.array | None]:
+        """Queries [tokens, heads, 1, size] and the output's gate, once keys and values are written.
+
+        All of them before anything is read: pages can only be written in place while nobody waits to read them.
+        """
+        if self._turning is not None:
+            projected, sizes = self._joint(x)
+            turned = self._turning(projected.reshape(mixed.tokens, -1), sizes, state, mixed)
+            if turned is not None:
+                return turned[:, :, None], self._gate(projected, sizes[0], mixed)
+        queries, keys, values, gate = self._projected(x, mixed)
+        state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
+        return queries, gate
+
+    def _joint(self, x: mx.array) -> tuple[mx.array, tuple[int, int]]:
+        """Queries, keys and values [1, tokens, ...] one behind another, and the sizes of heads of keys and values."""
+        if self._joined is None and self._wiring.joint is None:
+            parts = self._linear(x)
+            keys, values = (part.shape[-1] // self._kv_heads for part in parts[1:])
+            return mx.concatenate(list(parts), axis=-1), (keys, values)
+        joint = self._joined(x) if self._joined is not None else self[self._wiring.joint](x)
+        heads = self._heads * (2 if self._wiring.gated else 1) + 2 * self._kv_heads
+        return joint, (joint.shape[-1] // heads,) * 2
+
+    def _gate(self, projected: mx.array, size: int, mixed: Mixed) -> mx.array | None:
+        if not self._wiring.gated:
+            return None
+        queries = projected[..., : 2 * self._heads * size].reshape(1, mixed.tokens, self._heads, 2, size)
+        return queries[..., 1, :].reshape(1, mixed.tokens, -1)
 
     def _part(
         self, number: int, part: Launch, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
@@ -182,11 +214,12 @@ def mixed_attention(
     ropes: SharedRopes | None,
     ragged: Rotations | None,
     kernels: CheckedKernels | None,
+    turns: Turns | None = None,
 ) -> MixedAttention | None:
     """The same attention for mixed launches too; None where its class is not known.
 
     `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
-    computed natively; `kernels` are those of a GPU.
+    computed natively; `kernels` are those of a GPU, and `turns` what its kernels turn.
     """
     wiring = wiring_of(module)
     if wiring is None:
@@ -201,7 +234,31 @@ def mixed_attention(
     replacement._tile = None if ropes is None else TILE
     replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
     replacement._paged = None if kernels is None else _paged(replacement, kernels)
+    replacement._turning = None if turns is None else _turning(replacement, turns)
+    replacement._joined = None if kernels is None else _joined(replacement)
     return replacement
+
+
+def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:
+    wiring = module._wiring
+    if wiring.whole_norms:
+        return None
+    return turns.of(
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        rope=module.rope if module._rotates else None,
+        norms=[module[name] for name in wiring.norms or () if name in module],
+        gated=wiring.gated,
+    )
+
+
+def _joined(module: MixedAttention) -> JoinedLinear | None:
+    """Products of queries, keys and values as one, where heads of keys and values are as large."""
+    if module._wiring.joint is not None or module._turning is None:
+        return None
+    layers = [module.q_proj, module.k_proj, module.v_proj]
+    keys, values = (layer.weight.shape[0] for layer in layers[1:])
+    return joined_linear(layers) if keys == values else None
 
 
 def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:

@@ -28,6 +28,7 @@ from ingot.models.layers.gated_delta import kernel_delta
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import Rotations
 from ingot.models.layers.rope import SharedRopes
+from ingot.models.layers.turning import Turns
 
 
 class SplitMixer(nn.Module):
@@ -111,14 +112,20 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
     """Swap every mixer of the model for one that understands mixed launches; returns how many were swapped."""
     found, ropes = mixers(model), SharedRopes() if unfused else None
     ragged = Rotations() if unfused and native.available() else None
-    model.update_modules(tree_unflatten([(path, _swapped(module, ropes, ragged, kernels)) for path, module in found]))
+    turns = None if kernels is None else Turns(kernels)
+    swapped = [(path, _swapped(module, ropes, ragged, kernels, turns)) for path, module in found]
+    model.update_modules(tree_unflatten(swapped))
     return len(found)
 
 
 def _swapped(
-    module: nn.Module, ropes: SharedRopes | None, ragged: Rotations | None, kernels: CheckedKernels | None
+    module: nn.Module,
+    ropes: SharedRopes | None,
+    ragged: Rotations | None,
+    kernels: CheckedKernels | None,
+    turns: Turns | None,
 ) -> nn.Module:
-    attention = mixed_attention(module, ropes, ragged, kernels)
+    attention = mixed_attention(module, ropes, ragged, kernels, turns)
     if attention is not None:
         return attention
     recurrence = None if kernels is None else kernel_delta(module, kernels.delta)

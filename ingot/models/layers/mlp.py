@@ -1,8 +1,10 @@
-"""Gated MLPs on CPUs: the gate as one native operation, or in the fewest that MLX has for it."""
+"""Gated MLPs in fewer operations: on CPUs the gate as one native operation, or in the fewest that MLX has for it; on
+GPUs what is gated and its gate as one product."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +14,7 @@ from mlx.utils import tree_unflatten
 from ingot.kernels import native
 from ingot.models.families.description import MLPWiring
 from ingot.models.families.registry import gating_of
+from ingot.models.layers.joined import JoinedLinear, joined_linear
 from ingot.models.layers.modules import adopt
 
 
@@ -58,4 +61,57 @@ def swap_gates(model: nn.Module) -> int:
 def _swapped(module: nn.Module, gating: MLPWiring, quick: bool) -> nn.Module:
     swapped: Any = adopt(module, _extended(type(module)))
     swapped._gating, swapped._native = gating, quick
+    return swapped
+
+
+class JoinedMLP(nn.Module):
+    """Computes what the MLP that it extends computes, the products in front of its gate as one."""
+
+    _gating: MLPWiring
+    _joined: JoinedLinear
+
+    def __call__(self, x: mx.array) -> Any:
+        gate, up = mx.split(self._joined(x), 2, axis=-1)
+        return self[self._gating.down](_GATES[self._gating.act](gate, up))
+
+
+@partial(mx.compile, shapeless=True)
+def _silu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(gate) * up
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu(gate) * up
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.gelu_approx(gate) * up
+
+
+_GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+
+
+@cache
+def _joining(kind: type) -> type:
+    return type(f"Joined{kind.__name__}", (JoinedMLP, kind), {})
+
+
+def join_gates(model: nn.Module) -> int:
+    """Swap every known MLP of the model whose products can be joined; returns how many were. One layer after another is
+    in memory twice, while it is joined."""
+    tried = [(path, _with_one_product(module, gating_of(module))) for path, module in model.named_modules()]
+    swapped = [(path, module) for path, module in tried if module is not None]
+    model.update_modules(tree_unflatten(swapped))
+    return len(swapped)
+
+
+def _with_one_product(module: nn.Module, gating: MLPWiring | None) -> nn.Module | None:
+    """None for other modules, and for those whose products are one already, or cannot be."""
+    joined = None if gating is None or gating.up is None else joined_linear([module[gating.gate], module[gating.up]])
+    if joined is None:
+        return None
+    swapped: Any = adopt(module, _joining(type(module)))
+    swapped._gating, swapped._joined = gating, joined
     return swapped

@@ -9,7 +9,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.fused import fuse_layers
 from ingot.models.layers.mixers import swap_mixers
-from ingot.models.layers.mlp import swap_gates
+from ingot.models.layers.mlp import join_gates, swap_gates
 from ingot.models.layers.modules import swap_ropes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import swap_recurrences
@@ -21,6 +21,7 @@ def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | Non
     swap_ropes(model)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
+        join_gates(model)
         return False
     fused = not apart and fuse_layers(model)
     swap_recurrences(model)

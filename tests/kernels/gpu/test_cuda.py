@@ -13,6 +13,7 @@ from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_copies, token_slots
 from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Tuning
+from ingot.kernels.paged.turning import Turning, TurnShape
 
 
 class Verbose(Nvrtc):
@@ -50,6 +51,10 @@ def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, Kind]:
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
     attention.attend(mx.zeros((8, 8, size), dtype), Rows.of([[0]], [60], counts=[8]), slabs, start)
+    turned = TurnShape(Shape(8, 2, size, size), dims=size // 2, normed=True)
+    Turning(run, tuning, turned, dtype, [(None, 1e-6)] * 2)(
+        mx.zeros((1, 12 * size), dtype), mx.zeros((1, size // 2)), token_slots([(0, 0)]), slabs, start
+    )
     return {kind.kernel.name: kind for kind in run.kinds}
 
 
@@ -70,7 +75,7 @@ def assembled(kind: Kind) -> str:
     return nvrtc.said
 
 
-@pytest.mark.parametrize("name", ["write", "copy", "attend", "merge"])
+@pytest.mark.parametrize("name", ["locate", "write", "turn", "copy", "attend", "merge"])
 def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: str) -> None:
     assert " 0 bytes spill stores" in assembled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name])
 

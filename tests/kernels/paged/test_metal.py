@@ -14,13 +14,14 @@ from ingot.kernels.paged.texts import paged_kernel
 
 STUB = Path(__file__).with_name("metal_stub.h")
 COMPILER = shutil.which("clang++") or shutil.which("g++")
-NUMBERS = dict.fromkeys(("numbers", "partial", "filter", "tails", "states", "kept"), "float")
+NUMBERS = dict.fromkeys(("numbers", "angles", "norms", "partial", "filter", "tails", "states", "kept"), "float")
 INTEGERS = ("rows", "table", "after", "slots", "copies", "done", "spans")
 ATTRIBUTES = {"simdgroup_index_in_threadgroup": "uint", "thread_index_in_simdgroup": "uint"}
 ATTRIBUTES |= {"threadgroup_position_in_grid": "uint3", "threadgroups_per_grid": "uint3"}
 SIZES = "KEY_SIZE=64,VALUE_SIZE=80,KV_HEADS=2,PAGE=64"
 TEMPLATES = {
     "write": f"{SIZES},THREADS=128",
+    "turn": f"{SIZES},GROUP=3,WARPS=4,DIMS=48,NEIGHBOURS=0,NORMED=1,Q_STEP=128",
     "copy": f"{SIZES},THREADS=128",
     "attend": f"{SIZES},GROUP=3,STRETCH=512,WINDOW=9,CAPPED=1,PART=3,UNROLL=4,RUN=8,WARPS=4",
     "merge": f"{SIZES},GROUP=3,STRETCH=512,WINDOW=9,SINKS=1,THREADS=128",

@@ -8,7 +8,7 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
 from ingot.models.families.registry import gating_of
-from ingot.models.layers.mlp import GatedMLP, swap_gates
+from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gates, swap_gates
 from ingot.models.layers.modules import parameters
 from tests.models.layers import family_configs
 
@@ -44,3 +44,22 @@ def test_a_swapped_mlp_gives_the_same_with_the_same_weights(
         half = x.astype(mx.bfloat16)
         assert mx.array_equal(swapped[path](half), mlp(half), equal_nan=True).item()
     assert {path: id(array) for path, array in parameters(model)} == {path: id(array) for path, array in before.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_mlp_whose_products_are_one_gives_the_same(family: str) -> None:
+    model = family_configs.build(family)
+    found = [(path, module, gating_of(module)) for path, module in model.named_modules()]
+    known = [(path, module, gating) for path, module, gating in found if gating is not None]
+    joinable = [path for path, _, gating in known if gating.up is not None]
+    states = [3 * mx.random.normal((1, 7, mlp[gating.gate].weight.shape[1])) for _, mlp, gating in known]
+    expected = [mlp(x) for (_, mlp, _), x in zip(known, states, strict=True)]
+    mx.eval(expected)
+    names = {path for path, _ in parameters(model)}
+    assert join_gates(model) == len(joinable)
+    swapped = dict(model.named_modules())
+    assert all(isinstance(swapped[path], JoinedMLP) for path in joinable)
+    for (path, _, _), x, wanted in zip(known, states, expected, strict=True):
+        off = mx.abs(swapped[path](x) - wanted) <= 1e-5 * mx.abs(wanted).max(axis=-1, keepdims=True)
+        assert mx.all(off).item()
+    assert {path for path, _ in parameters(model)} == names
