@@ -67,8 +67,7 @@ class Trial:
     def cut(self, tuning: Tuning) -> None:
         """From now on, attend that way."""
         run = launcher(self.device)
-        if run is None:
-            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
+        assert run is not None, "who measures has looked"
         self.attention = PagedAttention(run, tuning, self.shape, mx.bfloat16, scale=self.scale)
 
     def ask(self, width: int) -> None:
@@ -243,6 +242,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(given: list[str] | None = None) -> None:
     arguments, device = parsed(given), current()
+    if launcher(device) is None:
+        raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
     print(device.name)
     figures: list[Figure | Way] = []
     for shape in (arguments.shapes or (SHAPE if arguments.matrix else SHAPES)).split(","):
