@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,14 +55,14 @@ class Programs:
         return [mx.zeros(made.shape, made.dtype) for made in work.outputs]
 
 
-def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, str]:
+def paged(dtype: mx.Dtype, tuning: Tuning, size: int, count: int = 8) -> dict[str, str]:
     programs, start = Programs(), mx.zeros(1, mx.int32)
     slab = mx.zeros((1, 2, 64, size), dtype)
     attention = PagedAttention(programs, tuning, Shape(8, 2, size, size), dtype, scale=1.0, cap=9.0, window=700)
     slabs, keys = Slabs([slab], [slab]), mx.zeros((1, 2, size), dtype)
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
-    attention.attend(mx.zeros((8, 8, size), dtype), Rows.of([[0]], [60], counts=[8]), slabs, start)
+    attention.attend(mx.zeros((count, 8, size), dtype), Rows.of([[0]], [60], counts=[count]), slabs, start)
     return programs.texts
 
 
@@ -90,9 +91,18 @@ def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: st
     assert " 0 bytes spill stores" in compiled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name], tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-def test_matrix_units_take_what_lies_in_pages(dtype: mx.Dtype, tmp_path: Path) -> None:
-    assert " 0 bytes spill stores" in compiled(paged(dtype, MATRIX, 256)["attend_wide"], tmp_path)
+@pytest.mark.parametrize(("size", "count", "groups"), [(64, 8, 4), (128, 4, 4), (128, 8, 3), (128, 16, 3), (256, 8, 2)])
+def test_matrix_units_keep_sums_in_registers_and_groups_stand_side_by_side(
+    size: int, count: int, groups: int, tmp_path: Path
+) -> None:
+    said = compiled(paged(mx.bfloat16, MATRIX, size, count)["attend_wide"], tmp_path)
+    assert " 0 bytes spill stores" in said
+    registers, shared = (int(re.findall(rf"(\d+) {what}", said)[0]) for what in ("registers", "bytes smem"))
+    assert min(65536 // (128 * (registers + 7 & ~7)), 228 * 1024 // (shared + 1024)) >= groups, "on one processor"
+
+
+def test_matrix_units_take_halves(tmp_path: Path) -> None:
+    assert " 0 bytes spill stores" in compiled(paged(mx.float16, MATRIX, 128)["attend_wide"], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["convolve", "advance"])
