@@ -57,6 +57,12 @@ def test_the_result_is_the_same_however_the_work_is_cut(tuning: Tuning) -> None:
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
+def test_more_stretches_than_threads_that_merge_them() -> None:
+    variant = Variant(Shape(1, 1, 16, 16), mx.float32, tuning=Tuning(64, 1, 1, 4))
+    memory = Memory(variant, [64 * 130 + 5, 64 * 128])
+    check(memory, variant.attention(Emulator(3)).attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
 lengths = st.lists(st.integers(1, 1300), min_size=1, max_size=4)
 
 
@@ -124,7 +130,7 @@ class Exact(Emulator):
         return super().__call__(kernel, inputs, work._replace(outputs=exact))
 
     def rewritten(self, text: KernelText) -> KernelText:
-        return text._replace(body=text.body.replace("T(value / sum)", "value / sum"))
+        return text._replace(body=text.body.replace("T(values[i] / sum)", "values[i] / sum"))
 
 
 def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -> np.ndarray:
