@@ -81,6 +81,11 @@ class Trial:
     def paged(self) -> mx.array:
         return self.attention.attend(self.queries, self.rows, self.slabs, self.after)
 
+    def alone(self) -> mx.array:
+        """What the last query of each row gives if it is the only one asked for."""
+        rows = Rows.of(self.tables, self.lengths)
+        return self.attention.attend(self.queries[self.width - 1 :: self.width], rows, self.slabs, self.after)
+
     def gathered(self) -> mx.array:
         """As long as the longest row, with a mask: what MLX offers for rows of different lengths."""
         longest = max(len(table) for table in self.tables)
@@ -192,9 +197,11 @@ class Way:
     bytes: int
     ratio: float  # of the time to that of the first width
     off: float  # the largest difference, to the largest number
+    same: bool  # bits of a query alone and among others
 
     def __str__(self) -> str:
         said = "right" if self.off <= BOUNDS[mx.bfloat16] else "WRONG"
+        said = said if self.same else f"{said}, OTHER BITS THAN ALONE"
         speed = f"{self.paged * 1e6:8.1f} us {self.bytes / self.paged / 1e12:6.2f} TB/s, {self.ratio:.2f}x"
         return f"{self.name:14} {self.shape:10} {self.rows:10} {self.width:2} wide {speed}, {said} to {self.off:.1e}"
 
@@ -215,10 +222,11 @@ def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse
             wanted = trial.gathered() if rows in alike else trial.exact()
             for name, tuning in WAYS.items():
                 trial.cut(tuning)
-                off = _off(trial.paged(), wanted)
+                found = trial.paged()
+                off, same = _off(found, wanted), mx.array_equal(found[width - 1 :: width], trial.alone()).item()
                 taken = statistics.median(seconds(trial.paged, arguments.repeats) for _ in range(ROUNDS))
                 over = taken / firsts.setdefault(name, taken)
-                made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off))
+                made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off, bool(same)))
                 print(made[-1], flush=True)
     return made
 
