@@ -67,8 +67,7 @@ class Trial:
     def cut(self, tuning: Tuning) -> None:
         """From now on, attend that way."""
         run = launcher(self.device)
-        if run is None:
-            raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
+        assert run is not None, "who measures has looked"
         self.attention = PagedAttention(run, tuning, self.shape, mx.bfloat16, scale=self.scale)
 
     def ask(self, width: int) -> None:
@@ -81,6 +80,11 @@ class Trial:
 
     def paged(self) -> mx.array:
         return self.attention.attend(self.queries, self.rows, self.slabs, self.after)
+
+    def alone(self) -> mx.array:
+        """What the last query of each row gives if it is the only one asked for."""
+        rows = Rows.of(self.tables, self.lengths)
+        return self.attention.attend(self.queries[self.width - 1 :: self.width], rows, self.slabs, self.after)
 
     def gathered(self) -> mx.array:
         """As long as the longest row, with a mask: what MLX offers for rows of different lengths."""
@@ -193,9 +197,11 @@ class Way:
     bytes: int
     ratio: float  # of the time to that of the first width
     off: float  # the largest difference, to the largest number
+    same: bool  # bits of a query alone and among others
 
     def __str__(self) -> str:
         said = "right" if self.off <= BOUNDS[mx.bfloat16] else "WRONG"
+        said = said if self.same else f"{said}, OTHER BITS THAN ALONE"
         speed = f"{self.paged * 1e6:8.1f} us {self.bytes / self.paged / 1e12:6.2f} TB/s, {self.ratio:.2f}x"
         return f"{self.name:14} {self.shape:10} {self.rows:10} {self.width:2} wide {speed}, {said} to {self.off:.1e}"
 
@@ -216,10 +222,11 @@ def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse
             wanted = trial.gathered() if rows in alike else trial.exact()
             for name, tuning in WAYS.items():
                 trial.cut(tuning)
-                off = _off(trial.paged(), wanted)
+                found = trial.paged()
+                off, same = _off(found, wanted), mx.array_equal(found[width - 1 :: width], trial.alone()).item()
                 taken = statistics.median(seconds(trial.paged, arguments.repeats) for _ in range(ROUNDS))
                 over = taken / firsts.setdefault(name, taken)
-                made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off))
+                made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off, bool(same)))
                 print(made[-1], flush=True)
     return made
 
@@ -243,6 +250,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(given: list[str] | None = None) -> None:
     arguments, device = parsed(given), current()
+    if launcher(device) is None:
+        raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
     print(device.name)
     figures: list[Figure | Way] = []
     for shape in (arguments.shapes or (SHAPE if arguments.matrix else SHAPES)).split(","):

@@ -288,12 +288,12 @@ class PagedAttention:
     def _attend_prompts(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
         if not self.takes_prompts:
             raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
-        shape, warps = self._shape, self._tuning.prompts
+        shape, warps, taken = self._shape, self._tuning.prompts, self._tuning.taken(len(slabs.keys))
         block = 32 if max(shape.key_size, shape.value_size) <= 128 else 16
         seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
         [attended] = self._run(
-            paged_kernel("attend_prompt", self._taken(slabs)),
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *self._found(slabs)],
+            paged_kernel("attend_prompt", taken),
+            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
             Work(
                 template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
                 groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import cache
 
 import mlx.core as mx
@@ -43,14 +44,14 @@ def compiler() -> Verbose | None:
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs NVRTC")
 
 
-def paged(dtype: mx.Dtype, tuning: Tuning, size: int) -> dict[str, Kind]:
+def paged(dtype: mx.Dtype, tuning: Tuning, size: int, count: int = 8) -> dict[str, Kind]:
     run, start = Rehearsal(), mx.zeros(1, mx.int32)
     slab = mx.zeros((1, 2, 64, size), dtype)
     attention = PagedAttention(run, tuning, Shape(8, 2, size, size), dtype, scale=1.0, cap=9.0, window=700)
     slabs, keys = Slabs([slab], [slab]), mx.zeros((1, 2, size), dtype)
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
-    attention.attend(mx.zeros((8, 8, size), dtype), Rows.of([[0]], [60], counts=[8]), slabs, start)
+    attention.attend(mx.zeros((count, 8, size), dtype), Rows.of([[0]], [60], counts=[count]), slabs, start)
     turned = TurnShape(Shape(8, 2, size, size), dims=size // 2, normed=True)
     Turning(run, tuning, turned, dtype, [(None, 1e-6)] * 2)(
         mx.zeros((1, 12 * size), dtype), mx.zeros((1, size // 2)), token_slots([(0, 0)]), slabs, start
@@ -80,9 +81,16 @@ def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: st
     assert " 0 bytes spill stores" in assembled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name])
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-def test_matrix_units_take_what_lies_in_pages(dtype: mx.Dtype) -> None:
-    assert " 0 bytes spill stores" in assembled(paged(dtype, MATRIX, 256)["attend_wide"])
+@pytest.mark.parametrize(("size", "count", "groups"), [(64, 8, 4), (128, 4, 4), (128, 8, 3), (128, 16, 3), (256, 8, 2)])
+def test_matrix_units_keep_sums_in_registers_and_groups_stand_side_by_side(size: int, count: int, groups: int) -> None:
+    said = assembled(paged(mx.bfloat16, MATRIX, size, count)["attend_wide"])
+    assert " 0 bytes spill stores" in said
+    registers, shared = (int(re.findall(rf"(\d+) {what}", said)[0]) for what in ("registers", "bytes smem"))
+    assert min(65536 // (128 * (registers + 7 & ~7)), 228 * 1024 // (shared + 1024)) >= groups, "on one processor"
+
+
+def test_matrix_units_take_halves() -> None:
+    assert " 0 bytes spill stores" in assembled(paged(mx.float16, MATRIX, 128)["attend_wide"])
 
 
 @pytest.mark.parametrize("name", ["convolve", "advance"])

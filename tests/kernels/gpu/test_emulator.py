@@ -16,11 +16,13 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.tuning import MATRIX
 from tests.kernels.paged.memory import START, Memory, Variant, emulated
 
 BARRIER = "group_barrier();"
 SEEDS = range(1, 7)
 VARIANT = Variant(Shape(8, 2, 64, 64), mx.float32)
+BY_MATRICES = Variant(Shape(8, 2, 64, 64), mx.float16, tuning=MATRIX)
 
 
 class Broken(Emulator):
@@ -46,22 +48,38 @@ def test_no_order_of_threads_changes_a_bit() -> None:
         assert np.array_equal(_attended(memory, Emulator(seed)), in_order)
 
 
-def _without_barrier(number: int) -> Callable[[str], str]:
+def _without(line: str, number: int, count: int) -> Callable[[str], str]:
     def change(body: str) -> str:
-        parts = body.split(BARRIER)
-        assert len(parts) == 5, "four barriers"
-        return BARRIER.join(parts[: number + 1]) + BARRIER.join(["", *parts[number + 1 :]])[len(BARRIER) :]
+        parts = body.split(line)
+        assert len(parts) == count + 1
+        return line.join(parts[: number + 1]) + line.join(["", *parts[number + 1 :]])[len(line) :]
 
     return change
+
+
+def _found(memory: Memory, change: Callable[[str], str]) -> bool:
+    right = _attended(memory, Emulator())
+    return any(not np.array_equal(_attended(memory, Broken(change, seed)), right) for seed in SEEDS)
 
 
 @emulated
 @pytest.mark.parametrize("number", range(4))
 def test_a_missing_barrier_is_found(number: int) -> None:
-    memory = Memory(VARIANT, [66, 513])
-    right = _attended(memory, Emulator())
-    found = [not np.array_equal(_attended(memory, Broken(_without_barrier(number), seed)), right) for seed in SEEDS]
-    assert any(found)
+    assert _found(Memory(VARIANT, [66, 513]), _without(BARRIER, number, 4))
+
+
+@emulated
+@pytest.mark.parametrize("number", range(1, 6))  # without the first, addresses are read that nobody wrote
+def test_a_missing_barrier_between_copies_and_matrix_units_is_found(number: int) -> None:
+    assert _found(Memory(BY_MATRICES, [66, 513], counts=[1, 8]), _without(BARRIER, number, 6))
+
+
+@emulated
+@pytest.mark.parametrize("number", range(2))
+def test_who_does_not_wait_for_copies_is_found(number: int) -> None:
+    memory, wait = Memory(BY_MATRICES, [66, 513], counts=[1, 8]), "wait_for_copies<SLOTS - 2>();"
+    assert _found(memory, _without(wait, number, 2))
+    assert _found(memory, lambda body: body.replace(wait, "wait_for_copies<SLOTS - 1>();"))
 
 
 @emulated

@@ -59,6 +59,12 @@ def test_the_result_is_the_same_however_the_work_is_cut(tuning: Tuning) -> None:
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
+def test_more_stretches_than_threads_that_merge_them() -> None:
+    variant = Variant(Shape(1, 1, 16, 16), mx.float32, tuning=Tuning(64, 1, 1, 4))
+    memory = Memory(variant, [64 * 130 + 5, 64 * 128])
+    check(memory, variant.attention(Emulator(3)).attend(memory.queries, memory.rows(), memory.slabs, START))
+
+
 lengths = st.lists(st.integers(1, 1300), min_size=1, max_size=4)
 
 
@@ -161,7 +167,7 @@ class Exact(Emulator):
         return super().__call__(kernel, inputs, work._replace(outputs=exact))
 
     def rewritten(self, text: KernelText) -> KernelText:
-        return text._replace(body=text.body.replace("T(value / sum)", "value / sum"))
+        return text._replace(body=text.body.replace("T(values[i] / sum)", "values[i] / sum"))
 
 
 def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -> np.ndarray:
@@ -243,7 +249,7 @@ def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -
 
 
 def test_kernels_are_compiled_for_few_widths() -> None:
-    assert Variant(Shape(8, 2, 64, 64), tuning=MATRIX).attention().widths == [16]
+    assert Variant(Shape(8, 2, 64, 64), tuning=MATRIX).attention().widths == [4, 8, 16]
     assert Variant(Shape(8, 2, 64, 64)).attention().widths == [1, 16, 48], "the last for prompts"
     assert Variant(Shape(8, 1, 64, 64)).attention().widths == [16, 48]
     assert Variant(Shape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16, 48]

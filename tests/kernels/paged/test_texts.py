@@ -102,4 +102,4 @@ def test_the_kernel_for_matrix_units_is_the_same_where_there_are_any() -> None:
     cuda, emulated = (kernel_text("attend_wide", prelude, 4) for prelude in ("cuda", "emulator"))
     assert cuda.body == emulated.body and "mma.sync" in cuda.header and "mma.sync" not in emulated.header
     offered = [set(re.findall(r"(\w+)\(", (SOURCE / f"matrix_{name}.h").read_text())) for name in ("cuda", "emulator")]
-    assert {"bits_of"} <= offered[0] & offered[1]
+    assert {"two_of", "load_tiles", "copy_chunk", "end_copies", "store_two"} <= offered[0] & offered[1]
