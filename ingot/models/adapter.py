@@ -271,6 +271,9 @@ def _probe(
 def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKernels | None) -> list[str]:
     """What is slower than it could be."""
     said = [f"attention over gathered pages, slower: a kernel {why}" for why in sorted(_wrong(kernels))]
+    said += [
+        f"MLX's own products with packed weights, slower for few rows: {why}" for why in sorted(_wrong_packed(kernels))
+    ]
     said += [f"gated delta token by token, slower: {why}" for why in sorted(_wrong_delta(kernels))]
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
@@ -287,6 +290,10 @@ def _wrong(kernels: CheckedKernels | None) -> set[str]:
 
 def _wrong_delta(kernels: CheckedKernels | None) -> set[str]:
     return set() if kernels is None else set(kernels.delta.wrong.values())
+
+
+def _wrong_packed(kernels: CheckedKernels | None) -> set[str]:
+    return set() if kernels is None else set(kernels.packed.wrong.values())
 
 
 def stated_context(config: dict[str, Any]) -> int:

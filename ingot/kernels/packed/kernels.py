@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -69,8 +69,13 @@ class PackedWeights:
         given = (self.weight.view(mx.uint32), self.scales, self.biases)
         return mx.quantized_matmul(x, *given, group_size=self.packing.group, bits=self.packing.bits)
 
-    def unpacked(self) -> mx.array:
-        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+    def part(self, outputs: slice) -> PackedWeights:
+        return replace(self, weight=self.weight[outputs], scales=self.scales[outputs], biases=self.biases[outputs])
+
+    def unpacked(self, dtype: mx.Dtype) -> mx.array:
+        """[outputs, columns], as numbers of this format."""
+        scales, biases = self.scales.astype(dtype), self.biases.astype(dtype)
+        given = (self.weight.view(mx.uint32), scales, biases)
         return mx.dequantize(*given, group_size=self.packing.group, bits=self.packing.bits)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
+from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck
 from ingot.kernels.paged.texts import SLABS
@@ -21,6 +22,7 @@ class CheckedKernels:
         self.wrong: dict[Key, str] = {}
         self._right: set[Key] = set()
         self.delta = CheckedDelta(device)
+        self.packed = CheckedPacked(device)
 
     def attention(
         self,
