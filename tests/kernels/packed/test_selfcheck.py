@@ -29,7 +29,7 @@ def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("multiply_add(bias, totals[at], sums[to])", "sums[to]", "multiply differs for 40x640 of 4 bits"),
+        ("multiply_add(bias, totals[at], sums[to])", "sums[to]", "multiply differs for 40x2560 of 4 bits"),
         ("stretch += WARPS", "stretch += 2 * WARPS", "multiply differs"),
         ("y[(size_t)row * outputs + output] = T(sum);", "y[row * outputs] = T(sum);", "multiply differs"),
         ("sum += found", "sum += float(EIGHTS) * 1.01f * found", "multiply differs"),
@@ -44,7 +44,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
             return text._replace(body=text.body.replace(old, new))
 
     monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
-    weights, checked = packed(FOURS, 40, 640, mx.bfloat16), CheckedPacked(GPU)
+    weights, checked = packed(FOURS, 40, 2560, mx.bfloat16), CheckedPacked(GPU)
     assert checked.of(weights) is None
     assert next(iter(checked.wrong.values())).startswith(said)
 
