@@ -8,8 +8,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
 from ingot.kernels.packed.selfcheck import selfcheck
 
-Key = tuple[Packing, mx.Dtype, int, int]
-"""How weights are packed, the format of their scales, outputs and columns."""
+Key = tuple[Packing, mx.Dtype, tuple[int, ...]]
+"""How weights are packed, the format of their scales, and how many of those there are."""
 
 
 class CheckedPacked:
@@ -35,7 +35,7 @@ class CheckedPacked:
         return packed_product(self._device, weights.packing, weights.scales.dtype)
 
     def _is_right(self, weights: PackedWeights) -> bool:
-        key = (weights.packing, weights.scales.dtype, weights.outputs, weights.columns)
+        key = (weights.packing, weights.scales.dtype, weights.scales.shape)
         if key not in self._right and key not in self.wrong:
             wrong = selfcheck(self._device, weights)
             if wrong is None:

@@ -11,6 +11,7 @@ from mlx.utils import tree_unflatten
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
 from ingot.models.layers.modules import adopt
+from ingot.upstream import QuantizedSwitchLinear
 
 FEW = 64
 """Rows up to which a product takes as long as memory takes to give the weights, a few times over."""
@@ -44,6 +45,25 @@ class KernelEmbedding(nn.QuantizedEmbedding):
         return y
 
 
+class KernelSwitchLinear(QuantizedSwitchLinear):
+    """Experts: few products are one launch, each of a row with the expert that was chosen for it."""
+
+    _product: PackedProduct
+    _packed: PackedWeights
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        weights = self._packed
+        # Each row comes with its experts, or once for each of them.
+        rowwise = x.shape[:-1] in ((*indices.shape, 1), (*indices.shape[:-1], 1, 1))
+        if not rowwise or x.dtype != weights.scales.dtype or indices.size > FEW:
+            own: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+            return own
+        chosen = indices.reshape(-1).view(mx.int32)
+        y = self._product.gather(x.reshape(-1, weights.columns), weights, chosen)
+        y = y.reshape(*indices.shape, 1, weights.outputs)
+        return y + mx.expand_dims(self.bias[indices], -2) if "bias" in self else y
+
+
 def _multiplied(module: KernelLinear | KernelEmbedding, x: mx.array) -> mx.array | None:
     """None where there are too many rows, or numbers that the weights' scales are not in."""
     weights = module._packed
@@ -53,7 +73,11 @@ def _multiplied(module: KernelLinear | KernelEmbedding, x: mx.array) -> mx.array
     return y.reshape(*x.shape[:-1], weights.outputs)
 
 
-KERNELS: dict[type, type] = {nn.QuantizedLinear: KernelLinear, nn.QuantizedEmbedding: KernelEmbedding}
+KERNELS: dict[type, type] = {
+    nn.QuantizedLinear: KernelLinear,
+    nn.QuantizedEmbedding: KernelEmbedding,
+    QuantizedSwitchLinear: KernelSwitchLinear,
+}
 
 
 def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
@@ -72,6 +96,6 @@ def _swapped(module: Any, kernels: CheckedPacked) -> nn.Module | None:
     product = kernels.of(weights)
     if product is None:
         return None
-    taken: KernelLinear | KernelEmbedding = adopt(module, KERNELS[type(module)])
+    taken: KernelLinear | KernelEmbedding | KernelSwitchLinear = adopt(module, KERNELS[type(module)])
     taken._product, taken._packed = product, weights
     return taken

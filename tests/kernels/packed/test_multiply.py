@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.packed.kernels import BITS, DTYPES, GROUPS, PackedProduct, Packing
 from ingot.kernels.packed.tuning import TUNING, Tuning
-from tests.kernels.packed.weights import BOUNDS, activations, exact, off, packed, product
+from tests.kernels.packed.weights import BOUNDS, activations, exact, experts, off, packed, product
 from tests.kernels.paged.memory import emulated
 
 pytestmark = emulated
@@ -44,6 +44,16 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: mx.Dtype) -> Non
     together = multiply(x, weights)
     for rows in (1, 2, 8, 9, 16, 17):
         assert mx.array_equal(multiply(x[-rows:], weights), together[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
+    weights = experts(FOURS, 5, 24, 64 * 7, dtype)
+    x, multiply, chosen = activations(3, weights.columns, dtype), product(FOURS, dtype), [4, 0, 2, 2, 1, 4]
+    found = multiply.gather(x, weights, mx.array(chosen, mx.int32))
+    for number, expert in enumerate(chosen):
+        row = x[number // 2 : number // 2 + 1]
+        assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
 
 
 @pytest.mark.parametrize("tuning", [Tuning(4, 4, 256), Tuning(16, 1, 1024), Tuning(2, 2, 512, early=True)], ids=str)

@@ -12,7 +12,7 @@ from ingot.kernels.packed import kernels
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import DTYPES, Packing
 from ingot.kernels.packed.selfcheck import selfcheck
-from tests.kernels.packed.weights import packed
+from tests.kernels.packed.weights import experts, packed
 from tests.kernels.paged.memory import emulated
 
 GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
@@ -26,12 +26,25 @@ def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
 
 
 @emulated
+def test_experts_that_are_right_pass_and_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = experts(FOURS, 5, 24, 640, mx.bfloat16)
+    assert selfcheck(GPU, weights) is None
+
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            return text._replace(body=text.body.replace("chosen[to_row]", "chosen[0]"))
+
+    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    assert selfcheck(GPU, weights) == "gather differs for 5 experts of 24x640 of 4 bits in groups of 64"
+
+
+@emulated
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("multiply_add(bias, totals[at], sums[to])", "sums[to]", "multiply differs for 40x2560 of 4 bits"),
         ("stretch += WARPS", "stretch += 2 * WARPS", "multiply differs"),
-        ("y[(size_t)row * outputs + output] = T(sum);", "y[row * outputs] = T(sum);", "multiply differs"),
+        ("y[(size_t)(to_row + row) * outputs + output] = T(sum);", "y[row * outputs] = T(sum);", "multiply differs"),
         ("sum += found", "sum += float(EIGHTS) * 1.01f * found", "multiply differs"),
         ("T(sum)", "T(sum * (1.0f + rows * 1e-3f))", "a row's product depends on how many rows there are"),
         ("T(sum)", "T(summ)", "does not run: a kernel does not compile"),

@@ -20,6 +20,12 @@ def packed(packing: Packing, outputs: int, columns: int, dtype: mx.Dtype, seed: 
     return PackedWeights.of(packing, *quantized)
 
 
+def experts(packing: Packing, count: int, outputs: int, columns: int, dtype: mx.Dtype) -> PackedWeights:
+    flat = packed(packing, count * outputs, columns, dtype)
+    parts = (part.reshape(count, outputs, -1) for part in (flat.weight, flat.scales, flat.biases))
+    return PackedWeights(packing, *parts)
+
+
 def activations(rows: int, columns: int, dtype: mx.Dtype, seed: int = 1) -> mx.array:
     return mx.array(np.random.default_rng(seed).standard_normal((rows, columns), np.float32)).astype(dtype)
 

@@ -13,7 +13,7 @@ from ingot.kernels.paged.kernels import available
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import swapping
 from ingot.models.layers.modules import parameters
-from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear
+from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear, KernelSwitchLinear
 from ingot.models.probe import apart
 from tests import engines, tiny
 
@@ -43,15 +43,18 @@ def logits(adapter: Adapter) -> list[mx.array]:
     return found
 
 
-@pytest.mark.parametrize("name", ["kernel", "tied"])
-def test_what_they_compute_is_what_mlxs_own_products_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("kernel", KernelLinear), ("tied", KernelEmbedding), ("moe", KernelSwitchLinear)]
+)
+def test_what_they_compute_is_what_mlxs_own_products_give(
+    name: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = adapt(built(name), tiny.CONFIGS[name], engines.GPU)
-    kinds = {type(module) for _, module in ours.model.named_modules()}
-    assert any(issubclass(kind, KernelEmbedding if name == "tied" else KernelLinear) for kind in kinds)
+    assert any(isinstance(module, kind) for _, module in ours.model.named_modules())
     assert not any("own products" in note for note in ours.notes)
     monkeypatch.setattr(swapping, "swap_packed", lambda model, kernels: 0)
     theirs = adapt(built(name), tiny.CONFIGS[name], engines.GPU)
-    assert not any(isinstance(module, KernelLinear | KernelEmbedding) for _, module in theirs.model.named_modules())
+    assert not any(isinstance(module, kind) for _, module in theirs.model.named_modules())
     for mine, wanted in zip(logits(ours), logits(theirs), strict=True):
         assert apart(mine, wanted) < 1e-4
 
