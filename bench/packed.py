@@ -15,7 +15,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
@@ -69,13 +68,12 @@ class Trial:
         return next(self._next).by_mlx(x)
 
     def unpacked(self, x: mx.array) -> mx.array:
-        return x @ next(self._next).unpacked().T
+        return x @ next(self._next).unpacked(x.dtype).T
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
         """The largest difference from products in float32, of the largest of them."""
         weights = self._weights[0]
-        exact = replace(weights, scales=weights.scales.astype(mx.float32), biases=weights.biases.astype(mx.float32))
-        wanted = x.astype(mx.float32) @ exact.unpacked().T
+        wanted = x.astype(mx.float32) @ weights.unpacked(mx.float32).T
         return float(mx.abs(product(x, weights).astype(mx.float32) - wanted).max() / mx.abs(wanted).max())
 
 

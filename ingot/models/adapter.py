@@ -270,9 +270,7 @@ def _probe(
 
 def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKernels | None) -> list[str]:
     """What is slower than it could be."""
-    said = [f"attention over gathered pages, slower: a kernel {why}" for why in sorted(_wrong(kernels))]
-    said += [f"rotary positions by plain operations, slower: a kernel {why}" for why in sorted(_wrong_turns(kernels))]
-    said += [f"gated delta token by token, slower: {why}" for why in sorted(_wrong_delta(kernels))]
+    said = [] if kernels is None else _unused(kernels)
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     if not found.mixed and not found.ragged:
@@ -282,16 +280,15 @@ def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKerne
     return said
 
 
-def _wrong(kernels: CheckedKernels | None) -> set[str]:
-    return set() if kernels is None else set(kernels.wrong.values())
-
-
-def _wrong_turns(kernels: CheckedKernels | None) -> set[str]:
-    return set() if kernels is None else {why for why in kernels.wrong_turns.values() if why is not None}
-
-
-def _wrong_delta(kernels: CheckedKernels | None) -> set[str]:
-    return set() if kernels is None else set(kernels.delta.wrong.values())
+def _unused(kernels: CheckedKernels) -> list[str]:
+    """What runs without kernels of ours, and why."""
+    reasons = {
+        "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
+        "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_turns.values() if why],
+        "few rows by MLX's own products, slower:": kernels.packed.wrong.values(),
+        "gated delta token by token, slower:": kernels.delta.wrong.values(),
+    }
+    return [f"{what} {why}" for what, all_of_them in reasons.items() for why in sorted({*all_of_them})]
 
 
 def stated_context(config: dict[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,10 +19,16 @@ GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
+INPUTS = {
+    "multiply": ("given", "weight", "scales", "biases"),
+    "gather": ("given", "weight", "scales", "biases", "chosen"),
+}
+
+
 @cache
-def packed_kernel() -> Kernel:
-    inputs = ("given", "weight", "scales", "biases")
-    return Kernel("packed", "multiply", inputs, ("y",), read(SOURCE / "lots.h"), read(SOURCE / "multiply.h"), True)
+def packed_kernel(name: str) -> Kernel:
+    header = ("#define GATHERED\n" if name == "gather" else "") + read(SOURCE / "lots.h")
+    return Kernel("packed", name, INPUTS[name], ("y",), header, read(SOURCE / "multiply.h"), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """A layer's, as MLX packs them: scales and biases [outputs, columns / group] of one format."""
+    """A layer's, as MLX packs them: scales and biases [outputs, columns / group] of one format. Those of experts have
+    one axis more, before these."""
 
     packing: Packing
     weight: mx.array  # int32, which is how a kernel is given words
@@ -58,23 +65,40 @@ class PackedWeights:
 
     @property
     def outputs(self) -> int:
-        return self.scales.shape[0]
+        return self.scales.shape[-2]
 
     @property
     def columns(self) -> int:
-        return self.scales.shape[1] * self.packing.group
+        return self.scales.shape[-1] * self.packing.group
+
+    @property
+    def experts(self) -> int | None:
+        """How many; None where the weights are those of one layer for all tokens."""
+        return self.scales.shape[0] if self.scales.ndim == 3 else None
+
+    @property
+    def inputs(self) -> tuple[mx.array, mx.array, mx.array]:
+        """As a kernel takes them."""
+        return self.weight, self.scales, self.biases
 
     def by_mlx(self, x: mx.array) -> mx.array:
         """x [rows, columns], multiplied by MLX's own kernels."""
         given = (self.weight.view(mx.uint32), self.scales, self.biases)
         return mx.quantized_matmul(x, *given, group_size=self.packing.group, bits=self.packing.bits)
 
-    def unpacked(self) -> mx.array:
-        given = (self.weight.view(mx.uint32), self.scales, self.biases)
+    def part(self, which: slice | int) -> PackedWeights:
+        """Some outputs' weights, or one expert's."""
+        return replace(self, weight=self.weight[which], scales=self.scales[which], biases=self.biases[which])
+
+    def unpacked(self, dtype: mx.Dtype) -> mx.array:
+        """[outputs, columns], as numbers of this format."""
+        scales, biases = self.scales.astype(dtype), self.biases.astype(dtype)
+        given = (self.weight.view(mx.uint32), scales, biases)
         return mx.dequantize(*given, group_size=self.packing.group, bits=self.packing.bits)
 
     def __str__(self) -> str:
-        return f"{self.outputs}x{self.columns} of {self.packing.bits} bits in groups of {self.packing.group}"
+        size = f"{self.outputs}x{self.columns} of {self.packing.bits} bits in groups of {self.packing.group}"
+        return size if self.experts is None else f"{self.experts} experts of {size}"
 
 
 class PackedProduct:
@@ -90,16 +114,25 @@ class PackedProduct:
 
     def __call__(self, x: mx.array, weights: PackedWeights) -> mx.array:
         """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are."""
-        rows, (outputs, groups) = x.shape[0], weights.scales.shape
-        eights, tiles = 1 if rows <= 8 else 2, self._tuning.tiles
-        blocks = -(-rows // (eights * 8)) * -(-outputs // (tiles * 16))
+        eights = 1 if x.shape[0] <= 8 else 2
+        return self._launched("multiply", [mx.contiguous(x), *weights.inputs], x.shape[0], eights)
+
+    def gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
+        """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:
+        [products, outputs]. Bits are those of a product with that expert's weights alone."""
+        given = [mx.contiguous(x), *weights.inputs, mx.contiguous(chosen)]
+        return self._launched("gather", given, chosen.shape[0], 1)
+
+    def _launched(self, name: str, inputs: list[mx.array], rows: int, eights: int) -> mx.array:
+        *_, outputs, groups = inputs[2].shape
+        lots, tiles = rows if name == "gather" else -(-rows // (eights * 8)), self._tuning.tiles
         work = Work(
             self._template(groups, eights, tiles),
-            (blocks, 1, 1),
+            (lots * -(-outputs // (tiles * 16)), 1, 1),
             self._tuning.warps * 32,
             (Output((rows, outputs), self._dtype),),
         )
-        [y] = self._run(packed_kernel(), [mx.contiguous(x), weights.weight, weights.scales, weights.biases], work)
+        [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
     def _template(self, groups: int, eights: int, tiles: int) -> Template:

@@ -11,6 +11,7 @@ import mlx.core as mx
 from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
+from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import rehearse, selfcheck, slab_counts
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
@@ -29,6 +30,7 @@ class CheckedKernels:
         self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
         self.delta = CheckedDelta(device)
+        self.packed = CheckedPacked(device)
 
     def attention(
         self,

@@ -14,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, adopt
+from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear
 
 
 class Selection:
@@ -108,6 +109,14 @@ class SelectiveDenseEmbedding(_SelectsBeforeHead, DenseEmbedding):
     pass
 
 
+class SelectiveKernelLinear(_SelectsBeforeCall, KernelLinear):
+    pass
+
+
+class SelectiveKernelEmbedding(_SelectsBeforeHead, KernelEmbedding):
+    pass
+
+
 SELECTIVE: dict[type, type] = {
     nn.Linear: SelectiveLinear,
     nn.QuantizedLinear: SelectiveQuantizedLinear,
@@ -117,6 +126,8 @@ SELECTIVE: dict[type, type] = {
     PackedEmbedding: SelectivePackedEmbedding,
     DenseLinear: SelectiveDenseLinear,
     DenseEmbedding: SelectiveDenseEmbedding,
+    KernelLinear: SelectiveKernelLinear,
+    KernelEmbedding: SelectiveKernelEmbedding,
 }
 
 

@@ -12,6 +12,7 @@ from ingot.models.layers.mixers import swap_mixers
 from ingot.models.layers.mlp import join_gates, swap_gates
 from ingot.models.layers.modules import swap_ropes
 from ingot.models.layers.norms import swap_norms
+from ingot.models.layers.packed_linear import swap_packed
 from ingot.models.layers.recurrent import swap_recurrences
 
 
@@ -22,6 +23,8 @@ def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | Non
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gates(model)
+        if kernels is not None:
+            swap_packed(model, kernels.packed)
         return False
     fused = not apart and fuse_layers(model)
     swap_recurrences(model)

@@ -7,6 +7,9 @@
 // that they are packed as, which is exact; a group's sums meet its scale, and the activations' sum its bias, in float32.
 //
 // given [rows, columns], weight [outputs, columns * BITS / 32], scales, biases [outputs, columns / GROUP] -> y [rows, outputs]
+//
+// With GATHERED weights there are those of many experts, [experts, outputs, ...], and each threadgroup multiplies one row by
+// one of them: chosen [products], so many of which in turn are of one given row -> y [products, outputs]
 constexpr int LOT = GROUP / 4;
 constexpr int LOT_BYTES = LOT * BITS / 8;
 constexpr int FACTOR_BYTES = DEPTH * int(sizeof(T));
@@ -20,9 +23,18 @@ SHARED_FLOATS(found, WARPS * TILES * 16 * WIDTH);
 const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
+#ifdef GATHERED
+const int outputs = scales_shape[1], groups = scales_shape[2];
+const int lots = chosen_shape[0];
+const int to_row = int(threadgroup_position_in_grid.x) % lots;
+const int first_row = to_row / (lots / given_shape[0]), rows = first_row + 1;
+const size_t first_line = (size_t)chosen[to_row] * outputs;
+#else
 const int rows = given_shape[0], outputs = scales_shape[0], groups = scales_shape[1];
 const int lots = (rows + WIDTH - 1) / WIDTH;
-const int first_row = int(threadgroup_position_in_grid.x) % lots * WIDTH;
+const int to_row = int(threadgroup_position_in_grid.x) % lots * WIDTH, first_row = to_row;
+const size_t first_line = 0;
+#endif
 const int first_output = int(threadgroup_position_in_grid.x) / lots * (TILES * 16);
 const int stretches = (groups + DEPTH - 1) / DEPTH;
 
@@ -31,7 +43,7 @@ size_t lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
   const int line = first_output + i / 2 * 16 + i % 2 * 8 + up;
-  lines[i] = (size_t)(line < outputs ? line : outputs - 1) * groups;
+  lines[i] = (first_line + (line < outputs ? line : outputs - 1)) * groups;
 }
 
 Lot<LOT_BYTES> ahead[DEPTH * LINES];
@@ -165,12 +177,12 @@ for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
 }
 group_barrier();
 for (int i = warp * 32 + lane; i < WIDTH * TILES * 16; i += WARPS * 32) {
-  const int row = first_row + i / (TILES * 16), output = first_output + i % (TILES * 16);
-  if (row < rows && output < outputs) {
+  const int row = i / (TILES * 16), output = first_output + i % (TILES * 16);
+  if (first_row + row < rows && output < outputs) {
     float sum = 0.0f;
     for (int other = 0; other < WARPS; ++other) {
       sum += found[other * WIDTH * TILES * 16 + i];
     }
-    y[(size_t)row * outputs + output] = T(sum);
+    y[(size_t)(to_row + row) * outputs + output] = T(sum);
   }
 }
