@@ -19,6 +19,7 @@ class JoinedLinear:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         """Layers that are `alike`."""
+        self.parts = tuple(layers)
         joined: Any = adopt(layers[0], type(layers[0]))
         for name in [name for name in layers[0] if isinstance(layers[0][name], mx.array)]:
             whole = mx.concatenate([layer[name] for layer in layers])
@@ -29,10 +30,10 @@ class JoinedLinear:
                 layer[name] = whole[begin : begin + layer[name].shape[0]]
                 begin += layer[name].shape[0]
                 mx.eval(layer[name])
-        self._linear = joined
+        self.linear: Any = joined
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self._linear(x)
+        y: mx.array = self.linear(x)
         return y
 
 

@@ -10,6 +10,7 @@ from mlx.utils import tree_unflatten
 
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
+from ingot.models.layers.joined import JoinedLinear
 from ingot.models.layers.modules import adopt
 from ingot.upstream import QuantizedSwitchLinear
 
@@ -81,14 +82,24 @@ KERNELS: dict[type, type] = {
 
 
 def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
-    """Swap packed layers for ones that multiply few rows faster, where that is right; returns how many were swapped."""
-    found = [(path, _swapped(module, kernels)) for path, module in model.named_modules() if type(module) in KERNELS]
+    """Swap packed layers for ones that multiply few rows faster, where that is right; returns how many were swapped.
+    Of layers that were joined, which nobody multiplies by any more, what they became is."""
+    joints = [
+        module._joined for module in model.modules() if isinstance(getattr(module, "_joined", None), JoinedLinear)
+    ]
+    for joint in joints:
+        joint.linear = _swapped(joint.linear, kernels) or joint.linear
+    joined = {id(part) for joint in joints for part in joint.parts}
+    alone = [(path, module) for path, module in model.named_modules() if id(module) not in joined]
+    found = [(path, _swapped(module, kernels)) for path, module in alone]
     swapped = [(path, module) for path, module in found if module is not None]
     model.update_modules(tree_unflatten(swapped))
-    return len(swapped)
+    return len(swapped) + sum(type(joint.linear) is KernelLinear for joint in joints)
 
 
 def _swapped(module: Any, kernels: CheckedPacked) -> nn.Module | None:
+    if type(module) not in KERNELS:
+        return None
     packing = Packing(module.bits, module.group_size, module.mode)
     if not kernels.supports(packing):
         return None
