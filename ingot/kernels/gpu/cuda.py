@@ -23,8 +23,9 @@ from ingot.kernels.gpu.texts import Kernel, Template, Work
 log = logging.getLogger("ingot.kernels")
 MOST_THREADS = 16
 Run = Callable[[list[mx.array], Work], list[mx.array]]
-DTYPE = attrgetter("dtype")
-_Key = tuple[Kernel, Template, tuple[int, ...], tuple[int, ...]]
+SIZE = attrgetter("itemsize")
+"""Of an array's numbers: beside the template enough to know their dtypes by, and sooner had than those."""
+_Runs = dict[tuple[Template, tuple[int, ...]], Run]
 
 
 @dataclass(slots=True)
@@ -62,16 +63,18 @@ class CudaLauncher:
         otherwise: Callable[[Kernel, list[mx.array], Work], list[mx.array]],
     ) -> None:
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
-        self._runs: dict[_Key, Run] = {}
+        self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _Runs]] = {}
         self._loaded: dict[Kind, _Loaded | Exception] = {}
         self.compilation = Compilation(None if folder is None else folder.folder)
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        taken, given = map(DTYPE, leading(kernel)(inputs)), map(DTYPE, work.outputs)
-        # Dtypes by their hashes, all of which differ: to compare two of them takes MLX longer than all the rest.
-        key = (kernel, work.template, tuple(map(hash, taken)), tuple(map(hash, given)))
-        run = self._runs.get(key)
-        return self._first(key, inputs, work) if run is None else run(inputs, work)
+        take, runs = self._runs.get(kernel) or self._runs.setdefault(kernel, (leading(kernel), {}))
+        key = (work.template, tuple(map(SIZE, take(inputs))))
+        run = runs.get(key)
+        if run is not None:
+            return run(inputs, work)
+        runs[key], made = self._first(kernel, inputs, work)
+        return made
 
     def prepare(self, kinds: Iterable[Kind]) -> None:
         """Compile them, as many at once as there are processors, or find them where they were kept. Raises nothing:
@@ -90,9 +93,9 @@ class CudaLauncher:
         if self._folder is not None and False in found:
             self._folder.prune()
 
-    def _first(self, key: _Key, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        """Waits for what it launches, to see that it runs."""
-        kernel = key[0]
+    def _first(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> tuple[Run, list[mx.array]]:
+        """What runs such a kernel from now on, and what it gave: waited for, to see that it runs. It is launched but
+        once, as it may write in place what it read."""
         try:
             kind = kind_of(kernel, inputs, work)
             self.prepare([kind])
@@ -101,14 +104,13 @@ class CudaLauncher:
                 raise loaded
             made = loaded(inputs, work)
             mx.eval(made)
-            self._runs[key] = loaded
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             why = " ".join(str(error).split())
             log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, why)
             self.compilation.by_mlx[f"{kernel.room}.{kernel.name}"] = why[:500]
-            self._runs[key] = partial(self._otherwise, kernel)
-            return self._otherwise(kernel, inputs, work)
-        return made
+            run = partial(self._otherwise, kernel)
+            return run, run(inputs, work)
+        return loaded, made
 
     def _tried(self, kind: Kind) -> _Loaded | Exception:
         try:

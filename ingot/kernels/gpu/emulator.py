@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import cpu_name
+from ingot.kernels.gpu.kinds import Kind, kind_of, leading
 from ingot.kernels.gpu.texts import Kernel, KernelText, Work, kernel_text
 
 COMPILER = "g++"
@@ -37,6 +38,7 @@ class Emulator:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self._settled: dict[object, Kind] = {}
 
     @staticmethod
     def available() -> bool:
@@ -47,7 +49,9 @@ class Emulator:
         return text
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has."""
+        """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has, and where
+        other launchers would take these arrays for others."""
+        self._settle(kernel, inputs, work)
         mx.eval(inputs)
         text = self.rewritten(kernel_text(kernel, "emulator"))
         types = tuple(TYPES[array.dtype] for array in inputs)
@@ -72,6 +76,13 @@ class Emulator:
         if wrong is not None:
             raise RuntimeError(f"{kernel.name}: {wrong.decode()}")
         return made
+
+    def _settle(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> None:
+        sizes = tuple(array.itemsize for array in leading(kernel)(inputs))
+        kind = kind_of(kernel, inputs, work)
+        known = self._settled.setdefault((kernel, work.template, sizes), kind)
+        if known != kind:
+            raise RuntimeError(f"{kernel.name}: its template does not settle its arrays: {known[2:]}, then {kind[2:]}")
 
 
 def _memory(array: mx.array) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.texts import Kernel, KernelText, Template, Work, kernel_text
+from ingot.kernels.gpu.texts import Kernel, Template, Work, kernel_text
 
 TYPES = {
     mx.float32: "float",
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     kernel: Kernel
     template: Template
     inputs: tuple[mx.Dtype, ...]
-    dimensions: tuple[int, ...]  # of each input
+    dimensions: tuple[int, ...]  # of each input whose shape is read
     outputs: tuple[mx.Dtype, ...]
 
 
@@ -58,7 +58,7 @@ def kind_of(kernel: Kernel, inputs: list[mx.array], work: Work) -> Kind:
         kernel,
         work.template,
         tuple(array.dtype for array in inputs),
-        tuple(array.ndim for array in inputs),
+        tuple(inputs[number].ndim for number in shaped(kernel)),
         tuple(output.dtype for output in work.outputs),
     )
 
@@ -86,34 +86,43 @@ class Rehearsal:
 
 def program(kind: Kind) -> Program:
     """The signature is our own: MLX passes no shapes or strides to what it did not compile."""
-    text = kernel_text(kind.kernel, "cuda")
-    strided = _mentioned(text, "_strides")
-    shaped = tuple(sorted({*strided, *_mentioned(text, "_shape")}))
+    text, sizes = kernel_text(kind.kernel, "cuda"), _sizes(kind)
     arguments = [f"const {TYPES[dtype]}* {name}" for name, dtype in zip(text.inputs, kind.inputs, strict=True)]
     arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in zip(text.outputs, kind.outputs, strict=True)]
-    arguments += [f"int {size}" for number in shaped for size in _sizes(text, kind, number)]
-    lines = [*_shapes(text, kind, shaped), *_constants(kind.template), text.body]
+    arguments += [f"int {size}" for each in sizes.values() for size in each]
+    lines = [*_shapes(sizes), *_constants(kind.template), text.body]
     body = "\n".join([f"({', '.join(arguments)}) {{", *lines, "}\n"])
     name = f"{text.name}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-    return Program(name, f'{NUMBERS}{text.header}extern "C" __global__ void {name}{body}', shaped, strided)
+    source = f'{NUMBERS}{text.header}extern "C" __global__ void {name}{body}'
+    return Program(name, source, shaped(kind.kernel), _read(kind.kernel, "strides"))
 
 
-def _mentioned(text: KernelText, ending: str) -> tuple[int, ...]:
+@cache
+def shaped(kernel: Kernel) -> tuple[int, ...]:
+    """Inputs whose shapes or strides its text reads."""
+    return tuple(sorted({*_read(kernel, "shape"), *_read(kernel, "strides")}))
+
+
+def _read(kernel: Kernel, what: str) -> tuple[int, ...]:
     return tuple(
-        number for number, name in enumerate(text.inputs) if re.search(rf"\b{name}{ending}\b", text.body) is not None
+        number for number, name in enumerate(kernel.inputs) if re.search(rf"\b{name}_{what}\b", kernel.body) is not None
     )
 
 
-def _sizes(text: KernelText, kind: Kind, number: int) -> list[str]:
-    return [f"{text.inputs[number]}_size_{axis}" for axis in range(kind.dimensions[number])]
+def _sizes(kind: Kind) -> dict[str, list[str]]:
+    """By the input, what its sizes are called."""
+    names = [kind.kernel.inputs[number] for number in shaped(kind.kernel)]
+    return {
+        name: [f"{name}_size_{axis}" for axis in range(count)]
+        for name, count in zip(names, kind.dimensions, strict=True)
+    }
 
 
-def _shapes(text: KernelText, kind: Kind, shaped: tuple[int, ...]) -> list[str]:
+def _shapes(sizes: dict[str, list[str]]) -> list[str]:
     lines = []
-    for number in shaped:
-        name, sizes = text.inputs[number], _sizes(text, kind, number)
-        steps = [" * ".join(["(int64_t)1", *sizes[axis + 1 :]]) for axis in range(len(sizes))]
-        lines.append(f"const int {name}_shape[] = {{{', '.join(sizes)}}};")
+    for name, own in sizes.items():
+        steps = [" * ".join(["(int64_t)1", *own[axis + 1 :]]) for axis in range(len(own))]
+        lines.append(f"const int {name}_shape[] = {{{', '.join(own)}}};")
         lines.append(f"const int64_t {name}_strides[] = {{{', '.join(steps)}}};")
     return lines
 

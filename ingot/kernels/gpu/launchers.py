@@ -21,7 +21,8 @@ log = logging.getLogger("ingot.kernels")
 
 
 class Launcher(Protocol):
-    """Runs a kernel on arrays and gives its outputs. Kernels may write to their inputs, in place."""
+    """Runs a kernel on arrays and gives its outputs. Kernels may write to their inputs, in place. A template and how
+    wide numbers are settle the dtypes of all arrays, and inputs named alike but for a number have the same."""
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]: ...
 

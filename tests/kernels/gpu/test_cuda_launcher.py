@@ -178,8 +178,12 @@ def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path: Path, monk
     assert len(device.calls) == 1
 
 
-def test_dtypes_are_told_apart_by_their_hashes() -> None:
-    assert len({hash(dtype) for dtype in TYPES}) == len(TYPES)
+def test_numbers_of_another_width_are_another_kind_though_the_template_is_the_same(device: Device) -> None:
+    work = Work((("N", 1),), (1, 1, 1), 32, (Output((1,), mx.float32),))
+    for dtype in (mx.float32, mx.bfloat16, mx.float32):
+        device.run(HALVE, [mx.zeros((4, 6), dtype), *[mx.zeros(3, mx.int32)] * 2], work)
+    first, second, third = (call["compiled_source"].decode() for call in device.calls)
+    assert "const float* x" in first and "const __nv_bfloat16* x" in second and third == first
 
 
 def test_another_text_is_another_name() -> None:

@@ -14,7 +14,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu import emulator
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
 from ingot.kernels.paged.kernels import Shape
 from ingot.kernels.paged.tuning import MATRIX
 from tests.kernels.paged.memory import START, Memory, Variant, emulated
@@ -144,3 +144,14 @@ def test_kernels_run_where_something_runs_them(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(emulator.shutil, "which", lambda name: f"/usr/bin/{name}")
         assert isinstance(launcher(Device("metal", "a compiler", 1)), Emulator)
     launcher.cache_clear()
+
+
+@emulated
+def test_a_template_that_does_not_settle_what_arrays_hold_is_noticed() -> None:
+    """A device's launcher would take them for what was there first."""
+    kernel = Kernel("test", "twice", ("x",), ("y",), "", "y[0] = x[0];")
+    work, run = Work((), (1, 1, 1), 32, (Output((1,), mx.float32),)), Emulator()
+    run(kernel, [mx.ones(1, mx.float32)], work)
+    run(kernel, [mx.ones(1, mx.float16)], work)
+    with pytest.raises(RuntimeError, match="twice: its template does not settle its arrays"):
+        run(kernel, [mx.ones(1, mx.int32)], work)
