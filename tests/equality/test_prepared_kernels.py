@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import mlx.core as mx
 import pytest
 
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.speculation.lookup import Lookup
-from ingot.kernels.delta import selfcheck as delta_selfcheck
-from ingot.kernels.gpu import launchers
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.kinds import Kind, Rehearsal, Rehearsed, kind_of
+from ingot.kernels.gpu.kinds import Kind, kind_of
 from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.kernels.paged import checked
 from ingot.kernels.paged.kernels import available
 from tests import engines
 
@@ -40,14 +38,13 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> set[Kind]:
     """All kinds that were to be compiled at once so far."""
     kinds: set[Kind] = set()
 
-    def noted(device: object, rehearsed: Rehearsed) -> None:
-        rehearsal = Rehearsal()
-        rehearsed(rehearsal)
-        kinds.update(rehearsal.kinds)
+    prepare = Emulator.prepare
 
-    for user in (checked, delta_selfcheck):
-        assert user.prepare is launchers.prepare
-        monkeypatch.setattr(user, "prepare", noted)
+    def noted(self: Emulator, asked: Iterable[Kind]) -> None:
+        kinds.update(asked)
+        prepare(self, kinds)
+
+    monkeypatch.setattr(Emulator, "prepare", noted)
     return kinds
 
 

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,9 @@ class Emulator:
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
         """Raises RuntimeError where threads wait for others that never come, or take more than a GPU has, and where
         other launchers would take these arrays for others."""
-        self._settle(kernel, inputs, work)
+        kind = self._settled_as(kernel, inputs, work)
         mx.eval(inputs)
-        text = self.rewritten(kernel_text(kernel, "emulator"))
-        types = tuple(TYPES[array.dtype] for array in inputs)
-        values = tuple(
-            (name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in work.template
-        )
-        run = _compiled(text, types, tuple(TYPES[output.dtype] for output in work.outputs), values)
+        run = self._run(kind)
         made = [mx.zeros(output.shape, output.dtype) for output in work.outputs]
         mx.eval(made)
         views = [_memory(array) for array in (*inputs, *made)]
@@ -77,12 +73,26 @@ class Emulator:
             raise RuntimeError(f"{kernel.name}: {wrong.decode()}")
         return made
 
-    def _settle(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> None:
+    def prepare(self, kinds: Iterable[Kind]) -> None:
+        """Compile them, as many at once as there are processors. What does not compile is met again when it is used."""
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for compiling in [threads.submit(self._run, kind) for kind in kinds]:
+                compiling.exception()
+
+    def _run(self, kind: Kind) -> Any:
+        values = tuple(
+            (name, TYPES[value] if isinstance(value, mx.Dtype) else int(value)) for name, value in kind.template
+        )
+        types, outputs = (tuple(TYPES[dtype] for dtype in dtypes) for dtypes in (kind.inputs, kind.outputs))
+        return _compiled(self.rewritten(kernel_text(kind.kernel, "emulator")), types, outputs, values)
+
+    def _settled_as(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> Kind:
         sizes = tuple(array.itemsize for array in leading(kernel)(inputs))
         kind = kind_of(kernel, inputs, work)
         known = self._settled.setdefault((kernel, work.template, sizes), kind)
         if known != kind:
             raise RuntimeError(f"{kernel.name}: its template does not settle its arrays: {known[2:]}, then {kind[2:]}")
+        return kind
 
 
 def _memory(array: mx.array) -> np.ndarray:

@@ -77,7 +77,7 @@ def launcher(device: Device) -> Launcher | None:
 def prepare(device: Device, rehearsed: Rehearsed) -> None:
     """Compile at once all that `rehearsed` launches, where compiling is ours to do."""
     run = launcher(device)
-    if isinstance(run, CudaLauncher):
+    if isinstance(run, CudaLauncher | Emulator):
         rehearsal = Rehearsal()
         rehearsed(rehearsal)
         run.prepare(rehearsal.kinds)

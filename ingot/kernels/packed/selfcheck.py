@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import prepare
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, packed_product
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
@@ -16,16 +17,21 @@ ENDS = 128
 
 def selfcheck(device: Device, weights: PackedWeights) -> str | None:
     """What is wrong with the products of a layer on this device; None where they are right. Compiles their kernels."""
+    launch, wrong = (_launched, _wrong) if weights.experts is None else (_launched_experts, _wrong_experts)
     try:
+        prepare(device, lambda run: launch(PackedProduct(run, weights.packing, weights.scales.dtype), weights))
         product = packed_product(device, weights.packing, weights.scales.dtype)
-        return (_wrong if weights.experts is None else _wrong_experts)(product, weights)
+        return wrong(*launch(product, weights), weights)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
 
-def _wrong(product: PackedProduct, weights: PackedWeights) -> str | None:
+def _launched(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:
     x = _drawn(max(ROWS), weights)
-    found = [product(x[:rows], weights) for rows in ROWS]
+    return x, [product(x[:rows], weights) for rows in ROWS]
+
+
+def _wrong(x: mx.array, found: list[mx.array], weights: PackedWeights) -> str | None:
     mx.eval(found)
     if _differs(found[0], x, weights):
         return f"multiply differs for {weights}"
@@ -34,11 +40,18 @@ def _wrong(product: PackedProduct, weights: PackedWeights) -> str | None:
     return None
 
 
-def _wrong_experts(product: PackedProduct, weights: PackedWeights) -> str | None:
-    assert weights.experts is not None
+def _launched_experts(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:
     x = _drawn(2, weights)
-    chosen = [weights.experts - 1, 0, weights.experts // 2, weights.experts - 1]
-    found = product.gather(x, weights, mx.array(chosen, mx.int32))
+    return x, [product.gather(x, weights, mx.array(_chosen(weights), mx.int32))]
+
+
+def _chosen(weights: PackedWeights) -> list[int]:
+    assert weights.experts is not None
+    return [weights.experts - 1, 0, weights.experts // 2, weights.experts - 1]
+
+
+def _wrong_experts(x: mx.array, products: list[mx.array], weights: PackedWeights) -> str | None:
+    [found], chosen = products, _chosen(weights)
     mx.eval(found)
     if any(_differs(found[i : i + 1], x[i // 2 : i // 2 + 1], weights.part(expert)) for i, expert in enumerate(chosen)):
         return f"gather differs for {weights}"

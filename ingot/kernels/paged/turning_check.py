@@ -8,9 +8,11 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import prepare
 from ingot.kernels.paged.kernels import Slabs, available, page_number, token_slots
 from ingot.kernels.paged.selfcheck import BOUNDS
-from ingot.kernels.paged.turning import Norm, TurnShape, turning, turns
+from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning, turns
 
 TOKENS, SPARE = 11, 3
 
@@ -35,7 +37,12 @@ def _differs(device: Device, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[
     projected = mx.array(random.standard_normal((TOKENS, row), np.float32)).astype(dtype)
     positions, speeds = mx.arange(TOKENS) * 97, 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
     angles = turns(positions, speeds, 1.25)
-    turned, done = turning(device, shape, dtype, norms)(projected, angles, slots, Slabs(*made), mx.zeros(1, mx.int32))
+
+    def launched(turn: Turning) -> tuple[mx.array, mx.array]:
+        return turn(projected, angles, slots, Slabs(*made), mx.zeros(1, mx.int32))
+
+    prepare(device, lambda run: launched(Turning(run, TUNINGS[device.kind], shape, dtype, norms)))
+    turned, done = launched(turning(device, shape, dtype, norms))
     mx.eval(turned, done)
     wanted = plain_turns(shape, projected, angles, norms)
     written = [mx.stack([slot[page, :, place] for slot, page, place in _laid(kind, places)]) for kind in made]
