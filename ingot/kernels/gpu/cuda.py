@@ -18,6 +18,7 @@ import mlx.core as mx
 from ingot.kernels.gpu.cubins import CubinFolder, cubin_key
 from ingot.kernels.gpu.kinds import Kind, Program, kind_of, leading, program
 from ingot.kernels.gpu.nvrtc import Nvrtc
+from ingot.kernels.gpu.shelf import Shelf
 from ingot.kernels.gpu.texts import Kernel, Template, Work
 
 log = logging.getLogger("ingot.kernels")
@@ -61,8 +62,11 @@ class CudaLauncher:
         architecture: str,
         folder: CubinFolder | None,
         otherwise: Callable[[Kernel, list[mx.array], Work], list[mx.array]],
+        shelf: Shelf | None = None,
     ) -> None:
+        """With a `shelf` launches name what they launch, and carry its bytes only where that does not help."""
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
+        self._shelf = shelf
         self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _Runs]] = {}
         self._loaded: dict[Kind, _Loaded | Exception] = {}
         self.compilation = Compilation(None if folder is None else folder.folder)
@@ -102,8 +106,7 @@ class CudaLauncher:
             loaded = self._loaded[kind]
             if isinstance(loaded, Exception):
                 raise loaded
-            made = loaded(inputs, work)
-            mx.eval(made)
+            made = self._awaited(loaded, inputs, work)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             why = " ".join(str(error).split())
             log.warning("%s: MLX compiles this kernel, which takes longer: %s", kernel.name, why)
@@ -111,6 +114,18 @@ class CudaLauncher:
             run = partial(self._otherwise, kernel)
             return run, run(inputs, work)
         return loaded, made
+
+    def _awaited(self, loaded: _Loaded, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        try:
+            made = loaded(inputs, work)
+            mx.eval(made)
+        except RuntimeError as error:
+            if not loaded.carry():
+                raise
+            log.info("%s is not found by its name: %s", loaded.name, " ".join(str(error).split()))
+            made = loaded(inputs, work)
+            mx.eval(made)
+        return made
 
     def _tried(self, kind: Kind) -> _Loaded | Exception:
         try:
@@ -124,23 +139,43 @@ class CudaLauncher:
         key = cubin_key(made.name, made.source, *compiler.options(self._architecture), version)
         kept = None if self._folder is None else self._folder.read(key)
         if kept is not None:
-            return _Loaded(made, kept, found=True)
+            return self._laid(_Loaded(made, kept, found=True), key)
         cubin = compiler.compiled(made.name, made.source, self._architecture)
         if self._folder is not None:
             try:
                 self._folder.write(key, cubin)
             except OSError as error:
                 log.warning("a compiled kernel cannot be kept: %s", error)
-        return _Loaded(made, cubin, found=False)
+        return self._laid(_Loaded(made, cubin, found=False), key)
+
+    def _laid(self, loaded: _Loaded, key: str) -> _Loaded:
+        if self._shelf is not None:
+            try:
+                loaded.lay(self._shelf, key)
+            except OSError as error:
+                log.warning("a compiled kernel cannot be laid where MLX finds it: %s", error)
+        return loaded
 
 
 class _Loaded:
-    """A compiled kernel. MLX copies its bytes at each call, and knows by them what it has on the device already."""
+    """A compiled kernel. MLX copies what bytes it is given at each call, and knows by them and its name what it has on
+    the device already."""
 
     def __init__(self, made: Program, cubin: bytes, *, found: bool) -> None:
-        self._name, self._shaped, self._strided = made.name, made.shaped, made.strided
-        self._cubin, self.found = cubin, found
+        self.name, self._shaped, self._strided = made.name, made.shaped, made.strided
+        self._function, self._cubin, self._given, self.found = made.name, cubin, cubin, found
         self._launch: Any = mx.fast.precompiled_cuda_kernel
+
+    def lay(self, shelf: Shelf, key: str) -> None:
+        """Launch it by a name from now on. Raises OSError."""
+        name = f"{self._function}_{key}"
+        shelf.lay(name, self._function, self._cubin)
+        self.name, self._given = name, b""
+
+    def carry(self) -> bool:
+        """Give its bytes with each launch from now on; whether that is something new."""
+        carried, self.name, self._given = self._given, self._function, self._cubin
+        return not carried
 
     def __call__(self, inputs: list[mx.array], work: Work) -> list[mx.array]:
         if self._strided:
@@ -149,8 +184,8 @@ class _Loaded:
                 inputs[number] = mx.contiguous(inputs[number])
         along, down, deep = work.groups
         made: list[mx.array] = self._launch(
-            name=self._name,
-            compiled_source=self._cubin,
+            name=self.name,
+            compiled_source=self._given,
             inputs=inputs,
             output_shapes=[output.shape for output in work.outputs],
             output_dtypes=[output.dtype for output in work.outputs],

@@ -15,6 +15,7 @@ from ingot.kernels.gpu.cuda import Compilation, CudaLauncher
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kinds import Rehearsal, Rehearsed
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError, architecture
+from ingot.kernels.gpu.shelf import Shelf
 from ingot.kernels.gpu.texts import Kernel, Prelude, Work, kernel_text
 
 log = logging.getLogger("ingot.kernels")
@@ -93,7 +94,7 @@ def _cuda() -> Launcher:
     try:
         info = mx.device_info()
         target = architecture(int(info["compute_capability_major"]), int(info["compute_capability_minor"]))
-        return CudaLauncher(Nvrtc.find(), target, _kept(), MlxLauncher("cuda"))
+        return CudaLauncher(Nvrtc.find(), target, _kept(), MlxLauncher("cuda"), _shelf())
     except (NvrtcError, AttributeError, KeyError, ValueError) as error:
         return MlxLauncher("cuda", Compilation(by_mlx={"all": str(error)}))
 
@@ -103,4 +104,12 @@ def _kept() -> CubinFolder | None:
         return CubinFolder(USUAL)
     except OSError as error:
         log.warning("compiled kernels are not kept: %s", error)
+        return None
+
+
+def _shelf() -> Shelf | None:
+    try:
+        return Shelf.usual()
+    except OSError as error:
+        log.warning("compiled kernels cannot be laid where MLX finds them: %s", error)
         return None

@@ -73,7 +73,7 @@ class Tuning:
 
 
 TUNINGS: dict[DeviceKind, Tuning] = {
-    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, prompts=8),  # the best of many, on an H200
+    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, prompts=4),  # the best of many, on an H200
     "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 
