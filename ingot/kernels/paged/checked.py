@@ -15,7 +15,7 @@ from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import rehearse, selfcheck, slab_counts
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
-from ingot.kernels.paged.turning_check import check_turning
+from ingot.kernels.paged.turning_check import check_turning, rehearse_turning
 
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
 
@@ -90,6 +90,8 @@ class CheckedKernels:
     def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
         """None where there is no kernel for such layers that is right."""
         if (shape, dtype) not in self.wrong_turns:
+            with suppress(ValueError):
+                prepare(self._device, lambda run: rehearse_turning(run, self._device, shape, dtype, norms))
             failed = (check_turning(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device))
             self.wrong_turns[shape, dtype] = next((reason for reason in failed if reason is not None), None)
         if self.wrong_turns[shape, dtype] is not None:

@@ -8,9 +8,11 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.paged.kernels import Slabs, available, page_number, token_slots
-from ingot.kernels.paged.selfcheck import BOUNDS
-from ingot.kernels.paged.turning import Norm, TurnShape, turning, turns
+from ingot.kernels.paged.selfcheck import BOUNDS, slab_counts
+from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning, turns
 
 TOKENS, SPARE = 11, 3
 
@@ -25,30 +27,50 @@ def check_turning(device: Device, shape: TurnShape, dtype: mx.Dtype, norms: Sequ
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
 
+def rehearse_turning(run: Launcher, device: Device, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> None:
+    """Launch the kernel for such layers once, over each number of slabs. Raises ValueError where there is none."""
+    kernel = Turning(run, TUNINGS[device.kind], shape, dtype, norms)
+    for slabs in slab_counts(device):
+        _Trial(shape, dtype, slabs).turned(kernel)
+
+
 def _differs(device: Device, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm], slabs: int) -> str | None:
-    heads, random = shape.heads, np.random.default_rng(5)
-    sizes = (heads.key_size, heads.value_size)
-    made = [[mx.zeros((SPARE, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)] for size in sizes]
-    places = [(number % slabs, number % SPARE, (7 * number) % heads.page) for number in range(TOKENS)]
-    slots = token_slots([*((page_number(slab, page), place) for slab, page, place in places[1:]), (-1, 0)])
-    row = heads.heads * shape.query_step + heads.kv_heads * sum(sizes)
-    projected = mx.array(random.standard_normal((TOKENS, row), np.float32)).astype(dtype)
-    positions, speeds = mx.arange(TOKENS) * 97, 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
-    angles = turns(positions, speeds, 1.25)
-    turned, done = turning(device, shape, dtype, norms)(projected, angles, slots, Slabs(*made), mx.zeros(1, mx.int32))
-    mx.eval(turned, done)
-    wanted = plain_turns(shape, projected, angles, norms)
-    written = [mx.stack([slot[page, :, place] for slot, page, place in _laid(kind, places)]) for kind in made]
-    for name, one, other in zip(("queries", "keys", "values"), (turned, *written), wanted, strict=True):
-        other = other if name == "queries" else other[: TOKENS - 1]
-        off = float(mx.abs(one.astype(mx.float32) - other).max() / mx.abs(other).max())
+    trial = _Trial(shape, dtype, slabs)
+    found = trial.turned(turning(device, shape, dtype, norms))
+    wanted = plain_turns(shape, trial.projected, trial.angles, norms)
+    for name, one, other in zip(("queries", "keys", "values"), found, wanted, strict=True):
+        shown = other[: one.shape[0]]
+        off = float(mx.abs(one.astype(mx.float32) - shown).max() / mx.abs(shown).max())
         if not off <= BOUNDS[dtype]:
             return f"turn differs by {off:.2g} in {name}"
     return None
 
 
-def _laid(slabs: list[mx.array], places: list[tuple[int, int, int]]) -> list[tuple[mx.array, int, int]]:
-    return [(slabs[slab], page, place) for slab, page, place in places[1:]]
+class _Trial:
+    """Some tokens whose places lie anywhere, but for the last, which has none."""
+
+    def __init__(self, shape: TurnShape, dtype: mx.Dtype, slabs: int) -> None:
+        heads, random = shape.heads, np.random.default_rng(5)
+        sizes = (heads.key_size, heads.value_size)
+        self._slabs = Slabs(
+            *([mx.zeros((SPARE, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)] for size in sizes)
+        )
+        self._places = [(number % slabs, number % SPARE, (7 * number) % heads.page) for number in range(1, TOKENS)]
+        row = heads.heads * shape.query_step + heads.kv_heads * sum(sizes)
+        self.projected = mx.array(random.standard_normal((TOKENS, row), np.float32)).astype(dtype)
+        speeds = 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
+        self.angles = turns(mx.arange(TOKENS) * 97, speeds, 1.25)
+
+    def turned(self, kernel: Turning) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries of all tokens; keys and values of those that have a place."""
+        slots = token_slots([*((page_number(slab, page), place) for slab, page, place in self._places), (-1, 0)])
+        queries, done = kernel(self.projected, self.angles, slots, self._slabs, mx.zeros(1, mx.int32))
+        mx.eval(queries, done)
+        keys, values = (
+            mx.stack([slabs[slab][page, :, place] for slab, page, place in self._places])
+            for slabs in (self._slabs.keys, self._slabs.values)
+        )
+        return queries, keys, values
 
 
 def plain_turns(

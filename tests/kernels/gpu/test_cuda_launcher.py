@@ -62,12 +62,12 @@ def halve(run: Callable[..., list[mx.array]], dtype: mx.Dtype = mx.float32, kern
 
 
 def every_kernel(run: Any) -> None:
-    slabs = Slabs(*[[mx.zeros((2, 2, 64, 32), mx.bfloat16)] * 3] * 2)
+    slabs = Slabs(*[[mx.zeros((2, 2, 64, 32), mx.bfloat16)]] * 2)
     attention = PagedAttention(run, TUNINGS["cuda"], Shape(12, 2, 32, 32), mx.bfloat16, scale=1.0)
     keys = mx.zeros((2, 5, 32), mx.bfloat16).transpose(1, 0, 2)
     done = attention.write(keys, keys, token_slots([(0, place) for place in range(5)]), slabs, START)
     done = attention.copy(page_copies([(0, 1, 3)]), slabs, done)
-    attention.attend(mx.zeros((3, 12, 32), mx.bfloat16), Rows.of([[0, 1]] * 3, [7, 9, 65]), slabs, done)
+    attention.attend(mx.zeros((3, 12, 32), mx.bfloat16), Rows.of([[0, 1] * 5] * 3, [7, 9, 600]), slabs, done)
 
 
 def test_arrays_are_passed_first_then_the_sizes_that_the_text_reads(device: Device) -> None:
@@ -89,7 +89,7 @@ def test_arrays_are_passed_first_then_the_sizes_that_the_text_reads(device: Devi
 def test_every_call_fits_the_signature_that_was_compiled(device: Device) -> None:
     for _ in range(2):
         every_kernel(device.run)
-    assert len(device.calls) == 8 and not device.by_mlx
+    assert len(device.calls) == 10 and not device.by_mlx
     for call in device.calls:
         source = call["compiled_source"].decode()
         [arguments] = re.findall(rf"void {call['name']}\((.*)\) {{", source)
@@ -117,13 +117,13 @@ def test_a_kind_is_compiled_once_and_one_of_another_dtype_by_itself(device: Devi
 
 def test_the_next_process_finds_what_this_one_compiled(device: Device, tmp_path: Path) -> None:
     every_kernel(device.run)
-    assert device.run.compilation.compiled == 4
+    assert device.run.compilation.compiled == 5
     again = Device(tmp_path, CubinFolder(tmp_path / "kernels"))
     rehearsal = Rehearsal()
     every_kernel(rehearsal)
     again.run.prepare(rehearsal.kinds)
-    assert (again.run.compilation.compiled, again.run.compilation.found) == (0, 4)
-    assert str(again.run.compilation).startswith(f"0 compiled, 4 found in {tmp_path / 'kernels'}, in ")
+    assert (again.run.compilation.compiled, again.run.compilation.found) == (0, 5)
+    assert str(again.run.compilation).startswith(f"0 compiled, 5 found in {tmp_path / 'kernels'}, in ")
     assert again.run.compilation.slower is None
 
 
@@ -139,11 +139,11 @@ def test_a_damaged_file_is_compiled_anew(device: Device, tmp_path: Path) -> None
 def test_what_was_prepared_is_not_compiled_when_it_is_launched(device: Device) -> None:
     rehearsal = Rehearsal()
     every_kernel(rehearsal)
-    assert [kind.kernel.name for kind in rehearsal.kinds] == ["write", "copy", "attend", "merge"]
+    assert [kind.kernel.name for kind in rehearsal.kinds] == ["locate", "write", "copy", "attend", "merge"]
     device.run.prepare(rehearsal.kinds)
     seconds = device.run.compilation.seconds
     every_kernel(device.run)
-    assert device.run.compilation.compiled == 4 and device.run.compilation.seconds == seconds
+    assert device.run.compilation.compiled == 5 and device.run.compilation.seconds == seconds
 
 
 def test_what_does_not_compile_is_compiled_by_mlx_and_the_log_says_why(
