@@ -21,7 +21,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.texts import paged_kernel
+from ingot.kernels.paged.texts import OUTPUTS, paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 MOST_SIZE = 256
@@ -247,38 +247,39 @@ class PagedAttention:
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 
     def attend(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
-        """What queries [tokens, heads, key_size] see in their rows' pages: [tokens, heads, value_size].
+        """What queries [tokens, heads, key_size], in contiguous memory, see in their rows' pages: [tokens, heads,
+        value_size].
 
         A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
         """
         self._check(queries.dtype, slabs.dtype)
         if rows.most > MOST_QUERIES:
             return self._attend_prompts(queries, rows, slabs, after)
-        shape, tokens, row_count = self._shape, queries.shape[0], len(rows.spans)
+        shape, tokens = self._shape, queries.shape[0]
         cut = self._cuts.get(rows.most) or self._cut(rows.most)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
-        [partial] = self._run(
+        attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
+        partial = Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
+        sole = stretches == 1 and cut.kernel == "attend"
+        # What it does not write is small, but of the same type: with another it would be another kernel.
+        given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
+        found = self._run(
             paged_kernel(cut.kernel, taken),
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
+            [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
             Work(
                 template=cut.attend,
-                groups=(stretches * chunks, shape.kv_heads, row_count),
+                groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
                 threads=self._tuning.warps * 32,
-                outputs=(Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32),),
+                outputs=given[: len(OUTPUTS[cut.kernel])],
             ),
         )
-        [attended] = self._run(
-            paged_kernel("merge"),
-            [partial, self._numbers, rows.rows],
-            Work(
-                template=cut.merge,
-                groups=(1, shape.heads, row_count * rows.most),
-                threads=_THREADS,
-                outputs=(Output((tokens, shape.heads, shape.value_size), self._dtype),),
-            ),
-        )
-        return attended
+        return found[1] if sole else self._merged(found[0], rows, cut, attended)
+
+    def _merged(self, partial: mx.array, rows: Rows, cut: _Cut, attended: Output) -> mx.array:
+        groups = (1, self._shape.heads, len(rows.spans) * rows.most)
+        work = Work(template=cut.merge, groups=groups, threads=_THREADS, outputs=(attended,))
+        return self._run(paged_kernel("merge"), [partial, self._numbers, rows.rows], work)[0]
 
     @property
     def takes_prompts(self) -> bool:
@@ -293,7 +294,7 @@ class PagedAttention:
         seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
         [attended] = self._run(
             paged_kernel("attend_prompt", taken),
-            [mx.contiguous(queries), self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
+            [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
             Work(
                 template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
                 groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
@@ -320,7 +321,8 @@ class PagedAttention:
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
         cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
-        attend = (*self._pages, *seen, ("CAPPED", self._capped), ("PART", part), ("WARPS", tuning.warps), *cut)
+        ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
+        attend = (*self._pages, *seen, *ends, *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         made = self._cuts[count] = _Cut("attend" if matrix is None else "attend_wide", part, attend, merge)
         return made

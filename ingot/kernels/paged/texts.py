@@ -23,7 +23,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "write": ("done",),
     "turn": ("turned", "done"),
     "copy": ("done",),
-    "attend": ("partial",),
+    "attend": ("partial", "attended"),
     "attend_wide": ("partial",),
     "attend_prompt": ("attended",),
     "merge": ("attended",),

@@ -19,10 +19,10 @@ from ingot.cache.layers import AppendState
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
-from ingot.models.layers.joined import JoinedLinear, joined_linear
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.native_attention import RaggedAttention, Rotations, head_norm
 from ingot.models.layers.paged_attention import KernelAttention
+from ingot.models.layers.products import Product, product_of
 from ingot.models.layers.rope import SharedRope, SharedRopes
 from ingot.models.layers.turning import KernelTurning, Turns
 
@@ -45,7 +45,8 @@ class MixedAttention(nn.Module):
     _ragged: RaggedAttention | None
     _paged: KernelAttention | None
     _turning: KernelTurning | None
-    _joined: JoinedLinear | None
+    _into: Product | None
+    _out: Product | None
 
     @property
     def native(self) -> bool:
@@ -62,43 +63,53 @@ class MixedAttention(nn.Module):
             return self._at_once(self._ragged, x, masks, state, mixed)
         queries, gate = self._written(x, state, mixed)
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
+        joined = self._joined_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
+        flat = joined.reshape(mixed.tokens, -1)
+        if gate is not None:
+            flat = flat * mx.sigmoid(gate)
+        project = self[self._wiring.out] if self._out is None else self._out
+        return project(flat).reshape(1, mixed.tokens, -1)
+
+    def _joined_parts(
+        self, found: dict[int, mx.array], queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> mx.array:
+        """What all tokens attend to, of which some launches' is found already."""
+        each = queries[:, :, None]
         outputs = [
-            found[number] if number in found else self._part(number, part, queries, masks, state, mixed)
+            found[number] if number in found else self._part(number, part, each, masks, state, mixed)
             for number, part in enumerate(mixed.parts)
         ]
-        joined = mixed.joined_heads(outputs)
-        project: nn.Module = self[self._wiring.out]
-        return project(joined if gate is None else joined * mx.sigmoid(gate))
+        return mixed.joined_heads(outputs)
 
     def _written(self, x: mx.array, state: AppendState, mixed: Mixed) -> tuple[mx.array, mx.array | None]:
-        """Queries [tokens, heads, 1, size] and the output's gate, once keys and values are written.
+        """Queries [tokens, heads, size] and the output's gate, once keys and values are written.
 
         All of them before anything is read: pages can only be written in place while nobody waits to read them.
         """
         if self._turning is not None:
-            projected, sizes = self._joint(x)
-            turned = self._turning(projected.reshape(mixed.tokens, -1), sizes, state, mixed)
+            projected, sizes = self._joint(x, mixed)
+            turned = self._turning(projected, sizes, state, mixed)
             if turned is not None:
-                return turned[:, :, None], self._gate(projected, sizes[0], mixed)
+                return turned, self._gate(projected, sizes[0], mixed)
         queries, keys, values, gate = self._projected(x, mixed)
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
-        return queries, gate
+        return mx.contiguous(queries[:, :, 0]), gate
 
-    def _joint(self, x: mx.array) -> tuple[mx.array, tuple[int, int]]:
-        """Queries, keys and values [1, tokens, ...] one behind another, and the sizes of heads of keys and values."""
-        if self._joined is None and self._wiring.joint is None:
+    def _joint(self, x: mx.array, mixed: Mixed) -> tuple[mx.array, tuple[int, int]]:
+        """Queries, keys and values [tokens, ...] one behind another, and the sizes of heads of keys and values."""
+        if self._into is None:
             parts = self._linear(x)
             keys, values = (part.shape[-1] // self._kv_heads for part in parts[1:])
-            return mx.concatenate(list(parts), axis=-1), (keys, values)
-        joint = self._joined(x) if self._joined is not None else self[self._wiring.joint](x)
+            return mx.concatenate(list(parts), axis=-1)[0], (keys, values)
+        joint = self._into(x.reshape(mixed.tokens, -1))
         heads = self._heads * (2 if self._wiring.gated else 1) + 2 * self._kv_heads
         return joint, (joint.shape[-1] // heads,) * 2
 
     def _gate(self, projected: mx.array, size: int, mixed: Mixed) -> mx.array | None:
         if not self._wiring.gated:
             return None
-        queries = projected[..., : 2 * self._heads * size].reshape(1, mixed.tokens, self._heads, 2, size)
-        return queries[..., 1, :].reshape(1, mixed.tokens, -1)
+        queries = projected[:, : 2 * self._heads * size].reshape(mixed.tokens, self._heads, 2, size)
+        return queries[:, :, 1].reshape(mixed.tokens, -1)
 
     def _part(
         self, number: int, part: Launch, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
@@ -142,7 +153,7 @@ class MixedAttention(nn.Module):
         keys, values = (y.reshape(mixed.tokens, self._kv_heads, 1, -1) for y in (keys, values))
         if wiring.gated:
             queries, gate = mx.split(queries, 2, axis=-1)
-            gate = gate.reshape(1, mixed.tokens, -1)
+            gate = gate.reshape(mixed.tokens, -1)
         if not wiring.whole_norms:
             queries, keys = self._normed(queries, keys)
         if self._rotates:
@@ -235,7 +246,8 @@ def mixed_attention(
     replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
     replacement._paged = None if kernels is None else _paged(replacement, kernels)
     replacement._turning = None if turns is None else _turning(replacement, turns)
-    replacement._joined = None if kernels is None else _joined(replacement)
+    replacement._into = None if replacement._turning is None else _into(replacement)
+    replacement._out = None if replacement._turning is None else product_of(replacement[wiring.out])
     return replacement
 
 
@@ -252,13 +264,13 @@ def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:
     )
 
 
-def _joined(module: MixedAttention) -> JoinedLinear | None:
+def _into(module: MixedAttention) -> Product | None:
     """Products of queries, keys and values as one, where heads of keys and values are as large."""
-    if module._wiring.joint is not None or module._turning is None:
-        return None
+    if module._wiring.joint is not None:
+        return product_of(module[module._wiring.joint])
     layers = [module.q_proj, module.k_proj, module.v_proj]
     keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return joined_linear(layers) if keys == values else None
+    return product_of(*layers) if keys == values else None
 
 
 def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:

@@ -14,8 +14,8 @@ from mlx.utils import tree_unflatten
 from ingot.kernels import native
 from ingot.models.families.description import MLPWiring
 from ingot.models.families.registry import gating_of
-from ingot.models.layers.joined import JoinedLinear, joined_linear
 from ingot.models.layers.modules import adopt
+from ingot.models.layers.products import Product, product_of
 
 
 class GatedMLP(nn.Module):
@@ -67,12 +67,13 @@ def _swapped(module: nn.Module, gating: MLPWiring, quick: bool) -> nn.Module:
 class JoinedMLP(nn.Module):
     """Computes what the MLP that it extends computes, the products in front of its gate as one."""
 
-    _gating: MLPWiring
-    _joined: JoinedLinear
+    _gate: Callable[[mx.array, mx.array], mx.array]
+    _into: Product
+    _out: Product
 
     def __call__(self, x: mx.array) -> Any:
-        gate, up = mx.split(self._joined(x), 2, axis=-1)
-        return self[self._gating.down](_GATES[self._gating.act](gate, up))
+        gate, up = mx.split(self._into(x.reshape(-1, x.shape[-1])), 2, axis=-1)
+        return self._out(self._gate(gate, up)).reshape(*x.shape[:-1], -1)
 
 
 @partial(mx.compile, shapeless=True)
@@ -109,9 +110,11 @@ def join_gates(model: nn.Module) -> int:
 
 def _with_one_product(module: nn.Module, gating: MLPWiring | None) -> nn.Module | None:
     """None for other modules, and for those whose products are one already, or cannot be."""
-    joined = None if gating is None or gating.up is None else joined_linear([module[gating.gate], module[gating.up]])
-    if joined is None:
+    if gating is None or gating.up is None:
+        return None
+    into, out = product_of(module[gating.gate], module[gating.up]), product_of(module[gating.down])
+    if into is None or out is None:
         return None
     swapped: Any = adopt(module, _joining(type(module)))
-    swapped._gating, swapped._joined = gating, joined
+    swapped._gate, swapped._into, swapped._out = _GATES[gating.act], into, out
     return swapped

@@ -10,8 +10,8 @@ from mlx.utils import tree_unflatten
 
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
-from ingot.models.layers.joined import JoinedLinear
 from ingot.models.layers.modules import adopt
+from ingot.models.layers.products import Product
 from ingot.upstream import QuantizedSwitchLinear
 
 FEW = 64
@@ -83,18 +83,16 @@ KERNELS: dict[type, type] = {
 
 def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
     """Swap packed layers for ones that multiply few rows faster, where that is right; returns how many were swapped.
-    Of layers that were joined, which nobody multiplies by any more, what they became is."""
-    joints = [
-        module._joined for module in model.modules() if isinstance(getattr(module, "_joined", None), JoinedLinear)
-    ]
-    for joint in joints:
-        joint.linear = _swapped(joint.linear, kernels) or joint.linear
-    joined = {id(part) for joint in joints for part in joint.parts}
-    alone = [(path, module) for path, module in model.named_modules() if id(module) not in joined]
+    Where a product stands for layers, which nobody multiplies by any more, it is swapped instead."""
+    products = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
+    for product in products:
+        product.linear = _swapped(product.linear, kernels) or product.linear
+    stood_for = {id(part) for product in products for part in product.parts}
+    alone = [(path, module) for path, module in model.named_modules() if id(module) not in stood_for]
     found = [(path, _swapped(module, kernels)) for path, module in alone]
     swapped = [(path, module) for path, module in found if module is not None]
     model.update_modules(tree_unflatten(swapped))
-    return len(swapped) + sum(type(joint.linear) is KernelLinear for joint in joints)
+    return len(swapped) + sum(type(product.linear) is KernelLinear for product in products)
 
 
 def _swapped(module: Any, kernels: CheckedPacked) -> nn.Module | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ingot.cache.launch import Masks, Mixed, Parted
@@ -31,27 +33,24 @@ class KernelAttention:
 
     def __call__(
         self, queries: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
-    ) -> dict[int, mx.array]:
-        """What the queries [tokens, heads, 1, size] of those launches attend to that are the kernels': by the launch's
-        number, [rows, heads, width, size]. Rows that decode and rows that verify, whatever their widths, are one call;
-        prompts are another.
+    ) -> dict[int, mx.array] | mx.array:
+        """What the queries [tokens, heads, size] of those launches attend to that are the kernels': by the launch's
+        number, [rows, heads, width, size]; or [tokens, heads, size] where one call is all of them. Rows that decode and
+        rows that verify, whatever their widths, are one call; prompts are another.
         """
         storage = state.storage
         if not isinstance(storage, KernelStorage) or not isinstance(masks, Masks | None):
             return {}
-        window = masks.window if masks is not None else state.window
-        kernel = self._of(storage, window, queries.dtype)
+        kernel = self._of(storage, state.window if masks is None else masks.window, queries.dtype)
         if kernel is None:
             return {}
-        few, many = (
-            [number for number, part in enumerate(mixed.parts) if (part.width > MOST_QUERIES) is wide]
-            for wide in (False, True)
-        )
         found: dict[int, mx.array] = {}
-        for numbers in (few, many if kernel.takes_prompts else []):
-            if numbers:
-                taken = _taken(queries[:, :, 0], mixed, numbers)
+        for numbers in _calls(mixed):
+            if mixed.parts[numbers[0]].width <= MOST_QUERIES or kernel.takes_prompts:
+                taken = _taken(queries, mixed, numbers)
                 attended = storage.attend(kernel, taken, state.kernel_rows(storage, mixed, numbers))
+                if len(numbers) == len(mixed.parts):
+                    return attended
                 found |= _parted(attended, mixed, numbers)
         return found
 
@@ -64,17 +63,27 @@ class KernelAttention:
         return self._made[window, dtype]
 
 
-def _taken(queries: mx.array, mixed: Mixed, numbers: list[int]) -> mx.array:
+def _calls(mixed: Mixed) -> Sequence[tuple[int, ...]]:
+    """The launches whose rows have few tokens each, and the others: found once for all layers."""
+    if "calls" not in mixed.memo:
+        wide = [part.width > MOST_QUERIES for part in mixed.parts]
+        each = (tuple(number for number, is_wide in enumerate(wide) if is_wide is many) for many in (False, True))
+        mixed.memo["calls"] = tuple(numbers for numbers in each if numbers)
+    calls: Sequence[tuple[int, ...]] = mixed.memo["calls"]
+    return calls
+
+
+def _taken(queries: mx.array, mixed: Mixed, numbers: Sequence[int]) -> mx.array:
     """The tokens of some launches, one behind another."""
     if len(numbers) == len(mixed.parts):
         return queries
     begins, ends = zip(*(mixed.bounds[number] for number in numbers), strict=True)
     if begins[1:] == ends[:-1]:
-        return queries[begins[0] : ends[-1]]
+        return mx.contiguous(queries[begins[0] : ends[-1]])
     return mx.concatenate([queries[begin:end] for begin, end in zip(begins, ends, strict=True)])
 
 
-def _parted(attended: mx.array, mixed: Mixed, numbers: list[int]) -> dict[int, mx.array]:
+def _parted(attended: mx.array, mixed: Mixed, numbers: Sequence[int]) -> dict[int, mx.array]:
     """What tokens [tokens, heads, size] of some launches attend to, launch by launch."""
     found, begin = {}, 0
     for number in numbers:

@@ -80,7 +80,7 @@ def test_a_kernel_is_made_once_and_called_with_threads_not_groups(
     def make(**options: Any) -> Any:
         def run(**call: Any) -> list[mx.array]:
             called.setdefault(options["name"].split("_")[2], call)
-            return [mx.zeros(call["output_shapes"][0], call["output_dtypes"][0])]
+            return list(map(mx.zeros, call["output_shapes"], call["output_dtypes"]))
 
         made.append(options)
         return run
@@ -91,7 +91,9 @@ def test_a_kernel_is_made_once_and_called_with_threads_not_groups(
     keys = mx.zeros((5, 2, 32), mx.float16)
     for _ in range(2):
         done = attention.write(keys, keys, token_slots([(0, place) for place in range(5)]), slabs, START)
-        attended = attention.attend(mx.zeros((3, 12, 32), mx.float16), Rows.of([[0, 1]] * 3, [7, 9, 65]), slabs, done)
+        attended = attention.attend(
+            mx.zeros((3, 12, 32), mx.float16), Rows.of([[0, 1] * 5] * 3, [7, 9, 600]), slabs, done
+        )
     assert attended.shape == (3, 12, 32) and attended.dtype == mx.float16
 
     names = [options["name"].split("_")[2] for options in made]
@@ -101,7 +103,7 @@ def test_a_kernel_is_made_once_and_called_with_threads_not_groups(
     write, attend, merge = called["write"], called["attend"], called["merge"]
     assert (write["grid"], write["threadgroup"]) == ((5 * 128, 2, 1), (128, 1, 1))
     parts = 1 if prelude == "cuda" else 2
-    assert (attend["grid"], attend["threadgroup"]) == ((parts * 128, 2, 3), (128, 1, 1))
+    assert (attend["grid"], attend["threadgroup"]) == ((2 * parts * 128, 2, 3), (128, 1, 1))
     assert (merge["grid"], merge["threadgroup"]) == ((128, 12, 3), (128, 1, 1))
     assert [len(call["inputs"]) for call in called.values()] == [len(options["input_names"]) for options in made]
-    assert dict(attend["template"])["PART"] == 6 // parts and attend["output_shapes"] == [(3, 12, 1, 36)]
+    assert dict(attend["template"])["PART"] == 6 // parts and attend["output_shapes"] == [(3, 12, 2, 36), (1,)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from operator import is_
 
 import mlx.core as mx
@@ -167,7 +168,7 @@ class Exact(Emulator):
         return super().__call__(kernel, inputs, work._replace(outputs=exact))
 
     def rewritten(self, text: KernelText) -> KernelText:
-        return text._replace(body=text.body.replace("T(values[i] / sum)", "values[i] / sum"))
+        return text._replace(body=re.sub(r"T\((\S+) / sum\)", r"\1 / sum", text.body))
 
 
 def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -> np.ndarray:
@@ -197,11 +198,18 @@ def test_a_querys_bits_are_the_same_alone_beside_others_and_among_other_queries(
                 assert np.array_equal(_alone(variant, memory, row, place, before), found), (row, place, before)
 
 
-def test_queries_need_not_be_contiguous() -> None:
-    variant = Variant(Shape(4, 2, 64, 64))
-    memory = Memory(variant, [5, 80])
-    turned = mx.contiguous(memory.queries.transpose(1, 0, 2)).transpose(1, 0, 2)
-    check(memory, variant.attention().attend(turned, memory.rows(), memory.slabs, START))
+@pytest.mark.parametrize("sinks", [False, True])
+def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(sinks: bool) -> None:
+    variant, launched = Variant(Shape(6, 2, 64, 80), mx.bfloat16, None, sinks), Launched()
+    memory = Memory(variant, [3, 130, 512, 513], counts=[1, 3, 2, 1])
+    attention = variant.attention(launched)
+    together = attention.attend(memory.queries, memory.rows(), memory.slabs, START)
+    short = Rows.of(memory.tables[:3], memory.lengths[:3], counts=memory.counts[:3])
+    alone = attention.attend(memory.queries[:6], short, memory.slabs, START)
+    names = [name for name, _ in launched.launched if name != "locate"]
+    assert names == ["attend", "merge", "attend"]
+    assert mx.array_equal(alone, together[:6]).item()
+    check(memory, together)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 // thread adds up, and in which order, depends on neither PART nor UNROLL, nor on how many queries a row has.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// stretches, VALUE_SIZE + 4]: for each stretch the values, weighted; the largest score; the sum of weights.
+// stretches, VALUE_SIZE + 4]: for each stretch the values, weighted; the largest score; the sum of weights. Where no row has
+// more than one stretch -> attended [tokens, heads, VALUE_SIZE] instead, with the bits that merging would give.
 constexpr int LINE_LANES_K = KEY_SIZE <= 16 ? 2 : KEY_SIZE <= 32 ? 4 : KEY_SIZE <= 64 ? 8 : KEY_SIZE <= 128 ? 16 : 32;
 constexpr int LINE_LANES_V = VALUE_SIZE <= 16 ? 2 : VALUE_SIZE <= 32 ? 4 : VALUE_SIZE <= 64 ? 8 : VALUE_SIZE <= 128 ? 16 : 32;
 constexpr int WARP_KEYS = 32 / LINE_LANES_K * UNROLL;    // keys that a warp looks at, at once
@@ -216,16 +217,28 @@ if (warp == 0 && writes) {
   for (int m = 0; m < PART; ++m) {
     const int query = chunk * PART + m;
     if (query < count * GROUP) {
-      const int token = first_query + query / GROUP;
-      const size_t of = ((size_t)token * HEADS + head * GROUP + query % GROUP) * stretches + number;
-      DEVICE float* to_partial = partial + of * (VALUE_SIZE + 4);
+      const int head_of_query = head * GROUP + query % GROUP;
+      const size_t of = (size_t)(first_query + query / GROUP) * HEADS + head_of_query;
+      if (stretches == 1) {
+        const float sink = SINKS ? numbers[2 + head_of_query] : nothing();
+        const float largest = larger(sink, totals[m * 2]);
+        const float factor = power_of_two(totals[m * 2] - largest);
+        const float sum = multiply_add(factor, totals[m * 2 + 1], SINKS ? power_of_two(sink - largest) : 0.0f);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        to_partial[column + i] = sums[m * 8 + i];
-      }
-      if (column == 0) {
-        to_partial[VALUE_SIZE] = totals[m * 2];
-        to_partial[VALUE_SIZE + 1] = totals[m * 2 + 1];
+        for (int i = 0; i < 8; ++i) {
+          const float value = multiply_add(factor, sums[m * 8 + i], 0.0f);
+          attended[of * VALUE_SIZE + column + i] = T(value / sum);
+        }
+      } else {
+        DEVICE float* to_partial = partial + (of * stretches + number) * (VALUE_SIZE + 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          to_partial[column + i] = sums[m * 8 + i];
+        }
+        if (column == 0) {
+          to_partial[VALUE_SIZE] = totals[m * 2];
+          to_partial[VALUE_SIZE + 1] = totals[m * 2 + 1];
+        }
       }
     }
   }

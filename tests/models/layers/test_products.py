@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from ingot.models.layers.joined import joined_linear
+from ingot.models.layers.products import product_of
 
 
 def layers(kind: str) -> list[Any]:
@@ -23,15 +23,25 @@ def layers(kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "packed", "bias packed", "packed mxfp4"])
 def test_joined_layers_give_what_each_gives_and_are_in_memory_once(kind: str) -> None:
-    made, x = layers(kind), mx.random.normal((1, 5, 64))
+    made, x = layers(kind), mx.random.normal((5, 64))
     apart, parts = [np.array(layer(x)) for layer in made], [sorted(layer) for layer in made]
     before = mx.get_active_memory()
-    joined = joined_linear(made)
+    joined = product_of(*made)
     assert joined is not None
     assert mx.get_active_memory() <= before + 4096, "views, not copies"
     assert np.allclose(np.array(joined(x)), np.concatenate(apart, axis=-1), atol=1e-5)
     for layer, wanted, names in zip(made, apart, parts, strict=True):
         assert np.allclose(np.array(layer(x)), wanted, atol=1e-5) and sorted(layer) == names
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias packed"])
+def test_a_layer_alone_shares_its_weights(kind: str) -> None:
+    [layer, *_], x = layers(kind), mx.random.normal((5, 64))
+    before = mx.get_active_memory()
+    product = product_of(layer)
+    assert product is not None
+    assert mx.get_active_memory() <= before + 4096
+    assert np.allclose(np.array(product(x)), np.array(layer(x)), atol=1e-5)
 
 
 def test_what_is_not_alike_is_not_joined() -> None:
@@ -40,7 +50,7 @@ def test_what_is_not_alike_is_not_joined() -> None:
     half = layers("plain")
     half[2].weight = half[2].weight.astype(mx.float16)
     for unlike in (eight, [packed[0], *plain[1:]], [biased[0], *plain[1:]], half, [nn.RMSNorm(64)] * 3):
-        assert joined_linear(unlike) is None
+        assert product_of(*unlike) is None
 
 
 def test_a_layer_of_another_class_is_left_alone() -> None:
@@ -48,4 +58,4 @@ def test_a_layer_of_another_class_is_left_alone() -> None:
         def __call__(self, x: mx.array) -> mx.array:
             return 2 * super().__call__(x)
 
-    assert joined_linear([Adapted(8, 8), Adapted(8, 8)]) is None
+    assert product_of(Adapted(8, 8), Adapted(8, 8)) is None
