@@ -6,15 +6,18 @@ import random
 from collections.abc import Iterable
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
+from ingot.cache.launch import Part
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.speculation.lookup import Lookup
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kinds import Kind, kind_of
 from ingot.kernels.gpu.texts import Kernel, Work
 from ingot.kernels.paged.kernels import available
-from tests import engines
+from ingot.models.adapter import adapt
+from tests import engines, tiny
 
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 
@@ -74,3 +77,21 @@ def test_serving_launches_no_kind_that_loading_did_not_prepare(
     engine.close()
     assert prepared == at_load, "nothing is prepared while somebody waits"
     assert launched and launched <= prepared
+
+
+@pytest.mark.parametrize("kind", ["kernel", "moe"])
+def test_nor_do_packed_weights_whatever_the_number_of_rows(kind: str, launched: set[Kind], prepared: set[Kind]) -> None:
+    model = tiny.build(kind)
+    nn.quantize(model, bits=4, group_size=32, class_predicate=_divides)
+    adapter = adapt(model, tiny.CONFIGS[kind], engines.GPU)
+    at_load = set(prepared)
+    for count in (1, 2, 9, 16, 17, 64):
+        rows = adapter.new_rows()
+        decoding = Part(tuple(rows.new() for _ in range(count)), 1)
+        mx.eval(adapter.run(rows, mx.arange(count) % 50, [decoding]), rows.pending())
+    assert any(each.kernel.room == "packed" for each in launched)
+    assert prepared == at_load and launched <= prepared
+
+
+def _divides(path: str, module: nn.Module) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0

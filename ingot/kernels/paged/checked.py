@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 
 from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher, prepare
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
-from ingot.kernels.paged.selfcheck import rehearse, selfcheck, slab_counts
+from ingot.kernels.paged.selfcheck import selfcheck, slab_counts
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
 from ingot.kernels.paged.turning_check import check_turning
 
@@ -45,7 +43,6 @@ class CheckedKernels:
         """None where there is no kernel for such layers that is right."""
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
         if key not in self._right and key not in self.wrong:
-            self._prepare(shape, dtype, cap, sinks, window)
             self._check(key, sinks)
         if key not in self._right:
             return None
@@ -75,17 +72,6 @@ class CheckedKernels:
                 self._right[key] = prompts
                 return
             self.wrong[key] = wrong
-
-    def _prepare(
-        self, shape: Shape, dtype: mx.Dtype, cap: float | None, sinks: mx.array | None, window: int | None
-    ) -> None:
-        """All kernels for such layers are compiled at once; why there are none, `selfcheck` says."""
-
-        def launches(run: Launcher) -> None:
-            rehearse(run, self._device, shape, dtype, cap=cap, sinks=sinks, window=window)
-
-        with suppress(ValueError):
-            prepare(self._device, launches)
 
     def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
         """None where there is no kernel for such layers that is right."""

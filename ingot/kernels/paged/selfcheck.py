@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launchers import Launcher
+from ingot.kernels.gpu.launchers import Launcher, prepare
 from ingot.kernels.paged.kernels import (
     PAGE_LIMIT,
     PagedAttention,
@@ -46,10 +46,17 @@ def selfcheck(
     prompts: bool = True,
 ) -> str | None:
     """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
-    Runs them all, so that none is compiled while somebody waits for an answer."""
+    Compiles them all, so that none is compiled while somebody waits for an answer."""
     if not available(device):
         return f"no kernels for {device.name}"
+
+    def rehearse(run: Launcher) -> None:
+        tuning = TUNINGS[device.kind]
+        rehearsed = PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+        _Trial(rehearsed, shape, dtype, slabs).launch_each()
+
     try:
+        prepare(device, rehearse)
         attention = paged_attention(
             device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, prompts=prompts
         )
@@ -58,22 +65,6 @@ def selfcheck(
         return trial.writing() or trial.copying() or next((wrong for wrong in attended if wrong is not None), None)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
-
-
-def rehearse(
-    run: Launcher,
-    device: Device,
-    shape: Shape,
-    dtype: mx.Dtype,
-    *,
-    cap: float | None = None,
-    sinks: mx.array | None = None,
-    window: int | None = None,
-) -> None:
-    """Launch each kernel for such layers once, over each number of slabs. Raises ValueError where there are none."""
-    attention = PagedAttention(run, TUNINGS[device.kind], shape, dtype, scale=1.0, cap=cap, sinks=sinks, window=window)
-    for slabs in slab_counts(device):
-        _Trial(attention, shape, dtype, slabs).launch_each()
 
 
 class _Trial:
@@ -96,7 +87,6 @@ class _Trial:
         self._keys = [self._drawn(tokens, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
         mx.eval(self._slabs.keys, self._slabs.values, self._keys)
         self._token = mx.zeros(1, mx.int32)
-
         self._slots = [
             (table[place // shape.page], place % shape.page)
             for table, length in zip(self._tables, self._lengths, strict=True)
