@@ -213,7 +213,7 @@ def _off(found: mx.array, wanted: mx.array) -> float:
 
 
 def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Way]:
-    """For rows alike, one row, a shorter one, and short ones of awkward lengths, which float32 tells right from wrong."""
+    """For rows alike, one row, a shorter one, and some of awkward lengths, which float32 tells right from wrong."""
     lengths = ([longest] * arguments.rows, [longest], [longest // 4])
     alike = {f"{len(each)} x {each[0]}": Trial(device, shape, each) for each in lengths}
     made: list[Way] = []
