@@ -26,17 +26,18 @@ from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Shape, Slabs, page_number
 from ingot.kernels.paged.selfcheck import BOUNDS, plain
-from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Matrix, Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 SHAPE = "32/8x128"
 CUTS = ("stretch", "warps", "most", "run")
+CUDA = TUNINGS["cuda"]
 WAYS = {
-    "vectors": TUNINGS["cuda"],
-    "512 in 8K": replace(MATRIX, stretch=512, matrix=Matrix(piece=8192, slots=5)),
-    "1024 in 8K": replace(MATRIX, stretch=1024, matrix=Matrix(piece=8192, slots=5)),
-    "1024 in 16K": replace(MATRIX, stretch=1024, matrix=Matrix(piece=16384, slots=2)),
-    "512 in 3 x 8K": replace(MATRIX, stretch=512, matrix=Matrix(piece=8192, slots=3)),
+    "vectors": replace(CUDA, matrix=None),
+    "512 in 8K": replace(CUDA, stretch=512, matrix=Matrix(piece=8192, slots=5)),
+    "1024 in 8K": replace(CUDA, stretch=1024, matrix=Matrix(piece=8192, slots=5)),
+    "512 in 16K": replace(CUDA, stretch=512, matrix=Matrix(piece=16384, slots=2)),
+    "256 in 8K": replace(CUDA, stretch=256, matrix=Matrix(piece=8192, slots=5)),
 }
 """What `--matrix` measures: places of a stretch, in pieces of so many bytes."""
 SHORT = [16, 90, 577, 1030]
@@ -212,8 +213,9 @@ def _off(found: mx.array, wanted: mx.array) -> float:
 
 
 def measure_ways(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Way]:
-    """For rows alike, for one row, and for short ones of awkward lengths, which float32 tells right from wrong."""
-    alike = {f"{rows} x {longest}": Trial(device, shape, [longest] * rows) for rows in (arguments.rows, 1)}
+    """For rows alike, one row, a shorter one, and some of awkward lengths, which float32 tells right from wrong."""
+    lengths = ([longest] * arguments.rows, [longest], [longest // 4])
+    alike = {f"{len(each)} x {each[0]}": Trial(device, shape, each) for each in lengths}
     made: list[Way] = []
     for rows, trial in {**alike, "short": Trial(device, shape, SHORT)}.items():
         firsts: dict[str, float] = {}

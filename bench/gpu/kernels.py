@@ -15,7 +15,6 @@ from bench.paged import Trial, seconds
 from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
 from ingot.kernels.paged.kernels import Shape, ordered
-from ingot.kernels.paged.tuning import MATRIX
 from ingot.upstream import import_upstream
 
 ROUNDS = 5
@@ -40,27 +39,14 @@ def attention(scale: Scale) -> Iterator[Figure]:
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
     yield Figure("attention, 1K to 16K mixed, over alike", over, "x")
     yield from _widths(heads[0], scale)
-    if current().kind == "cuda":
-        yield from _by_matrices(heads[0], scale)
 
 
 def _widths(shape: Shape, scale: Scale) -> Iterator[Figure]:
     trial = Trial(current(), shape, [scale.wide_depth] * scale.rows)
     single = _median(trial, scale)
-    for width in (4, 8):
+    for width in (4, 8, 16):
         trial.ask(width)
         yield Figure(f"attention, width {width} at 32K, over width 1", _median(trial, scale) / single, "x")
-
-
-def _by_matrices(shape: Shape, scale: Scale) -> Iterator[Figure]:
-    """The same by matrix units, which nothing uses yet: worth it where a width costs less than by vectors."""
-    trial = Trial(current(), shape, [scale.wide_depth] * scale.rows, MATRIX)
-    for width in (1, 4, 8, 16):
-        trial.ask(width)
-        speed = trial.bytes() / _median(trial, scale) / 1e12
-        yield Figure(f"attention by matrix units, width {width} at 32K", speed, "TB/s")
-    off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
-    yield Figure("attention by matrix units, largest difference", float(off), "")
 
 
 class DeltaTrial:

@@ -53,7 +53,9 @@ def test_each_way_to_cut_for_matrix_units_is_measured_and_checked(
     given = "--matrix --rows 2 --lengths 90 --shapes 2/1x32 --repeats 1 --widths 1,3"
     main([*given.split(), "--json", str(file)])
     figures = json.loads(file.read_text())
-    assert [figure["name"] for figure in figures] == [*WAYS] * 6, "two widths of two rows, one row and short ones"
+    assert [figure["name"] for figure in figures] == [*WAYS] * 8, (
+        "two widths each of two rows, one, a shorter one and short ones"
+    )
     assert all(figure["same"] for figure in figures), "a query's bits depend on nobody beside it"
     assert all(figure["ratio"] == 1.0 for figure in figures if figure["width"] == 1)
     printed = capsys.readouterr().out.splitlines()[1:]

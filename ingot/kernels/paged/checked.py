@@ -12,6 +12,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck, slab_counts
+from ingot.kernels.paged.tuning import Tuning, choices
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
 from ingot.kernels.paged.turning_check import check_turning
 
@@ -24,7 +25,7 @@ class CheckedKernels:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.wrong: dict[Key, str] = {}
-        self._right: dict[Key, bool] = {}  # and whether they are so for prompts
+        self._right: dict[Key, Tuning] = {}  # and how they are cut
         self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
         self.delta = CheckedDelta(device)
@@ -47,12 +48,13 @@ class CheckedKernels:
         if key not in self._right:
             return None
         how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
-        return paged_attention(self._device, shape, dtype, prompts=self._right[key], **how)
+        return paged_attention(self._device, shape, dtype, tuning=self._right[key], **how)
 
     def _check(self, key: Key, sinks: mx.array | None) -> None:
-        """What is wrong for prompts alone is left to MLX for prompts alone."""
+        """What is wrong for prompts alone is left to MLX for prompts alone, and what is wrong by matrix units is done
+        without them."""
         _, shape, dtype, scale, cap, _, window = key
-        for prompts in (True, False):
+        for tuning in choices(self._device.kind):
             failed = (
                 selfcheck(
                     self._device,
@@ -63,13 +65,13 @@ class CheckedKernels:
                     sinks=sinks,
                     window=window,
                     slabs=slabs,
-                    prompts=prompts,
+                    tuning=tuning,
                 )
                 for slabs in slab_counts(self._device)
             )
             wrong = next((reason for reason in failed if reason is not None), None)
             if wrong is None:
-                self._right[key] = prompts
+                self._right[key] = tuning
                 return
             self.wrong[key] = wrong
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -370,12 +370,12 @@ def paged_attention(
     cap: float | None = None,
     sinks: mx.array | None = None,
     window: int | None = None,
-    prompts: bool = True,
+    tuning: Tuning | None = None,
 ) -> PagedAttention:
-    """Attention by this device's kernels, also for `prompts` where there is one for them. Only where `available`;
-    raises ValueError as `PagedAttention` does."""
+    """Attention by this device's kernels, cut as is best there or as `tuning` says. Only where `available`; raises
+    ValueError as `PagedAttention` does."""
     run = launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
-    tuning = TUNINGS[device.kind] if prompts else replace(TUNINGS[device.kind], prompts=0)
+    tuning = tuning or TUNINGS[device.kind]
     return PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)

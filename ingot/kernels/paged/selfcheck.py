@@ -21,7 +21,7 @@ from ingot.kernels.paged.kernels import (
     paged_attention,
     token_slots,
 )
-from ingot.kernels.paged.tuning import TUNINGS
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once, and its weights are those of float32."""
@@ -43,7 +43,7 @@ def selfcheck(
     sinks: mx.array | None = None,
     window: int | None = None,
     slabs: int = 2,
-    prompts: bool = True,
+    tuning: Tuning | None = None,
 ) -> str | None:
     """What is wrong with the kernels for such layers on this device, over so many slabs; None where they are right.
     Compiles them all, so that none is compiled while somebody waits for an answer."""
@@ -58,7 +58,7 @@ def selfcheck(
     try:
         prepare(device, rehearse)
         attention = paged_attention(
-            device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, prompts=prompts
+            device, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window, tuning=tuning
         )
         trial = _Trial(attention, shape, dtype, slabs)
         attended = (trial.attending(width, scale, cap, sinks, window) for width in attention.widths)

@@ -5,7 +5,7 @@ None of it depends on how many rows or queries there are, but `part`, which chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -73,9 +73,12 @@ class Tuning:
 
 
 TUNINGS: dict[DeviceKind, Tuning] = {
-    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, prompts=4),  # the best of many, on an H200
+    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5), prompts=4),
     "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 
-MATRIX = Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5))
-"""For CUDA: what several queries a row are to be measured with."""
+
+def choices(kind: DeviceKind) -> tuple[Tuning, ...]:
+    """What to try there, one after another: older devices of CUDA lack what the first need."""
+    best = TUNINGS[kind]
+    return tuple(dict.fromkeys((best, replace(best, prompts=0), replace(best, prompts=0, matrix=None))))

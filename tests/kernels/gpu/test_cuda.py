@@ -13,8 +13,9 @@ from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
 from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_copies, token_slots
-from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 from ingot.kernels.paged.turning import Turning, TurnShape
+from tests.kernels.paged.memory import VECTORS
 
 
 class Verbose(Nvrtc):
@@ -78,19 +79,19 @@ def assembled(kind: Kind) -> str:
 
 @pytest.mark.parametrize("name", ["locate", "write", "turn", "copy", "attend", "merge"])
 def test_kernels_over_pages_compile_and_keep_their_numbers_in_registers(name: str) -> None:
-    assert " 0 bytes spill stores" in assembled(paged(mx.bfloat16, TUNINGS["cuda"], 128)[name])
+    assert " 0 bytes spill stores" in assembled(paged(mx.bfloat16, VECTORS, 128)[name])
 
 
 @pytest.mark.parametrize(("size", "count", "groups"), [(64, 8, 4), (128, 4, 4), (128, 8, 3), (128, 16, 3), (256, 8, 2)])
 def test_matrix_units_keep_sums_in_registers_and_groups_stand_side_by_side(size: int, count: int, groups: int) -> None:
-    said = assembled(paged(mx.bfloat16, MATRIX, size, count)["attend_wide"])
+    said = assembled(paged(mx.bfloat16, TUNINGS["cuda"], size, count)["attend_wide"])
     assert " 0 bytes spill stores" in said
     registers, shared = (int(re.findall(rf"(\d+) {what}", said)[0]) for what in ("registers", "bytes smem"))
     assert min(65536 // (128 * (registers + 7 & ~7)), 228 * 1024 // (shared + 1024)) >= groups, "on one processor"
 
 
 def test_matrix_units_take_halves() -> None:
-    assert " 0 bytes spill stores" in assembled(paged(mx.float16, MATRIX, 128)["attend_wide"])
+    assert " 0 bytes spill stores" in assembled(paged(mx.float16, TUNINGS["cuda"], 128)["attend_wide"])
 
 
 @pytest.mark.parametrize("name", ["convolve", "advance"])

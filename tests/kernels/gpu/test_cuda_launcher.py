@@ -21,7 +21,7 @@ from tests.kernels.paged.memory import START
 
 pytestmark = needs_compiler
 Call = dict[str, Any]
-SLABS, EVERY = 3, ["locate", "write", "copy", "attend", "merge"]
+SLABS, EVERY = 3, ["locate", "write", "copy", "attend_wide", "merge"]
 HALVE = Kernel("test", "halve", ("x", "y_0", "y_1"), ("z",), "", "z[0] = x[x_strides[0] * x_shape[1]] / 2;")
 
 

@@ -16,13 +16,13 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
 from ingot.kernels.paged.kernels import Shape
-from ingot.kernels.paged.tuning import MATRIX
+from ingot.kernels.paged.tuning import TUNINGS
 from tests.kernels.paged.memory import START, Memory, Variant, emulated
 
 BARRIER = "group_barrier();"
 SEEDS = range(1, 7)
 VARIANT = Variant(Shape(8, 2, 64, 64), mx.float32)
-BY_MATRICES = Variant(Shape(8, 2, 64, 64), mx.float16, tuning=MATRIX)
+BY_MATRICES = Variant(Shape(8, 2, 64, 64), mx.float16, tuning=TUNINGS["cuda"])
 
 
 class Broken(Emulator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +20,8 @@ emulated = pytest.mark.skipif(
 BOUNDS = {mx.float32: 2e-6, mx.float16: 2**-10, mx.bfloat16: 2**-7}
 """Of the largest number, by which what is rounded once may be off."""
 START = mx.zeros(1, mx.int32)
+VECTORS = replace(TUNINGS["cuda"], matrix=None)
+"""As CUDA attends without matrix units."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Variant:
     cap: float | None = None
     sinks: bool = False
     window: int | None = None
-    tuning: Tuning = TUNINGS["cuda"]
+    tuning: Tuning = VECTORS
 
     def attention(self, run: Launcher | None = None) -> PagedAttention:
         sinks = mx.array(self.sink_scores()) if self.sinks else None

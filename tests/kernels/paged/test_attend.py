@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
 from ingot.kernels.paged.kernels import Rows, Shape, Slabs, page_copies, token_slots
-from ingot.kernels.paged.tuning import MATRIX, TUNINGS, Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
-from .memory import START, Memory, Variant, check, emulated
+from .memory import START, VECTORS, Memory, Variant, check, emulated
 
 pytestmark = emulated
 AWKWARD = [1, 63, 64, 65, 700]
@@ -179,7 +179,7 @@ def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -
     return np.array(variant.attention(Exact()).attend(queries, rows, memory.slabs, START)[-1])
 
 
-@pytest.mark.parametrize("tuning", [TUNINGS["cuda"], MATRIX], ids=["vectors", "matrices"])
+@pytest.mark.parametrize("tuning", [VECTORS, TUNINGS["cuda"]], ids=["vectors", "matrices"])
 @pytest.mark.parametrize(
     ("heads", "dtype", "window"),
     [(6, mx.bfloat16, None), (6, mx.bfloat16, 100), (2, mx.float16, 600), (8, mx.float32, None)],
@@ -248,7 +248,7 @@ def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
 @pytest.mark.parametrize("size", [48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -> None:
-    variant = Variant(Shape(10, 2, size, size), dtype, 7.0, True, 290, MATRIX)
+    variant = Variant(Shape(10, 2, size, size), dtype, 7.0, True, 290, TUNINGS["cuda"])
     memory = Memory(variant, [1, 63, 700, 16, 1029], counts=[1, 4, 16, 16, 3])
     in_order = variant.attention().attend(memory.queries, memory.rows(trimmed=True), memory.slabs, START)
     check(memory, in_order)
@@ -257,7 +257,7 @@ def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -
 
 
 def test_kernels_are_compiled_for_few_widths() -> None:
-    assert Variant(Shape(8, 2, 64, 64), tuning=MATRIX).attention().widths == [4, 8, 16]
+    assert Variant(Shape(8, 2, 64, 64), tuning=TUNINGS["cuda"]).attention().widths == [4, 8, 16, 48]
     assert Variant(Shape(8, 2, 64, 64)).attention().widths == [1, 16, 48], "the last for prompts"
     assert Variant(Shape(8, 1, 64, 64)).attention().widths == [16, 48]
     assert Variant(Shape(2, 2, 64, 64)).attention().widths == [1, 2, 4, 16, 48]

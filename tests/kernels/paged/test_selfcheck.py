@@ -11,8 +11,9 @@ import pytest
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
-from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.gpu.texts import Kernel, KernelText, Work
 from ingot.kernels.paged import kernels
+from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.kernels import Shape, available
 from ingot.kernels.paged.selfcheck import plain, selfcheck
 
@@ -64,6 +65,27 @@ def test_a_kernel_that_is_wrong_is_named(
     monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
     found = selfcheck(GPU, SHAPE, mx.float32, scale=0.2)
     assert found is not None and found.startswith(said)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("broken", "prompts", "matrix"), [((), True, True), (("prompt",), False, True), (("prompt", "wide"), False, False)]
+)
+def test_what_a_device_lacks_is_done_in_the_next_best_way(
+    broken: tuple[str, ...], prompts: bool, matrix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Older(Emulator):
+        def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+            if kernel.name in {f"attend_{name}" for name in broken}:
+                raise RuntimeError("no such instruction")
+            launched.add(kernel.name)
+            return super().__call__(kernel, inputs, work)
+
+    launched: set[str] = set()
+    monkeypatch.setattr(kernels, "launcher", lambda device: Older())
+    attention = CheckedKernels(GPU).attention(Shape(2, 1, 16, 16), mx.float16, scale=0.2)
+    assert attention is not None and attention.takes_prompts == prompts
+    assert ("attend_wide" in launched, "attend" in launched) == (matrix, not matrix)
 
 
 def test_a_device_without_kernels_and_shapes_without_one_are_named() -> None:
