@@ -1,6 +1,6 @@
 """Products with packed weights: the GPU's kernel against MLX's own, in one run, turn by turn.
 
-python -m bench.packed                      an 8B model's products, 1 to 16 rows; then prompts; then other cuts
+python -m bench.packed                      an 8B model's products, 1 to 16 rows; prompts; experts; then other cuts
 python -m bench.packed --bits 8 --group 32 --rows 1,8
 python -m bench.packed --only prompts
 
@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
+from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.tuning import TUNING, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
@@ -31,8 +33,8 @@ CUTS = (
     *(Tuning(8, 2, 256, early=True), Tuning(8, 2, 512, early=True), Tuning(4, 4, 256), Tuning(4, 2, 512)),
 )
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
-LARGE = 8192
-SECTIONS = ("products", "prompts", "cuts")
+LARGE, EXPERTS, CHOSEN = 8192, 128, 8
+SECTIONS = ("products", "prompts", "experts", "cuts")
 
 
 class Trial:
@@ -52,6 +54,10 @@ class Trial:
         mx.eval(weight, scales, biases)
         return PackedWeights.of(self.packing, weight, scales, biases)
 
+    @property
+    def first(self) -> PackedWeights:
+        return self._weights[0]
+
     def repeats(self, most: int = 200) -> int:
         """As many as a device's queue takes at once."""
         return max(2, min(most, QUEUED // self.bytes, self._beyond * 8 // self.bytes))
@@ -69,6 +75,9 @@ class Trial:
 
     def unpacked(self, x: mx.array) -> mx.array:
         return x @ next(self._next).unpacked(x.dtype).T
+
+    def by_turns(self, room: Scratch, x: mx.array) -> mx.array:
+        return room.multiply(x, next(self._next))
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
         """The largest difference from products in float32, of the largest of them."""
@@ -125,14 +134,70 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
 
 
 def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    print(f"{'weights':>14} rows   ours us | MLX's us | unpacked first, us")
+    print(f"{'weights':>14} rows   ours us | MLX's us | unpacked by MLX | unpacked by us, us")
     product, rows = _product(device, arguments, TUNING), (16, 24, 32, 48, 64, 128, 256, 2048)
     for trial in _trials(arguments):
         for count in rows if trial.outputs < 100_000 else ():
             x = trial.drawn(count)
             ours = clock.seconds(partial(trial.ours, product), x, trial.repeats(16)) if count <= 256 else None
-            others = [clock.seconds(work, x, trial.repeats(16)) for work in (trial.theirs, trial.unpacked)]
+            room = scratch(device, trial.outputs * trial.columns, mx.bfloat16)
+            assert room is not None
+            works = (trial.theirs, trial.unpacked, partial(trial.by_turns, room))
+            others = [clock.seconds(work, x, trial.repeats(16)) for work in works]
             print(_name(trial), f"{count:4}", " | ".join(_microseconds(taken) for taken in (ours, *others)), flush=True)
+
+
+def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} tokens   ours us   TB/s | MLX's us   TB/s |  off")
+    product, packing = _product(device, arguments, TUNING), Packing(arguments.bits, arguments.group)
+    for outputs, columns in ((768, 2048), (2048, 768)) if arguments.beyond == BEYOND_CACHES else ((48, 128),):
+        trial = ExpertsTrial(packing, outputs, columns)
+        for tokens in (1, 4, 8, 16, 32):
+            x, chosen = trial.drawn(tokens), trial.chosen(tokens)
+            off = trial.off(product, chosen, x)
+            works = (partial(trial.ours, product, chosen), partial(trial.theirs, chosen))
+            taken = [clock.seconds(work, x, 64) for work in works]
+            bytes = trial.bytes_of(chosen)
+            speeds = " | ".join(f"{each * 1e6:8.1f} {bytes / each / 1e12:6.2f}" for each in taken)
+            print(f"{_name(trial)} {tokens:6}  {speeds} | {off:.4f}", flush=True)
+
+
+class ExpertsTrial:
+    """A layer of 128 experts, of which each token chooses eight."""
+
+    def __init__(self, packing: Packing, outputs: int, columns: int) -> None:
+        flat = Trial(packing, EXPERTS * outputs, columns, beyond=1).first
+        parts = (part.reshape(EXPERTS, outputs, -1) for part in flat.inputs)
+        self.outputs, self.columns, self._weights = outputs, columns, PackedWeights(packing, *parts)
+
+    def drawn(self, tokens: int) -> mx.array:
+        x = mx.random.normal((tokens, self.columns)).astype(mx.bfloat16)
+        mx.eval(x)
+        return x
+
+    def chosen(self, tokens: int) -> mx.array:
+        chosen = mx.stack([mx.random.permutation(EXPERTS)[:CHOSEN] for _ in range(tokens)]).astype(mx.int32)
+        mx.eval(chosen)
+        return chosen
+
+    def bytes_of(self, chosen: mx.array) -> int:
+        """Of the experts that were chosen, each once."""
+        each = sum(part.nbytes for part in self._weights.inputs) // EXPERTS
+        return each * len({*chosen.flatten().tolist()})  # type: ignore[arg-type]
+
+    def ours(self, product: PackedProduct, chosen: mx.array, x: mx.array) -> mx.array:
+        return product.gather(x, self._weights, chosen.flatten())
+
+    def theirs(self, chosen: mx.array, x: mx.array) -> mx.array:
+        weights, packing = self._weights, self._weights.packing
+        given = (weights.weight.view(mx.uint32), weights.scales, weights.biases)
+        options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "transpose": True}
+        return mx.gather_qmm(x[:, None, None], *given, rhs_indices=chosen, **options).reshape(-1, self.outputs)
+
+    def off(self, product: PackedProduct, chosen: mx.array, x: mx.array) -> float:
+        wanted = self.theirs(chosen, x).astype(mx.float32)
+        found = self.ours(product, chosen, x).astype(mx.float32)
+        return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
@@ -162,7 +227,7 @@ def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
         yield Trial(Packing(arguments.bits, arguments.group), outputs, columns, beyond=arguments.beyond)
 
 
-def _name(trial: Trial) -> str:
+def _name(trial: Trial | ExpertsTrial) -> str:
     return f"{f'{trial.outputs}x{trial.columns}':>14}"
 
 
@@ -181,7 +246,7 @@ def main(given: list[str] | None = None) -> None:
     arguments, device = parser.parse_args(given), current()
     clock = Clock(LARGE if arguments.beyond == BEYOND_CACHES else 32)
     print(device.name)
-    for name, section in zip(SECTIONS, (products, prompts, cuts), strict=True):
+    for name, section in zip(SECTIONS, (products, prompts, experts, cuts), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()
             section(device, clock, arguments)

@@ -72,6 +72,11 @@ class PackedWeights:
         return self.scales.shape[-1] * self.packing.group
 
     @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return self.scales.size * self.packing.group
+
+    @property
     def experts(self) -> int | None:
         """How many; None where the weights are those of one layer for all tokens."""
         return self.scales.shape[0] if self.scales.ndim == 3 else None
