@@ -32,6 +32,7 @@ CUTS = (
     *(Tuning(8, 2, 1024), Tuning(16, 1, 512), Tuning(8, 1, 1024), Tuning(8, 1, 512, early=True)),
     *(Tuning(8, 2, 256, early=True), Tuning(8, 2, 512, early=True), Tuning(4, 4, 256), Tuning(4, 2, 512)),
 )
+MANY = (16, 24, 32, 48, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE, EXPERTS, CHOSEN = 8192, 128, 8
 SECTIONS = ("products", "prompts", "experts", "cuts")
@@ -135,7 +136,7 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
 
 def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} rows   ours us | MLX's us | unpacked by MLX | unpacked by us, us")
-    product, rows = _product(device, arguments, TUNING), (16, 24, 32, 48, 64, 128, 256, 2048)
+    product, rows = _product(device, arguments, TUNING), (17, 80) if arguments.tiny else MANY
     for trial in _trials(arguments):
         for count in rows if trial.outputs < 100_000 else ():
             x = trial.drawn(count)
@@ -150,15 +151,14 @@ def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
 def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} tokens   ours us   TB/s | MLX's us   TB/s |  off")
     product, packing = _product(device, arguments, TUNING), Packing(arguments.bits, arguments.group)
-    for outputs, columns in ((768, 2048), (2048, 768)) if arguments.beyond == BEYOND_CACHES else ((48, 128),):
+    for outputs, columns in ((48, 128),) if arguments.tiny else ((768, 2048), (2048, 768)):
         trial = ExpertsTrial(packing, outputs, columns)
-        for tokens in (1, 4, 8, 16, 32):
-            x, chosen = trial.drawn(tokens), trial.chosen(tokens)
-            off = trial.off(product, chosen, x)
-            works = (partial(trial.ours, product, chosen), partial(trial.theirs, chosen))
-            taken = [clock.seconds(work, x, 64) for work in works]
-            bytes = trial.bytes_of(chosen)
-            speeds = " | ".join(f"{each * 1e6:8.1f} {bytes / each / 1e12:6.2f}" for each in taken)
+        for tokens in (1, 2) if arguments.tiny else (1, 4, 8, 16, 32):
+            trial.choose(tokens)
+            x = trial.drawn(tokens)
+            off = trial.off(product, x)
+            taken = [clock.seconds(work, x, 64) for work in (partial(trial.ours, product), trial.theirs)]
+            speeds = " | ".join(f"{each * 1e6:8.1f} {trial.bytes / each / 1e12:6.2f}" for each in taken)
             print(f"{_name(trial)} {tokens:6}  {speeds} | {off:.4f}", flush=True)
 
 
@@ -175,36 +175,42 @@ class ExpertsTrial:
         mx.eval(x)
         return x
 
-    def chosen(self, tokens: int) -> mx.array:
-        chosen = mx.stack([mx.random.permutation(EXPERTS)[:CHOSEN] for _ in range(tokens)]).astype(mx.int32)
+    def choose(self, tokens: int) -> None:
+        """Experts for so many tokens, others each time."""
+        drawn = [[mx.random.permutation(EXPERTS)[:CHOSEN] for _ in range(tokens)] for _ in range(16)]
+        chosen = [mx.stack(each).astype(mx.int32) for each in drawn]
         mx.eval(chosen)
-        return chosen
+        self._chosen, self._next = chosen, cycle(chosen)
 
-    def bytes_of(self, chosen: mx.array) -> int:
-        """Of the experts that were chosen, each once."""
-        each = sum(part.nbytes for part in self._weights.inputs) // EXPERTS
-        return each * len({*chosen.flatten().tolist()})  # type: ignore[arg-type]
+    @property
+    def bytes(self) -> float:
+        """Of the experts that are chosen, each once."""
+        each = sum(part.nbytes for part in self._weights.inputs) / EXPERTS
+        return each * statistics.mean(len({*chosen.flatten().tolist()}) for chosen in self._chosen)  # type: ignore[arg-type]
 
-    def ours(self, product: PackedProduct, chosen: mx.array, x: mx.array) -> mx.array:
-        return product.gather(x, self._weights, chosen.flatten())
+    def ours(self, product: PackedProduct, x: mx.array) -> mx.array:
+        return product.gather(x, self._weights, next(self._next).flatten())
 
-    def theirs(self, chosen: mx.array, x: mx.array) -> mx.array:
+    def theirs(self, x: mx.array) -> mx.array:
         weights, packing = self._weights, self._weights.packing
         given = (weights.weight.view(mx.uint32), weights.scales, weights.biases)
         options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "transpose": True}
-        return mx.gather_qmm(x[:, None, None], *given, rhs_indices=chosen, **options).reshape(-1, self.outputs)
+        found = mx.gather_qmm(x[:, None, None], *given, rhs_indices=next(self._next), **options)
+        return found.reshape(-1, self.outputs)
 
-    def off(self, product: PackedProduct, chosen: mx.array, x: mx.array) -> float:
-        wanted = self.theirs(chosen, x).astype(mx.float32)
-        found = self.ours(product, chosen, x).astype(mx.float32)
+    def off(self, product: PackedProduct, x: mx.array) -> float:
+        """The largest difference from MLX's own, of the largest product."""
+        self._next = cycle(self._chosen[:1])
+        found, wanted = (work.astype(mx.float32) for work in (self.ours(product, x), self.theirs(x)))
+        self._next = cycle(self._chosen)
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    for tuning in CUTS:
+    for tuning in CUTS[:1] if arguments.tiny else CUTS:
         product = _product(device, arguments, tuning)
         for trial in _trials(arguments):
-            if trial.outputs in (4096, 28672):
+            if arguments.tiny or trial.outputs in (4096, 28672):
                 found = []
                 for rows in (1, 8, 16):
                     x = trial.drawn(rows)
@@ -224,7 +230,9 @@ def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> P
 def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
-        yield Trial(Packing(arguments.bits, arguments.group), outputs, columns, beyond=arguments.beyond)
+        yield Trial(
+            Packing(arguments.bits, arguments.group), outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES
+        )
 
 
 def _name(trial: Trial | ExpertsTrial) -> str:
@@ -239,12 +247,13 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=64)
-    parser.add_argument("--shapes", default=SHAPES, help="outputs x columns (%(default)s)")
+    parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
     parser.add_argument("--only", choices=SECTIONS)
-    parser.add_argument("--beyond", type=int, default=BEYOND_CACHES, help="bytes of weights to go through")
+    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
     arguments, device = parser.parse_args(given), current()
-    clock = Clock(LARGE if arguments.beyond == BEYOND_CACHES else 32)
+    arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
+    clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)
     for name, section in zip(SECTIONS, (products, prompts, experts, cuts), strict=True):
         if arguments.only in (None, name):
