@@ -1,6 +1,6 @@
 """Products with packed weights: the GPU's kernel against MLX's own, in one run, turn by turn.
 
-python -m bench.packed                      an 8B model's products, 1 to 16 rows; then prompts; then other cuts
+python -m bench.packed                      an 8B model's products, 1 to 16 rows; prompts; experts; then other cuts
 python -m bench.packed --bits 8 --group 32 --rows 1,8
 python -m bench.packed --only prompts
 
@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
+from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.tuning import TUNING, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
@@ -30,9 +32,10 @@ CUTS = (
     *(Tuning(8, 2, 1024), Tuning(16, 1, 512), Tuning(8, 1, 1024), Tuning(8, 1, 512, early=True)),
     *(Tuning(8, 2, 256, early=True), Tuning(8, 2, 512, early=True), Tuning(4, 4, 256), Tuning(4, 2, 512)),
 )
+MANY = (16, 24, 32, 48, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
-LARGE = 8192
-SECTIONS = ("products", "prompts", "cuts")
+LARGE, EXPERTS, CHOSEN = 8192, 128, 8
+SECTIONS = ("products", "prompts", "experts", "cuts")
 
 
 class Trial:
@@ -52,6 +55,10 @@ class Trial:
         mx.eval(weight, scales, biases)
         return PackedWeights.of(self.packing, weight, scales, biases)
 
+    @property
+    def first(self) -> PackedWeights:
+        return self._weights[0]
+
     def repeats(self, most: int = 200) -> int:
         """As many as a device's queue takes at once."""
         return max(2, min(most, QUEUED // self.bytes, self._beyond * 8 // self.bytes))
@@ -69,6 +76,9 @@ class Trial:
 
     def unpacked(self, x: mx.array) -> mx.array:
         return x @ next(self._next).unpacked(x.dtype).T
+
+    def by_turns(self, room: Scratch, x: mx.array) -> mx.array:
+        return room.multiply(x, next(self._next))
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
         """The largest difference from products in float32, of the largest of them."""
@@ -125,21 +135,82 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
 
 
 def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    print(f"{'weights':>14} rows   ours us | MLX's us | unpacked first, us")
-    product, rows = _product(device, arguments, TUNING), (16, 24, 32, 48, 64, 128, 256, 2048)
+    print(f"{'weights':>14} rows   ours us | MLX's us | unpacked by MLX | unpacked by us, us")
+    product, rows = _product(device, arguments, TUNING), (17, 80) if arguments.tiny else MANY
     for trial in _trials(arguments):
         for count in rows if trial.outputs < 100_000 else ():
             x = trial.drawn(count)
             ours = clock.seconds(partial(trial.ours, product), x, trial.repeats(16)) if count <= 256 else None
-            others = [clock.seconds(work, x, trial.repeats(16)) for work in (trial.theirs, trial.unpacked)]
+            room = scratch(device, trial.outputs * trial.columns, mx.bfloat16)
+            assert room is not None
+            works = (trial.theirs, trial.unpacked, partial(trial.by_turns, room))
+            others = [clock.seconds(work, x, trial.repeats(16)) for work in works]
             print(_name(trial), f"{count:4}", " | ".join(_microseconds(taken) for taken in (ours, *others)), flush=True)
 
 
+def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} tokens   ours us   TB/s | MLX's us   TB/s |  off")
+    product, packing = _product(device, arguments, TUNING), Packing(arguments.bits, arguments.group)
+    for outputs, columns in ((48, 128),) if arguments.tiny else ((768, 2048), (2048, 768)):
+        trial = ExpertsTrial(packing, outputs, columns)
+        for tokens in (1, 2) if arguments.tiny else (1, 4, 8, 16, 32):
+            trial.choose(tokens)
+            x = trial.drawn(tokens)
+            off = trial.off(product, x)
+            taken = [clock.seconds(work, x, 64) for work in (partial(trial.ours, product), trial.theirs)]
+            speeds = " | ".join(f"{each * 1e6:8.1f} {trial.bytes / each / 1e12:6.2f}" for each in taken)
+            print(f"{_name(trial)} {tokens:6}  {speeds} | {off:.4f}", flush=True)
+
+
+class ExpertsTrial:
+    """A layer of 128 experts, of which each token chooses eight."""
+
+    def __init__(self, packing: Packing, outputs: int, columns: int) -> None:
+        flat = Trial(packing, EXPERTS * outputs, columns, beyond=1).first
+        parts = (part.reshape(EXPERTS, outputs, -1) for part in flat.inputs)
+        self.outputs, self.columns, self._weights = outputs, columns, PackedWeights(packing, *parts)
+
+    def drawn(self, tokens: int) -> mx.array:
+        x = mx.random.normal((tokens, self.columns)).astype(mx.bfloat16)
+        mx.eval(x)
+        return x
+
+    def choose(self, tokens: int) -> None:
+        """Experts for so many tokens, others each time."""
+        drawn = [[mx.random.permutation(EXPERTS)[:CHOSEN] for _ in range(tokens)] for _ in range(16)]
+        chosen = [mx.stack(each).astype(mx.int32) for each in drawn]
+        mx.eval(chosen)
+        self._chosen, self._next = chosen, cycle(chosen)
+
+    @property
+    def bytes(self) -> float:
+        """Of the experts that are chosen, each once."""
+        each = sum(part.nbytes for part in self._weights.inputs) / EXPERTS
+        return each * statistics.mean(len({*chosen.flatten().tolist()}) for chosen in self._chosen)  # type: ignore[arg-type]
+
+    def ours(self, product: PackedProduct, x: mx.array) -> mx.array:
+        return product.gather(x, self._weights, next(self._next).flatten())
+
+    def theirs(self, x: mx.array) -> mx.array:
+        weights, packing = self._weights, self._weights.packing
+        given = (weights.weight.view(mx.uint32), weights.scales, weights.biases)
+        options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "transpose": True}
+        found = mx.gather_qmm(x[:, None, None], *given, rhs_indices=next(self._next), **options)
+        return found.reshape(-1, self.outputs)
+
+    def off(self, product: PackedProduct, x: mx.array) -> float:
+        """The largest difference from MLX's own, of the largest product."""
+        self._next = cycle(self._chosen[:1])
+        found, wanted = (work.astype(mx.float32) for work in (self.ours(product, x), self.theirs(x)))
+        self._next = cycle(self._chosen)
+        return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
+
+
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    for tuning in CUTS:
+    for tuning in CUTS[:1] if arguments.tiny else CUTS:
         product = _product(device, arguments, tuning)
         for trial in _trials(arguments):
-            if trial.outputs in (4096, 28672):
+            if arguments.tiny or trial.outputs in (4096, 28672):
                 found = []
                 for rows in (1, 8, 16):
                     x = trial.drawn(rows)
@@ -159,10 +230,12 @@ def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> P
 def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
-        yield Trial(Packing(arguments.bits, arguments.group), outputs, columns, beyond=arguments.beyond)
+        yield Trial(
+            Packing(arguments.bits, arguments.group), outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES
+        )
 
 
-def _name(trial: Trial) -> str:
+def _name(trial: Trial | ExpertsTrial) -> str:
     return f"{f'{trial.outputs}x{trial.columns}':>14}"
 
 
@@ -174,14 +247,15 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=64)
-    parser.add_argument("--shapes", default=SHAPES, help="outputs x columns (%(default)s)")
+    parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
     parser.add_argument("--only", choices=SECTIONS)
-    parser.add_argument("--beyond", type=int, default=BEYOND_CACHES, help="bytes of weights to go through")
+    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
     arguments, device = parser.parse_args(given), current()
-    clock = Clock(LARGE if arguments.beyond == BEYOND_CACHES else 32)
+    arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
+    clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)
-    for name, section in zip(SECTIONS, (products, prompts, cuts), strict=True):
+    for name, section in zip(SECTIONS, (products, prompts, experts, cuts), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()
             section(device, clock, arguments)

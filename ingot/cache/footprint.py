@@ -20,6 +20,7 @@ class Footprint:
     activation: int  # per token of a launch
     score: int  # per token of a launch and token before it, where attention is not fused
     logits: int  # per sampled row
+    scratch: int = 0  # held beside the weights, whatever runs
     tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
 
     @property

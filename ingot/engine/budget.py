@@ -21,7 +21,7 @@ class Budget:
     def __init__(self, total: int, weights: int, footprint: Footprint, *, context: int, widest: int, rows: int) -> None:
         self.total, self.weights, self.footprint = total, weights, footprint
         self.widest, self._rows = widest, rows
-        free = max(0, total - weights)
+        free = max(0, total - weights - footprint.scratch)
         wanted = self.pass_bytes([(widest, context), (rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
         self.states = free - self.transient

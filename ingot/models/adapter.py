@@ -31,6 +31,7 @@ from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
+from ingot.models.layers.packed_linear import reserve_scratch
 from ingot.models.layers.selection import Selection, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
@@ -192,6 +193,8 @@ def adapt(
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
     fused = swap_modules(model, device, kernels, apart=apart)
+    if kernels is not None:
+        reserve_scratch(model, kernels.packed)
     selection = select_at_heads(model)
     kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
@@ -205,7 +208,7 @@ def adapt(
         widest,
         margin,
         kept,
-        _footprint(found, config, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
+        _footprint(found, config, kernels, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
         found.ragged,
         found.mixed,
         found.vocab,
@@ -338,7 +341,9 @@ def _at(logits: mx.array, positions: mx.array | None) -> mx.array:
     return mx.take_along_axis(logits, positions[..., None], axis=1)
 
 
-def _footprint(found: Findings, config: dict[str, Any], *, unfused: bool, tiled: bool) -> Footprint:
+def _footprint(
+    found: Findings, config: dict[str, Any], kernels: CheckedKernels | None, *, unfused: bool, tiled: bool
+) -> Footprint:
     groups = tuple((group.window, group.page_bytes // PAGE) for group in found.rows.groups)
     text = {**config, **(config.get("text_config") or {})}
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
@@ -351,6 +356,7 @@ def _footprint(found: Findings, config: dict[str, Any], *, unfused: bool, tiled:
         # Scores, their mask and their softmax, alive together for one layer.
         score=4 * 3 * heads if unfused else 0,
         logits=4 * found.vocab,
+        scratch=0 if kernels is None or kernels.packed.scratch is None else kernels.packed.scratch.nbytes,
         tile=TILE if found.mixed and tiled else None,
     )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
+from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.selfcheck import selfcheck
 
+MOST_SCRATCH = 1 << 30
 Key = tuple[Packing, mx.Dtype, tuple[int, ...]]
 """How weights are packed, the format of their scales, and how many of those there are."""
 
@@ -19,6 +24,7 @@ class CheckedPacked:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.wrong: dict[Key | Packing, str] = {}
+        self.scratch: Scratch | None = None
         self._right: set[Key] = set()
 
     def supports(self, packing: Packing) -> bool:
@@ -33,6 +39,14 @@ class CheckedPacked:
         if self._device.kind == "metal" or not self.supports(weights.packing) or not self._is_right(weights):
             return None
         return packed_product(self._device, weights.packing, weights.scales.dtype)
+
+    def reserve(self, layers: Iterable[PackedWeights]) -> None:
+        """Memory for many rows: as much as the largest of the weights needs that several layers are alike in, but for
+        those that are larger than that is worth. An output head, of which there is one, rarely meets many rows."""
+        counted = Counter((weights.size, weights.scales.dtype) for weights in layers)
+        several = [key for key, count in counted.items() if count > 1 and key[0] * key[1].size <= MOST_SCRATCH]
+        if self.scratch is None and several:
+            self.scratch = scratch(self._device, *max(several, key=lambda key: key[0]))
 
     def _is_right(self, weights: PackedWeights) -> bool:
         key = (weights.packing, weights.scales.dtype, weights.scales.shape)

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
-from ingot.kernels.packed.tuning import TUNING, Tuning
+from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 
 SOURCE = Path(__file__).parent / "source"
 BITS = (2, 3, 4, 5, 6, 8)
@@ -72,6 +72,11 @@ class PackedWeights:
         return self.scales.shape[-1] * self.packing.group
 
     @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return self.scales.size * self.packing.group
+
+    @property
     def experts(self) -> int | None:
         """How many; None where the weights are those of one layer for all tokens."""
         return self.scales.shape[0] if self.scales.ndim == 3 else None
@@ -125,22 +130,26 @@ class PackedProduct:
 
     def _launched(self, name: str, inputs: list[mx.array], rows: int, eights: int) -> mx.array:
         *_, outputs, groups = inputs[2].shape
-        lots, tiles = rows if name == "gather" else -(-rows // (eights * 8)), self._tuning.tiles
+        cut = self._tuning.cut(outputs, eights)
+        lots = rows if name == "gather" else -(-rows // (eights * 8))
         work = Work(
-            self._template(groups, eights, tiles),
-            (lots * -(-outputs // (tiles * 16)), 1, 1),
+            self._template(groups, eights, cut),
+            (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
             self._tuning.warps * 32,
             (Output((rows, outputs), self._dtype),),
         )
         [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
-    def _template(self, groups: int, eights: int, tiles: int) -> Template:
-        packing = self._packing
-        depth = self._tuning.depth(packing.bits, packing.group)
-        cut = (("DEPTH", depth), ("TILES", tiles), ("WARPS", self._tuning.warps), ("EARLY", self._tuning.early))
-        aligned = ("ALIGNED", groups % depth == 0)
-        return (("T", self._dtype), ("BITS", packing.bits), ("GROUP", packing.group), ("EIGHTS", eights), *cut, aligned)
+    def _template(self, groups: int, eights: int, cut: Cut) -> Template:
+        bits, group = self._packing.bits, self._packing.group
+        stretch = self._tuning.groups(bits, group, groups)
+        depth = min(stretch, max(1, cut.fetch // (bits * group)))
+        return (
+            *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
+            *(("WARPS", self._tuning.warps), ("STRETCH", stretch), ("DEPTH", 1 << (depth.bit_length() - 1))),
+            *(("EARLY", cut.early), ("ALIGNED", groups % stretch == 0)),
+        )
 
 
 def packed_product(device: Device, packing: Packing, dtype: mx.Dtype) -> PackedProduct:

@@ -51,8 +51,8 @@ def selfcheck(
         return f"no kernels for {device.name}"
 
     def rehearse(run: Launcher) -> None:
-        tuning = TUNINGS[device.kind]
-        rehearsed = PagedAttention(run, tuning, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
+        cut = tuning or TUNINGS[device.kind]
+        rehearsed = PagedAttention(run, cut, shape, dtype, scale=scale, cap=cap, sinks=sinks, window=window)
         _Trial(rehearsed, shape, dtype, slabs).launch_each()
 
     try:

@@ -111,7 +111,7 @@ class DecoderEncoder(Encoder):
 
     @property
     def weight_bytes(self) -> int:
-        return self._adapter.weight_bytes
+        return self._adapter.weight_bytes + self._adapter.footprint.scratch
 
     @property
     def dtype(self) -> str:

@@ -1,4 +1,5 @@
-"""Packed layers on NVIDIA GPUs: few rows are multiplied by our kernels, where those were found to be right."""
+"""Packed layers on NVIDIA GPUs, where our kernels were found to be right: few rows are multiplied by those, many by
+weights that are unpacked first."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ingot.models.layers.products import Product
 from ingot.upstream import QuantizedSwitchLinear
 
 FEW = 64
-"""Rows up to which a product takes as long as memory takes to give the weights, a few times over."""
+"""Rows up to which weights are multiplied as they are packed."""
 
 
 class KernelLinear(nn.QuantizedLinear):
@@ -23,6 +24,7 @@ class KernelLinear(nn.QuantizedLinear):
 
     _product: PackedProduct
     _packed: PackedWeights
+    _kernels: CheckedPacked
 
     def __call__(self, x: mx.array) -> mx.array:
         y = _multiplied(self, x)
@@ -37,6 +39,7 @@ class KernelEmbedding(nn.QuantizedEmbedding):
 
     _product: PackedProduct
     _packed: PackedWeights
+    _kernels: CheckedPacked
 
     def as_linear(self, x: mx.array) -> mx.array:
         y = _multiplied(self, x)
@@ -66,11 +69,17 @@ class KernelSwitchLinear(QuantizedSwitchLinear):
 
 
 def _multiplied(module: KernelLinear | KernelEmbedding, x: mx.array) -> mx.array | None:
-    """None where there are too many rows, or numbers that the weights' scales are not in."""
-    weights = module._packed
-    if x.dtype != weights.scales.dtype or x.size > FEW * weights.columns:
+    """None for what MLX multiplies as fast, and for activations in another format than the weights' scales."""
+    weights, scratch = module._packed, module._kernels.scratch
+    if x.dtype != weights.scales.dtype:
         return None
-    y = module._product(x.reshape(-1, weights.columns), weights)
+    rows = x.reshape(-1, weights.columns)
+    if rows.shape[0] <= FEW:
+        y = module._product(rows, weights)
+    elif scratch is not None and scratch.covers(x, weights):
+        y = scratch.multiply(rows, weights)
+    else:
+        return None
     return y.reshape(*x.shape[:-1], weights.outputs)
 
 
@@ -82,9 +91,9 @@ KERNELS: dict[type, type] = {
 
 
 def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
-    """Swap packed layers for ones that multiply few rows faster, where that is right; returns how many were swapped.
+    """Swap packed layers for ones that multiply faster, where that is right; returns how many were swapped.
     Where a product stands for layers, which nobody multiplies by any more, it is swapped instead."""
-    products = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
+    products = _products(model)
     for product in products:
         product.linear = _swapped(product.linear, kernels) or product.linear
     stood_for = {id(part) for product in products for part in product.parts}
@@ -95,7 +104,17 @@ def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
     return len(swapped) + sum(type(product.linear) is KernelLinear for product in products)
 
 
-def _swapped(module: Any, kernels: CheckedPacked) -> nn.Module | None:
+def reserve_scratch(model: nn.Module, kernels: CheckedPacked) -> None:
+    """Set memory aside for many rows of a model whose layers were swapped."""
+    layers = [*(product.linear for product in _products(model)), *model.modules()]
+    kernels.reserve(layer._packed for layer in layers if isinstance(layer, KernelLinear))
+
+
+def _products(model: nn.Module) -> list[Product]:
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
+
+
+def _swapped(module: Any, kernels: CheckedPacked) -> Any:
     if type(module) not in KERNELS:
         return None
     packing = Packing(module.bits, module.group_size, module.mode)
@@ -105,6 +124,6 @@ def _swapped(module: Any, kernels: CheckedPacked) -> nn.Module | None:
     product = kernels.of(weights)
     if product is None:
         return None
-    taken: KernelLinear | KernelEmbedding | KernelSwitchLinear = adopt(module, KERNELS[type(module)])
-    taken._product, taken._packed = product, weights
+    taken = adopt(module, KERNELS[type(module)])
+    taken._product, taken._packed, taken._kernels = product, weights, kernels
     return taken

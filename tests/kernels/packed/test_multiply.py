@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.packed.kernels import BITS, DTYPES, GROUPS, PackedProduct, Packing
-from ingot.kernels.packed.tuning import TUNING, Tuning
+from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 from tests.kernels.packed.weights import BOUNDS, activations, exact, experts, off, packed, product
 from tests.kernels.paged.memory import emulated
 
@@ -56,12 +56,15 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
         assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
 
 
-@pytest.mark.parametrize("tuning", [Tuning(4, 4, 256), Tuning(16, 1, 1024), Tuning(2, 2, 512, early=True)], ids=str)
+@pytest.mark.parametrize("cut", [Cut(1, 256), Cut(2, 1024), Cut(4, 256), Cut(2, 512, early=True)], ids=str)
 @pytest.mark.parametrize("rows", [5, 13])
-def test_however_it_is_cut_it_is_right(tuning: Tuning, rows: int) -> None:
-    weights = packed(FOURS, 50, 64 * 11, mx.bfloat16)
+@pytest.mark.parametrize("groups", [64, 37])
+def test_how_much_is_fetched_at_once_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
+    weights = packed(FOURS, 50, 64 * groups, mx.bfloat16)
     x = activations(rows, weights.columns, mx.bfloat16)
-    assert off(product(FOURS, mx.bfloat16, tuning)(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
+    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=(cut, cut)))(x, weights)
+    assert mx.array_equal(found, product(FOURS, mx.bfloat16)(x, weights))
+    assert off(found, exact(x, weights)) < BOUNDS[mx.bfloat16]
 
 
 def test_what_is_no_number_stays_in_its_own_row() -> None:

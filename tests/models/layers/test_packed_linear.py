@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import mlx.nn as nn
 import pytest
 
 from ingot.cache.launch import Part
+from ingot.engine.budget import Budget
 from ingot.kernels.paged.kernels import available
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import swapping
@@ -75,3 +77,16 @@ def test_packings_of_other_modes_are_left_to_mlx_and_the_adapter_says_so() -> No
     adapter = adapt(built("kernel", bits=4, group_size=32, mode="mxfp4"), tiny.CONFIGS["kernel"], engines.GPU)
     assert not any(isinstance(module, KernelLinear) for _, module in adapter.model.named_modules())
     assert any("few rows by MLX's own products, slower: weights packed as mxfp4" in note for note in adapter.notes)
+
+
+def test_many_rows_have_memory_for_one_layer_which_the_budget_counts() -> None:
+    adapter = adapt(built("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
+    assert adapter.kernels is not None and adapter.kernels.packed.scratch is not None
+    # For queries, the largest product that there are several of: the output head's is larger.
+    assert adapter.footprint.scratch == adapter.kernels.packed.scratch.nbytes == 64 * 32 * 4
+    budgets = [
+        Budget(1 << 20, 0, shape, context=64, widest=64, rows=1)
+        for shape in (adapter.footprint, replace(adapter.footprint, scratch=0))
+    ]
+    taken = [budget.states + budget.transient for budget in budgets]
+    assert taken[1] - taken[0] == adapter.footprint.scratch

@@ -204,3 +204,20 @@ struct Pairs<float> {
     }
   }
 };
+
+// Eight numbers, stored at once.
+template <typename T>
+INLINE void store_several(DEVICE T* to, const LOCAL T* numbers) {
+  Eight<T> eight;
+  eight.raw.x = bits_of(numbers[0]) | bits_of(numbers[1]) << 16;
+  eight.raw.y = bits_of(numbers[2]) | bits_of(numbers[3]) << 16;
+  eight.raw.z = bits_of(numbers[4]) | bits_of(numbers[5]) << 16;
+  eight.raw.w = bits_of(numbers[6]) | bits_of(numbers[7]) << 16;
+  store_eight(to, eight);
+}
+INLINE void store_several(DEVICE float* to, const LOCAL float* numbers) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    to[i] = numbers[i];
+  }
+}

@@ -1,6 +1,6 @@
 // One threadgroup: products of up to EIGHTS * 8 rows with TILES * 16 rows of packed weights, by matrix units. Its warps take
-// stretches of DEPTH groups of columns by turns, and their sums are added in the warps' order: how a product is summed depends
-// on nothing but its columns, so that a row's bits do not depend on how many rows there are.
+// stretches of STRETCH groups of columns by turns, DEPTH groups of them at once, and their sums are added in the warps' order:
+// how a product is summed depends on nothing but its columns, so that a row's bits do not depend on how many rows there are.
 //
 // Four lanes hold a group of one row of weights, as it lies in memory, and the same columns of a row of activations: which
 // column is which of a matrix unit's is free as long as it is the same for both. Weights are multiplied as the whole numbers
@@ -28,18 +28,20 @@ const int outputs = scales_shape[1], groups = scales_shape[2];
 const int lots = chosen_shape[0];
 const int to_row = int(threadgroup_position_in_grid.x) % lots;
 const int first_row = to_row / (lots / given_shape[0]), rows = first_row + 1;
-const size_t first_line = (size_t)chosen[to_row] * outputs;
+const unsigned int first_line = chosen[to_row] * outputs;
 #else
 const int rows = given_shape[0], outputs = scales_shape[0], groups = scales_shape[1];
 const int lots = (rows + WIDTH - 1) / WIDTH;
 const int to_row = int(threadgroup_position_in_grid.x) % lots * WIDTH, first_row = to_row;
-const size_t first_line = 0;
+const unsigned int first_line = 0;
 #endif
 const int first_output = int(threadgroup_position_in_grid.x) / lots * (TILES * 16);
-const int stretches = (groups + DEPTH - 1) / DEPTH;
+const int stretches = (groups + STRETCH - 1) / STRETCH;
+const int steps = warp < stretches ? (stretches - warp + WARPS - 1) / WARPS * (STRETCH / DEPTH) : 0;
+#define FIRST_GROUP(step) ((warp + (step) / (STRETCH / DEPTH) * WARPS) * STRETCH + (step) % (STRETCH / DEPTH) * DEPTH)
 
 // Rows of weights beyond the last are read as the last, and their products thrown away.
-size_t lines[LINES];
+unsigned int lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
   const int line = first_output + i / 2 * 16 + i % 2 * 8 + up;
@@ -48,30 +50,32 @@ for (int i = 0; i < LINES; ++i) {
 
 Lot<LOT_BYTES> ahead[DEPTH * LINES];
 Lot<FACTOR_BYTES> scales_ahead[LINES], biases_ahead[LINES];
-Eight<T> given_ahead[EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1];
-#define GIVEN(x, e, group, eight)                                                                                          \
-  clear_eight(x);                                                                                                          \
-  if ((ALIGNED || (group) < groups) && first_row + (e) * 8 + up < rows) {                                                  \
-    const size_t line = (size_t)(first_row + (e) * 8 + up) * groups + (group);                                             \
-    load_eight(x, given + (line * 4 + across) * LOT + (eight) * 8);                                                        \
+constexpr int MET = DEPTH * EIGHTS * (LOT / 8);
+Eight<T> given_ahead[EARLY ? MET : 1];
+// Activations that meet the weights of a step: fetched with those, or at its begin, but all at once.
+#define FETCH_GIVEN(to, first)                                                                                             \
+  _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                        \
+    const int row = first_row + i % EIGHTS * 8 + up, group = (first) + i / EIGHTS / (LOT / 8);                             \
+    clear_eight(to[i]);                                                                                                    \
+    if ((ALIGNED || group < groups) && row < rows) {                                                                       \
+      load_eight(to[i], given + (((size_t)row * groups + group) * 4 + across) * LOT + i / EIGHTS % (LOT / 8) * 8);         \
+    }                                                                                                                      \
   }
-#define FETCH(stretch)                                                                                                     \
+#define FETCH(first)                                                                                                       \
   _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                      \
-    const size_t group = lines[i] + (stretch) * DEPTH;                                                                     \
+    const size_t group = lines[i] + (first);                                                                               \
     _Pragma("unroll") for (int d = 0; d < DEPTH; ++d) {                                                                    \
-      if (ALIGNED || (stretch) * DEPTH + d < groups) {                                                                     \
+      if (ALIGNED || (first) + d < groups) {                                                                               \
         load_lot(ahead[d * LINES + i], (const DEVICE unsigned char*)weight + ((group + d) * 4 + across) * LOT_BYTES);      \
       } else {                                                                                                             \
         clear_lot(ahead[d * LINES + i]);                                                                                   \
       }                                                                                                                    \
     }                                                                                                                      \
-    load_factors<T, DEPTH, ALIGNED>(scales_ahead[i], scales + group, groups - (stretch) * DEPTH);                          \
-    load_factors<T, DEPTH, ALIGNED>(biases_ahead[i], biases + group, groups - (stretch) * DEPTH);                          \
+    load_factors<T, DEPTH, ALIGNED>(scales_ahead[i], scales + group, groups - (first));                                    \
+    load_factors<T, DEPTH, ALIGNED>(biases_ahead[i], biases + group, groups - (first));                                    \
   }                                                                                                                        \
   if (EARLY) {                                                                                                             \
-    _Pragma("unroll") for (int i = 0; i < DEPTH * EIGHTS * (LOT / 8); ++i) {                                               \
-      GIVEN(given_ahead[i], i % EIGHTS, (stretch) * DEPTH + i / EIGHTS / (LOT / 8), i / EIGHTS % (LOT / 8))                \
-    }                                                                                                                      \
+    FETCH_GIVEN(given_ahead, first)                                                                                        \
   }
 
 float sums[TILES * EIGHTS * 4];
@@ -79,10 +83,11 @@ float sums[TILES * EIGHTS * 4];
 for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
   sums[i] = 0.0f;
 }
-if (warp < stretches) {
-  FETCH(warp)
+if (steps > 0) {
+  FETCH(FIRST_GROUP(0))
 }
-for (int stretch = warp; stretch < stretches; stretch += WARPS) {
+for (int step = 0; step < steps; ++step) {
+  const int first_group = FIRST_GROUP(step);
   Lot<LOT_BYTES> now[DEPTH * LINES];
   Lot<FACTOR_BYTES> scales_now[LINES], biases_now[LINES];
 #pragma unroll
@@ -94,13 +99,18 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
     scales_now[i] = scales_ahead[i];
     biases_now[i] = biases_ahead[i];
   }
-  Eight<T> given_now[EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1];
+  Eight<T> given_now[MET];
+  if (EARLY) {
 #pragma unroll
-  for (int i = 0; i < (EARLY ? DEPTH * EIGHTS * (LOT / 8) : 1); ++i) {
-    given_now[i] = given_ahead[i];
+    for (int i = 0; i < MET; ++i) {
+      given_now[i] = given_ahead[EARLY ? i : 0];
+    }
+  } else {
+    FETCH_GIVEN(given_now, first_group)
   }
-  if (stretch + WARPS < stretches) {
-    FETCH(stretch + WARPS)
+  if (step + 1 < steps) {
+    const int next_group = FIRST_GROUP(step + 1);
+    FETCH(next_group)
   }
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
@@ -118,13 +128,7 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
       unsigned int pairs[EIGHTS][PARTS][4];
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) {
-        Eight<T> x;
-        if (EARLY) {
-          x = given_now[(d * (LOT / 8) + eight) * EIGHTS + e];
-        } else {
-          GIVEN(x, e, stretch * DEPTH + d, eight)
-        }
-        Pairs<T>::of(x, pairs[e]);
+        Pairs<T>::of(given_now[(d * (LOT / 8) + eight) * EIGHTS + e], pairs[e]);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -168,7 +172,8 @@ for (int stretch = warp; stretch < stretches; stretch += WARPS) {
   }
 }
 #undef FETCH
-#undef GIVEN
+#undef FETCH_GIVEN
+#undef FIRST_GROUP
 
 #pragma unroll
 for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
