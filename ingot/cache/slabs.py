@@ -8,7 +8,8 @@ Only the engine thread may call anything here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
@@ -171,6 +172,34 @@ class KernelStorage(SlabStorage):
         encoded = [self._group.encoded[np.frombuffer(table.numbers, np.int32)] for table in tables]
         firsts = [table.first for table in tables]
         return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts)
+
+    # For steps that are compiled: what of it is data.
+
+    @property
+    def by_address(self) -> bool:
+        return self.most_slabs is None
+
+    @property
+    def token(self) -> mx.array:
+        return self._token
+
+    def go_on(self, token: mx.array) -> None:
+        """Something was written; whoever reads it waits for this one."""
+        self._token = token
+
+    @property
+    def addresses(self) -> mx.array:
+        return self._kernel.addresses(self.slabs)
+
+    @contextmanager
+    def standing_for(self, token: mx.array, addresses: mx.array) -> Iterator[None]:
+        """While this is open, these are its token and where its slabs lie."""
+        own, self._token = self._token, token
+        try:
+            with self.slabs.standing_for(addresses):
+                yield
+        finally:
+            self._token = own
 
     def _ordered(self, numbers: mx.array) -> mx.array:
         return ordered(numbers, self._token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +18,7 @@ GPUS: Final[tuple[DeviceKind, ...]] = ("metal", "cuda")
 class Device:
     kind: DeviceKind
     name: str
-    memory: int  # bytes MLX may use at most
+    memory: int = field(compare=False)  # bytes MLX may use at most: another number at another time
 
     @property
     def unfused_attention(self) -> bool:

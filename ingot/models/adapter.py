@@ -36,6 +36,7 @@ from ingot.models.layers.selection import Selection, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.steps import CompiledSteps, compiles
 from ingot.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
@@ -74,6 +75,7 @@ class Adapter:
     notes: tuple[str, ...]
     rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
     kernels: CheckedKernels | None = None  # of a GPU
+    steps: CompiledSteps | None = None  # what runs the model, where its steps can be compiled
     head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
 
     @property
@@ -143,7 +145,7 @@ class Adapter:
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
         if not hidden:
-            return run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+            return run(self.steps or self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
         assert self.selection is not None, "a model whose output head is not known hands over no hidden states"
         with self.selection.handing_over():
             logits = run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
@@ -215,6 +217,7 @@ def adapt(
         (*notes, *_remarks(selection, found, kernels)),
         rounded,
         kernels,
+        CompiledSteps(model) if found.mixed and compiles(device) else None,
     )
 
 

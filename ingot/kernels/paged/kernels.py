@@ -10,8 +10,9 @@ takes a token that is `ordered` after what that launch gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -62,9 +63,15 @@ def ordered(array: mx.array, after: mx.array) -> mx.array:
     return mx.where(after.reshape(-1)[:1] == 0, array, array)
 
 
-def _filled(entries: np.ndarray) -> mx.array:
-    """With -1 behind it where there is little: for inputs of fewer than eight numbers Metal compiles another kernel."""
-    missing = max(0, -(-8 // math.prod(entries.shape[1:])) - len(entries))
+def _room(count: int) -> int:
+    """For so many, and some more: as seldom as they double, something is of another shape."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _filled(entries: np.ndarray, room: int = 0) -> mx.array:
+    """With -1 behind it up to `room`, or where there is little: for inputs of fewer than eight numbers Metal compiles
+    another kernel."""
+    missing = max(0, max(room, -(-8 // math.prod(entries.shape[1:]))) - len(entries))
     return mx.array(np.pad(entries, [(0, missing), *[(0, 0)] * (entries.ndim - 1)], constant_values=-1), mx.int32)
 
 
@@ -108,6 +115,15 @@ class Slabs:
             self._addresses = mx.concatenate(self._located)
             mx.eval(self._addresses)
         return self._addresses
+
+    @contextmanager
+    def standing_for(self, addresses: mx.array) -> Iterator[None]:
+        """While this is open, they lie there."""
+        own, self._addresses = self._addresses, addresses
+        try:
+            yield
+        finally:
+            self._addresses = own
 
     def _locate(self, run: Launcher, number: int) -> mx.array:
         work = Work((("T", self.dtype),), (1, 1, 1), 32, (Output((4,), mx.int32),))
@@ -153,17 +169,35 @@ class Rows:
         most = [max(counts)] * len(lengths)
         rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
-        return cls(_filled(flat), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts))
+        return cls(
+            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts)
+        )
 
     def stretches(self, stretch: int, window: int) -> int:
-        """The most that a row's queries have to look at; found once for all layers."""
+        """No fewer than any row's queries have to look at; found once for all layers."""
         known = self._stretches.get((stretch, window))
         if known is None:
-            known = self._stretches[stretch, window] = max(
+            most = max(
                 -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
                 for length, count in self.spans
             )
+            known = self._stretches[stretch, window] = _room(most)
         return known
+
+    # For steps that are compiled.
+
+    @property
+    def asked(self) -> tuple[tuple[int, int], ...]:
+        """How layers cut these rows: stretches, and windows."""
+        return tuple(self._stretches)
+
+    def rooms(self, asked: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """What launches that cut such rows so are bound to, whatever their lengths are."""
+        return tuple(self.stretches(stretch, window) for stretch, window in asked)
+
+    def standing_for(self, table: mx.array, rows: mx.array) -> Rows:
+        """Any rows whose launches are bound to the same."""
+        return replace(self, table=table, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +378,10 @@ class PagedAttention:
             ),
         )
         return done
+
+    def addresses(self, slabs: Slabs) -> mx.array:
+        """Where kernels find them, if they do so by address."""
+        return slabs.addresses(self._run)
 
     @property
     def most_slabs(self) -> int | None:

@@ -1,0 +1,207 @@
+"""Decode steps that are asked for at once: what Python asks MLX for layer by layer is the same at every step.
+
+Lengths, tables and positions of rows are data, so that a step over as many rows is the same graph again: `mx.compile`
+keeps it, and Python's part of a step, as long as the device's on a fast one, is gone. Only where kernels find all keys
+and values by their addresses: then nothing else of a step is bound to where things lie.
+
+A graph that has kept something of the step that it was made of would be wrong at the next one. So it is compared with
+what the model says by itself, at two steps, before the first is used; and what is not known here is never compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ingot.cache.launch import Mixed
+from ingot.cache.layers import AppendState, LayerState
+from ingot.cache.slabs import KernelStorage
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.cuda import CudaLauncher
+from ingot.kernels.gpu.launchers import MlxLauncher, launcher
+from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.models.layers.turning import Angles
+
+log = logging.getLogger("ingot.models")
+MOST_KEPT = 256
+"""Graphs: for as many numbers of rows and lengths of their tables."""
+TRIALS = 2
+_Arrays = list[mx.array]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """What is open while a step is asked for."""
+
+    layers: Sequence[LayerState]
+    mixed: Mixed
+    groups: dict[int, AppendState]  # one layer of each
+    storages: tuple[KernelStorage, ...]  # of all layers
+
+    def rows(self, group: int) -> KernelRows:
+        state = self.groups[group]
+        assert isinstance(state.storage, KernelStorage)
+        return state.kernel_rows(state.storage, self.mixed, (0,))
+
+    def places(self, group: int) -> mx.array:
+        state = self.groups[group]
+        assert isinstance(state.storage, KernelStorage)
+        return state.places(state.storage)
+
+
+def compiles(device: Device) -> bool:
+    """Whether steps can be asked for without being run: the emulator runs kernels when they are asked for."""
+    return isinstance(launcher(device), CudaLauncher | MlxLauncher)
+
+
+class CompiledSteps:
+    """Of one model. Only the engine thread may call it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._angles: tuple[Angles, ...] | None = None  # which the model asks for; None: it was not seen yet
+        self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # and how it cuts rows of each group
+        self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _Arrays]]] = OrderedDict()
+        self._open: _Open | None = None
+        self._agreed = 0
+        self.refused: str | None = None
+        """Why steps are not compiled."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[LayerState]) -> mx.array:
+        """The model's logits of tokens [1, tokens]."""
+        opened = None if self.refused is not None else _decoding(cache)
+        if opened is None:
+            return self._plain(tokens, cache)
+        if self._angles is None:
+            logits = self._plain(tokens, cache)
+            self._learn(opened)
+            return logits
+        if self._agreed < TRIALS:
+            return self._compared(tokens, opened)
+        return self._compiled(tokens, opened)
+
+    def _plain(self, tokens: mx.array, layers: Sequence[LayerState]) -> mx.array:
+        logits: mx.array = self._model(tokens, cache=layers)
+        return logits
+
+    def _learn(self, opened: _Open) -> None:
+        """What the model asked of a step: all of it must be known, or it would be kept from this step for all."""
+        memo = opened.mixed.memo
+        unknown = [key for key in memo if not _is_known(key)]
+        if unknown or any(("rows", group, (0,)) not in memo for group in opened.groups):
+            self.refused = f"{self._model.model_type} looks at its rows in a way that cannot be compiled"
+            return
+        self._cuts = {group: opened.rows(group).asked for group in opened.groups}
+        self._angles = tuple(key for key in memo if isinstance(key, Angles))
+
+    def _compared(self, tokens: mx.array, opened: _Open) -> mx.array:
+        """What the model says by itself. The compiled step writes the same to the same places once more."""
+        known = len(self._steps)
+        logits = self._plain(tokens, opened.layers)
+        again = self._compiled(tokens, opened)
+        if self.refused is None and not mx.array_equal(logits, again).item():
+            apart = mx.abs(logits.astype(mx.float32) - again.astype(mx.float32)).max().item()
+            self.refused = f"compiled steps differ by {apart:.2g}"
+        if self.refused is not None:
+            log.warning("decode steps are not compiled: %s", self.refused)
+        elif len(self._steps) == known:  # it was made of another step
+            self._agreed += 1
+        return logits
+
+    def _compiled(self, tokens: mx.array, opened: _Open) -> mx.array:
+        given, key = self._given(tokens, opened)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = mx.compile(self._traced)
+            if len(self._steps) > MOST_KEPT:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(key)
+        self._open = opened
+        try:
+            logits, after = step(*given)
+        except (ValueError, RuntimeError) as error:
+            self.refused = " ".join(str(error).split())[:300]
+            return self._plain(tokens, opened.layers)
+        finally:
+            self._open = None
+        for storage, token in zip(opened.storages, after, strict=True):
+            storage.go_on(token)
+        return logits
+
+    def _given(self, tokens: mx.array, opened: _Open) -> tuple[tuple[mx.array | _Arrays, ...], object]:
+        """The data of a step, and all that its graph is bound to."""
+        assert self._angles is not None
+        rows = [opened.rows(group) for group in opened.groups]
+        given = (
+            tokens,
+            [opened.places(group) for group in opened.groups],
+            [each.table for each in rows],
+            [each.rows for each in rows],
+            [angles.of(opened.mixed) for angles in self._angles],
+            [storage.token for storage in opened.storages],
+            [storage.addresses for storage in opened.storages],
+        )
+        rooms = [each.rooms(self._cuts[group]) for group, each in zip(opened.groups, rows, strict=True)]
+        sizes = [array.size for each in given[1:] for array in each]
+        return given, (tokens.size, *rooms, *sizes)
+
+    def _traced(
+        self,
+        tokens: mx.array,
+        places: _Arrays,
+        tables: _Arrays,
+        rows: _Arrays,
+        angles: _Arrays,
+        after: _Arrays,
+        addresses: _Arrays,
+    ) -> tuple[mx.array, _Arrays]:
+        """Runs once a graph, on what stands for the data of any step."""
+        opened, known = self._open, self._angles
+        assert opened is not None and known is not None
+        memo = opened.mixed.memo
+        before = dict(memo)
+        for number, group in enumerate(opened.groups):
+            own = opened.rows(group)
+            memo["rows", group, (0,)] = own.standing_for(tables[number], rows[number])
+            memo["places", group] = places[number]
+        memo.update(zip(known, angles, strict=True))
+        try:
+            with ExitStack() as stack:
+                for storage, token, address in zip(opened.storages, after, addresses, strict=True):
+                    stack.enter_context(storage.standing_for(token, address))
+                logits = self._plain(tokens, opened.layers)
+                done = [storage.token for storage in opened.storages]
+            if not all(map(_is_no_data, memo.keys() - before.keys())):
+                raise ValueError("something was asked of a step that had not been asked before")
+            return logits, done
+        finally:
+            memo.clear()
+            memo.update(before)
+
+
+def _decoding(layers: Sequence[LayerState]) -> _Open | None:
+    """None where something else is open than one token of each of some rows, all of it in the kernels' pages."""
+    states = [layer for layer in layers if isinstance(layer, AppendState)]
+    mixed = layers[0].whole
+    if len(states) != len(layers) or mixed is None or len(mixed.parts) != 1 or mixed.is_stated:
+        return None
+    storages = tuple(state.storage for state in states if isinstance(state.storage, KernelStorage))
+    if mixed.parts[0].width != 1 or len(storages) != len(states) or not all(each.by_address for each in storages):
+        return None
+    return _Open(layers, mixed, {state.group.number: state for state in reversed(states)}, storages)
+
+
+def _is_known(key: object) -> bool:
+    named = isinstance(key, tuple) and key[0] in ("places", "rows")
+    return named or isinstance(key, Angles) or _is_no_data(key)
+
+
+def _is_no_data(key: object) -> bool:
+    """It is numbers of Python's, which places or the number of rows follow from."""
+    return key == "calls" or (isinstance(key, tuple) and key[0] == "runs")
