@@ -89,6 +89,7 @@ def test_nor_do_packed_weights_whatever_the_number_of_rows(kind: str, launched: 
         rows = adapter.new_rows()
         decoding = Part(tuple(rows.new() for _ in range(count)), 1)
         mx.eval(adapter.run(rows, mx.arange(count) % 50, [decoding]), rows.pending())
+    mx.eval(adapter.run(rows, mx.arange(100) % 50, [Part((rows.new(),), 100)]), rows.pending())
     assert any(each.kernel.room == "packed" for each in launched)
     assert prepared == at_load and launched <= prepared
 

@@ -6,6 +6,7 @@ much as the whole model unpacked. Here all layers have the same memory, in turn.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 
 import mlx.core as mx
@@ -32,6 +33,12 @@ class Scratch:
         self._run, self._room = run, mx.zeros(weights, dtype)
         self._after = mx.zeros(1, dtype)
         mx.eval(self._room, self._after)
+
+    def by(self, run: Launcher) -> Scratch:
+        """The same memory, by another launcher."""
+        other = copy(self)
+        other._run = run
+        return other
 
     @property
     def nbytes(self) -> int:

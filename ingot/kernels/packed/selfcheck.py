@@ -7,10 +7,14 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import prepare
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, packed_product
+from ingot.kernels.packed.scratch import Scratch
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest product, by which another may be off. It is rounded once."""
 ROWS = (11, 3, 1)
+MANY = 80
+_BY_MLX = 2**-8
+"""By which at least MLX's own products may be off, which round numbers of float32 before they multiply."""
 ENDS = 128
 """Outputs at both ends that are compared: unpacked as float32, all of them might not fit beside a model."""
 
@@ -22,6 +26,17 @@ def selfcheck(device: Device, weights: PackedWeights) -> str | None:
         prepare(device, lambda run: launch(PackedProduct(run, weights.packing, weights.scales.dtype), weights))
         product = packed_product(device, weights.packing, weights.scales.dtype)
         return wrong(*launch(product, weights), weights)
+    except (RuntimeError, ValueError) as error:
+        return f"does not run: {' '.join(str(error).split())[:500]}"
+
+
+def check_scratch(device: Device, scratch: Scratch, weights: PackedWeights) -> str | None:
+    """What is wrong with products of many rows, by weights that are unpacked first; None where they are right."""
+    x = _drawn(MANY, weights)
+    try:
+        prepare(device, lambda run: scratch.by(run).multiply(x, weights))
+        found = scratch.multiply(x, weights)
+        return f"unpack differs for {weights}" if _differs(found, x, weights, _BY_MLX) else None
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
@@ -62,8 +77,8 @@ def _drawn(rows: int, weights: PackedWeights) -> mx.array:
     return mx.random.normal((rows, weights.columns), key=mx.random.key(7)).astype(weights.scales.dtype)
 
 
-def _differs(found: mx.array, x: mx.array, weights: PackedWeights) -> bool:
-    bound = BOUNDS[weights.scales.dtype]
+def _differs(found: mx.array, x: mx.array, weights: PackedWeights, least: float = 0.0) -> bool:
+    bound = max(least, BOUNDS[weights.scales.dtype])
     return any(
         not _apart(found[:, ends], x, weights.part(ends)) <= bound  # nor what is not a number
         for ends in (slice(None, ENDS), slice(-ENDS, None))

@@ -8,7 +8,7 @@ import pytest
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import KernelText
-from ingot.kernels.packed import kernels
+from ingot.kernels.packed import kernels, scratch
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import DTYPES, Packing
 from ingot.kernels.packed.selfcheck import selfcheck
@@ -60,6 +60,21 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
     weights, checked = packed(FOURS, 40, 2560, mx.bfloat16), CheckedPacked(GPU)
     assert checked.of(weights) is None
     assert next(iter(checked.wrong.values())).startswith(said)
+
+
+@emulated
+def test_weights_that_are_unpacked_wrongly_are_left_to_mlx_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, right, wrong = [packed(FOURS, 40, 640, mx.bfloat16)] * 2, CheckedPacked(GPU), CheckedPacked(GPU)
+    right.reserve(layers)
+    assert right.scratch is not None and not right.wrong
+
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            return text._replace(body=text.body.replace("biases[", "scales["))
+
+    monkeypatch.setattr(scratch, "launcher", lambda device: Broken())
+    wrong.reserve(layers)
+    assert wrong.scratch is None and list(wrong.wrong.values()) == [f"unpack differs for {layers[0]}"]
 
 
 @emulated

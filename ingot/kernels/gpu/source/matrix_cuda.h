@@ -15,6 +15,9 @@ INLINE void multiply_tiles<Half>(LOCAL float* s, unsigned int a, unsigned int b,
                : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "r"(a), "r"(b), "r"(c), "r"(d), "r"(e), "r"(f));
 }
 
+INLINE unsigned int bits_of(Brain x) { return __bfloat16_as_ushort(x); }
+INLINE unsigned int bits_of(Half x) { return __half_as_ushort(x); }
+
 // Two numbers of 16 bits in one: the lower first.
 template <typename T>
 INLINE unsigned int two_of(float low, float high);

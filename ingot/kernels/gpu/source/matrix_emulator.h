@@ -77,6 +77,12 @@ inline void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsi
 }
 
 template <typename T>
+inline unsigned bits_of(T x) {
+  unsigned short bits;
+  memcpy(&bits, &x, 2);
+  return bits;
+}
+template <typename T>
 inline unsigned two_of(float low, float high) {
   const T both[2] = {T(low), T(high)};
   unsigned two;
