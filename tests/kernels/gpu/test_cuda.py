@@ -52,7 +52,7 @@ def paged(dtype: mx.Dtype, tuning: Tuning, size: int, count: int = 8) -> dict[st
     slabs, keys = Slabs([slab], [slab]), mx.zeros((1, 2, size), dtype)
     attention.write(keys, keys, token_slots([(0, 0)]), slabs, start)
     attention.copy(page_copies([(0, 0, 1)]), slabs, start)
-    attention.attend(mx.zeros((count, 8, size), dtype), Rows.of([[0]], [60], counts=[count]), slabs, start)
+    attention.attend(mx.zeros((count, 8, size), dtype), Rows.of([[0] * 10], [600], counts=[count]), slabs, start)
     turned = TurnShape(Shape(8, 2, size, size), dims=size // 2, normed=True)
     Turning(run, tuning, turned, dtype, [(None, 1e-6)] * 2)(
         mx.zeros((1, 12 * size), dtype), mx.zeros((1, size // 2)), token_slots([(0, 0)]), slabs, start
