@@ -25,7 +25,8 @@ from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once, and its weights are those of float32."""
-_STRETCH_AND_MORE = 577
+_MORE_THAN_A_STRETCH = (513, 577)
+"""The least that is, so that any window reaches over its end."""
 
 
 def slab_counts(device: Device) -> tuple[int, ...]:
@@ -73,7 +74,7 @@ class _Trial:
     def __init__(self, attention: PagedAttention, shape: Shape, dtype: mx.Dtype, slabs: int) -> None:
         self._attention, self._shape, self._dtype = attention, shape, dtype
         self._random = np.random.default_rng(7)
-        self._lengths = [8, shape.page, shape.page + 9, _STRETCH_AND_MORE]
+        self._lengths = [8, shape.page, shape.page + 9, *_MORE_THAN_A_STRETCH]
         needed = [-(-length // shape.page) for length in self._lengths]
         each = (sum(needed) + 1) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(each * slabs)]
@@ -97,7 +98,7 @@ class _Trial:
         self._write()
         self._copy(self._tables[-1][0], 1)
         for width in self._attention.widths:
-            self._attend(width)
+            self._attend(width, len(self._lengths))
 
     def writing(self) -> str | None:
         self._write()
@@ -118,10 +119,18 @@ class _Trial:
     def attending(
         self, width: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
-        counts, queries, attended = self._attend(width)
+        """All rows at once, and those that are no longer than a stretch, which are not merged."""
+        rows = (len(self._lengths), len(self._lengths) - len(_MORE_THAN_A_STRETCH))
+        failed = (self._attending(count, width, scale, cap, sinks, window) for count in rows)
+        return next((wrong for wrong in failed if wrong is not None), None)
+
+    def _attending(
+        self, rows: int, width: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
+    ) -> str | None:
+        counts, queries, attended = self._attend(width, rows)
         mx.eval(attended)
         begin = 0
-        for table, length, count in zip(self._tables, self._lengths, counts, strict=True):
+        for table, length, count in zip(self._tables, self._lengths, counts, strict=False):
             keys, values = (
                 mx.concatenate([self._page(slabs, page) for page in table], axis=1)[:, :length]
                 for slabs in (self._slabs.keys, self._slabs.values)
@@ -142,18 +151,16 @@ class _Trial:
         copies = page_copies([(source, self._spare, places)])
         self._token = self._attention.copy(copies, self._slabs, self._token)
 
-    def _attend(self, width: int) -> tuple[list[int], mx.array, mx.array]:
-        """How many queries each row has, up to `width`, those queries, and what they saw after a write that nobody has
-        waited for."""
-        shape, rows = self._shape, len(self._lengths)
-        counts = [min(width, self._lengths[0]), *[1, width] * rows][:rows]
+    def _attend(self, width: int, rows: int) -> tuple[list[int], mx.array, mx.array]:
+        """How many queries each of the first so many rows has, up to `width`, those queries, and what they saw after a
+        write that nobody has waited for."""
+        shape, tables, lengths = self._shape, self._tables[:rows], self._lengths[:rows]
+        counts = [min(width, lengths[0]), *[1, width] * rows][:rows]
         queries = self._drawn(sum(counts), shape.heads, shape.key_size)
-        last = [
-            (table[-1], (length - 1) % shape.page) for table, length in zip(self._tables, self._lengths, strict=True)
-        ]
+        last = [(table[-1], (length - 1) % shape.page) for table, length in zip(tables, lengths, strict=True)]
         new = [self._drawn(rows, shape.kv_heads, size) for size in (shape.key_size, shape.value_size)]
         self._token = self._attention.write(new[0], new[1], token_slots(last), self._slabs, self._token)
-        laid = Rows.of(self._tables, self._lengths, counts=counts)
+        laid = Rows.of(tables, lengths, counts=counts)
         return counts, queries, self._attention.attend(queries, laid, self._slabs, self._token).astype(mx.float32)
 
     def _expected(self) -> list[mx.array]:

@@ -51,6 +51,8 @@ def test_everything_a_layer_may_ask_for_passes() -> None:
         ("copy", "places * VALUE_SIZE", "places * VALUE_SIZE - 8", "copy differs"),
         ("attend", "sums[i] += weights", "sums[i] -= weights", "attend differs by"),
         ("attend", "numbers[0]", "0.0f / 0.0f", "attend differs by nan"),
+        ("attend", "value / sum", "value", "attend differs by"),
+        ("attend", "value / sum", "value", "attend differs by"),
         ("merge", "values[i] / sum", "values[i]", "attend differs by"),
         ("merge", "values[i] / sum", "values[i] / summ", "does not run: a kernel does not compile"),
     ],
