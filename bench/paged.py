@@ -4,7 +4,7 @@ python -m bench.paged                            shapes of common models, eight 
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries a row, as for verifying guesses
 python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      by CUDA's matrix units, cut in several ways
-python -m bench.paged --stretch 256 --warps 8 --most 4     cut otherwise
+python -m bench.paged --stretch 256 --warps 8 --most 4     without matrix units, cut otherwise
 
 Bytes are those of the keys and values that the rows hold. On a CPU it asks for INGOT_AS=cuda or metal, and measures the
 emulator, which says nothing about a GPU.
@@ -29,7 +29,7 @@ from ingot.kernels.paged.selfcheck import BOUNDS, plain
 from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
-SHAPE = "32/8x128"
+MATRIX_SHAPES = "32/8x128,16/2x256"
 CUTS = ("stretch", "warps", "most", "run")
 CUDA = TUNINGS["cuda"]
 WAYS = {
@@ -178,7 +178,8 @@ def measure_widths(trial: Trial, rows: str, arguments: argparse.Namespace) -> li
 def measure_lengths(device: Device, shape: Shape, longest: int, arguments: argparse.Namespace) -> list[Figure]:
     rows, figures = arguments.rows, []
     given = {name: getattr(arguments, name) for name in CUTS if getattr(arguments, name)}
-    tuning = replace(TUNINGS[device.kind], **given)
+    usual = TUNINGS[device.kind]
+    tuning = replace(usual, matrix=None, **given) if given else usual
     ragged = [longest * (row + 1) // rows for row in range(rows)]
     for name, lengths in (("alike", [longest] * rows), ("ragged", ragged)):
         trial = Trial(device, shape, lengths, tuning)
@@ -237,7 +238,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--shapes", help=f"heads/heads of keys x size ({SHAPES}; with --matrix {SHAPE})")
+    parser.add_argument("--shapes", help=f"heads/heads of keys x size ({SHAPES}; with --matrix {MATRIX_SHAPES})")
     parser.add_argument("--widths", default="1", help="queries of a row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--matrix", action="store_true", help="by CUDA's matrix units, in each way, and by vectors")
@@ -256,7 +257,7 @@ def main(given: list[str] | None = None) -> None:
         raise SystemExit("bench.paged: no kernels here; on a CPU set INGOT_AS=cuda or metal, and install g++")
     print(device.name)
     figures: list[Figure | Way] = []
-    for shape in (arguments.shapes or (SHAPE if arguments.matrix else SHAPES)).split(","):
+    for shape in (arguments.shapes or (MATRIX_SHAPES if arguments.matrix else SHAPES)).split(","):
         heads, kv_heads, size = map(int, shape.replace("x", "/").split("/"))
         for longest in (int(length) for length in arguments.lengths.split(",")):
             measured = measure_ways if arguments.matrix else measure_lengths

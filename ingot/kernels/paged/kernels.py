@@ -22,7 +22,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.texts import OUTPUTS, paged_kernel
+from ingot.kernels.paged.texts import paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
 MOST_SIZE = 256
@@ -295,7 +295,7 @@ class PagedAttention:
         stretches = rows.stretches(self._tuning.stretch, self._window)
         attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
         partial = Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
-        sole = stretches == 1 and cut.kernel == "attend"
+        sole = stretches == 1
         # What it does not write is small, but of the same type: with another it would be another kernel.
         given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
         found = self._run(
@@ -305,7 +305,7 @@ class PagedAttention:
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
                 threads=self._tuning.warps * 32,
-                outputs=given[: len(OUTPUTS[cut.kernel])],
+                outputs=given,
             ),
         )
         return found[1] if sole else self._merged(found[0], rows, cut, attended)

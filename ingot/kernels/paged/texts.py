@@ -24,7 +24,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "turn": ("turned", "done"),
     "copy": ("done",),
     "attend": ("partial", "attended"),
-    "attend_wide": ("partial",),
+    "attend_wide": ("partial", "attended"),
     "attend_prompt": ("attended",),
     "merge": ("attended",),
 }

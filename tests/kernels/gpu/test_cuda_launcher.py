@@ -68,7 +68,7 @@ def every_kernel(run: Any) -> None:
     keys = mx.zeros((2, 5, 32), mx.bfloat16).transpose(1, 0, 2)
     done = attention.write(keys, keys, token_slots([(0, place) for place in range(5)]), slabs, START)
     done = attention.copy(page_copies([(0, 1, 3)]), slabs, done)
-    attention.attend(mx.zeros((3, 12, 32), mx.bfloat16), Rows.of([[0, 1]] * 3, [7, 9, 65]), slabs, done)
+    attention.attend(mx.zeros((3, 12, 32), mx.bfloat16), Rows.of([[0, 1], [0, 1], [0] * 9], [7, 9, 540]), slabs, done)
 
 
 def test_arrays_are_passed_first_then_the_sizes_that_the_text_reads(device: Device) -> None:

@@ -199,15 +199,18 @@ def test_a_querys_bits_are_the_same_alone_beside_others_and_among_other_queries(
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(sinks: bool) -> None:
-    variant, launched = Variant(Shape(6, 2, 64, 80), mx.bfloat16, None, sinks), Launched()
+@pytest.mark.parametrize(("tuning", "kernel"), [(VECTORS, "attend"), (TUNINGS["cuda"], "attend_wide")], ids=str)
+def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(
+    tuning: Tuning, kernel: str, sinks: bool
+) -> None:
+    variant, launched = Variant(Shape(6, 2, 64, 80), mx.bfloat16, None, sinks, None, tuning), Launched()
     memory = Memory(variant, [3, 130, 512, 513], counts=[1, 3, 2, 1])
     attention = variant.attention(launched)
     together = attention.attend(memory.queries, memory.rows(), memory.slabs, START)
     short = Rows.of(memory.tables[:3], memory.lengths[:3], counts=memory.counts[:3])
     alone = attention.attend(memory.queries[:6], short, memory.slabs, START)
     names = [name for name, _ in launched.launched if name != "locate"]
-    assert names == ["attend", "merge", "attend"]
+    assert names == [kernel, "merge", kernel]
     assert mx.array_equal(alone, together[:6]).item()
     check(memory, together)
 

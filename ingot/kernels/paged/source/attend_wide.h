@@ -5,7 +5,7 @@
 // sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// stretches, VALUE_SIZE + 4]
+// stretches, VALUE_SIZE + 4], or where no row has more than one stretch -> attended [tokens, heads, VALUE_SIZE], as in `attend`
 constexpr int HEADS = KV_HEADS * GROUP;
 static_assert(WARPS == 4, "as many as share the columns of values");
 constexpr int THREADS = WARPS * 32;
@@ -259,23 +259,31 @@ group_barrier();
 for (int i = 0; i < TILES * 2; ++i) {
   const int in_part = i * 8 + up, query = first + in_part;
   if (query < count * GROUP) {
-    const size_t token = first_query + query / GROUP;
-    const size_t of = (token * HEADS + head * GROUP + query % GROUP) * stretches + number;
-    DEVICE float* to_partial = partial + of * (VALUE_SIZE + 4);
+    float sum = 0.0f, factor = 1.0f;
+#pragma unroll
+    for (int other = 0; other < WARPS; ++other) {
+      sum += of_warps[other * PART + in_part];
+    }
+    const int head_of_query = head * GROUP + query % GROUP;
+    const size_t of = (size_t)(first_query + query / GROUP) * HEADS + head_of_query;
+    DEVICE float* to_partial = partial + (of * stretches + number) * (VALUE_SIZE + 4);
+    if (stretches == 1) {
+      const float sink = SINKS ? numbers[2 + head_of_query] : nothing(), most = larger(sink, factors[in_part]);
+      factor = power_of_two(factors[in_part] - most);
+      sum = multiply_add(factor, sum, SINKS ? power_of_two(sink - most) : 0.0f);
+    } else if (warp == 0 && across == 0) {
+      store_two(to_partial + VALUE_SIZE, factors[in_part], sum);
+    }
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) {
       const int column = (warp * COLUMNS + j) * 8 + across * 2;
-      if (column < VALUE_SIZE) {
-        store_two(to_partial + column, sums[i / 2][j][i % 2 * 2], sums[i / 2][j][i % 2 * 2 + 1]);
+      const float low = factor * sums[i / 2][j][i % 2 * 2], high = factor * sums[i / 2][j][i % 2 * 2 + 1];
+      if (column < VALUE_SIZE && stretches == 1) {
+        attended[of * VALUE_SIZE + column] = T(low / sum);
+        attended[of * VALUE_SIZE + column + 1] = T(high / sum);
+      } else if (column < VALUE_SIZE) {
+        store_two(to_partial + column, low, high);
       }
-    }
-    if (warp == 0 && across == 0) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int other = 0; other < WARPS; ++other) {
-        sum += of_warps[other * PART + in_part];
-      }
-      store_two(to_partial + VALUE_SIZE, factors[in_part], sum);
     }
   }
 }
