@@ -10,7 +10,7 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
 from ingot.kernels.packed.scratch import Scratch, scratch
-from ingot.kernels.packed.selfcheck import selfcheck
+from ingot.kernels.packed.selfcheck import scratch_check, selfcheck
 
 MOST_SCRATCH = 1 << 30
 Key = tuple[Packing, mx.Dtype, tuple[int, ...]]
@@ -43,10 +43,23 @@ class CheckedPacked:
     def reserve(self, layers: Iterable[PackedWeights]) -> None:
         """Memory for many rows: as much as the largest of the weights needs that several layers are alike in, but for
         those that are larger than that is worth. An output head, of which there is one, rarely meets many rows."""
-        counted = Counter((weights.size, weights.scales.dtype) for weights in layers)
+        known = [*layers]
+        counted = Counter((weights.size, weights.scales.dtype) for weights in known)
         several = [key for key, count in counted.items() if count > 1 and key[0] * key[1].size <= MOST_SCRATCH]
         if self.scratch is None and several:
-            self.scratch = scratch(self._device, *max(several, key=lambda key: key[0]))
+            size, dtype = max(several, key=lambda key: key[0])
+            self.scratch = self._checked(scratch(self._device, size, dtype), known)
+
+    def _checked(self, room: Scratch | None, layers: Iterable[PackedWeights]) -> Scratch | None:
+        """None where it is not right for some layer."""
+        kinds = {weights.packing: weights for weights in layers if room is not None and room.covers(weights)}
+        for packing, weights in kinds.items():
+            assert room is not None
+            wrong = scratch_check(self._device, room, weights)
+            if wrong is not None:
+                self.wrong[packing] = wrong
+                return None
+        return room
 
     def _is_right(self, weights: PackedWeights) -> bool:
         key = (weights.packing, weights.scales.dtype, weights.scales.shape)

@@ -7,6 +7,7 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import prepare
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, packed_product
+from ingot.kernels.packed.scratch import Scratch
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest product, by which another may be off. It is rounded once."""
@@ -24,6 +25,19 @@ def selfcheck(device: Device, weights: PackedWeights) -> str | None:
         return wrong(*launch(product, weights), weights)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
+
+
+def scratch_check(device: Device, room: Scratch, weights: PackedWeights) -> str | None:
+    """What is wrong with products by weights that are unpacked into `room`. Compiles the kernel."""
+    x = _drawn(max(ROWS), weights)
+    try:
+        prepare(device, lambda run: room.launched_by(run).unpacked(x, weights))
+        found = room.multiply(x, weights)
+        mx.eval(found)
+    except (RuntimeError, ValueError) as error:
+        return f"does not run: {' '.join(str(error).split())[:500]}"
+    # Weights are rounded, too.
+    return f"unpack differs for {weights}" if _differs(found, x, weights, slack=2) else None
 
 
 def _launched(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:
@@ -62,8 +76,8 @@ def _drawn(rows: int, weights: PackedWeights) -> mx.array:
     return mx.random.normal((rows, weights.columns), key=mx.random.key(7)).astype(weights.scales.dtype)
 
 
-def _differs(found: mx.array, x: mx.array, weights: PackedWeights) -> bool:
-    bound = BOUNDS[weights.scales.dtype]
+def _differs(found: mx.array, x: mx.array, weights: PackedWeights, *, slack: int = 1) -> bool:
+    bound = slack * BOUNDS[weights.scales.dtype]
     return any(
         not _apart(found[:, ends], x, weights.part(ends)) <= bound  # nor what is not a number
         for ends in (slice(None, ENDS), slice(-ENDS, None))
