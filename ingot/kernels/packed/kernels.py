@@ -130,7 +130,7 @@ class PackedProduct:
 
     def _launched(self, name: str, inputs: list[mx.array], rows: int, eights: int) -> mx.array:
         *_, outputs, groups = inputs[2].shape
-        cut = self._tuning.cut_of(outputs, eights)
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
         lots = rows if name == "gather" else -(-rows // (eights * 8))
         work = Work(
             self._template(groups, eights, cut),

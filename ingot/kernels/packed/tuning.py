@@ -27,8 +27,9 @@ class Tuning:
         """Groups of columns of a stretch, of so many in all."""
         return _power(min(self.stretch // (max(bits, 4) * group), groups // self.warps))
 
-    def cut_of(self, outputs: int, eights: int) -> Cut:
-        return (self.many if outputs >= self.wide else self.few)[eights - 1]
+    def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> Cut:
+        cut = self.many[eights - 1]
+        return cut if outputs >= self.wide and (eights == 1 or bits * group <= cut.fetch) else self.few[eights - 1]
 
     def depth_of(self, bits: int, group: int, stretch: int, cut: Cut) -> int:
         """Groups of columns that are fetched at once."""
