@@ -291,7 +291,7 @@ def _unused(kernels: CheckedKernels) -> list[str]:
     reasons = {
         "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
         "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_turns.values() if why],
-        "few rows by MLX's own products, slower:": kernels.packed.wrong.values(),
+        "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
         "gated delta token by token, slower:": kernels.delta.wrong.values(),
     }
     return [f"{what} {why}" for what, all_of_them in reasons.items() for why in sorted({*all_of_them})]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
 from ingot.kernels.packed.scratch import Scratch, scratch
-from ingot.kernels.packed.selfcheck import check_scratch, selfcheck
+from ingot.kernels.packed.selfcheck import scratch_check, selfcheck
 
 MOST_SCRATCH = 1 << 30
 Key = tuple[Packing, mx.Dtype, tuple[int, ...]]
@@ -43,23 +43,23 @@ class CheckedPacked:
     def reserve(self, layers: Iterable[PackedWeights]) -> None:
         """Memory for many rows: as much as the largest of the weights needs that several layers are alike in, but for
         those that are larger than that is worth. An output head, of which there is one, rarely meets many rows."""
-        layers = list(layers)
-        counted = Counter((weights.size, weights.scales.dtype) for weights in layers)
+        known = [*layers]
+        counted = Counter((weights.size, weights.scales.dtype) for weights in known)
         several = [key for key, count in counted.items() if count > 1 and key[0] * key[1].size <= MOST_SCRATCH]
         if self.scratch is None and several:
-            self.scratch = scratch(self._device, *max(several, key=lambda key: key[0]))
-            self._check_scratch(layers)
+            size, dtype = max(several, key=lambda key: key[0])
+            self.scratch = self._checked(scratch(self._device, size, dtype), known)
 
-    def _check_scratch(self, layers: Sequence[PackedWeights]) -> None:
-        """It is not used where a kind of weights that it covers is not unpacked rightly."""
-        room = self.scratch
-        if room is None:
-            return
-        covered = {(each.packing, each.scales.dtype): each for each in layers if room.covers(each.scales, each)}
-        for weights in covered.values():
-            wrong = check_scratch(self._device, room, weights)
+    def _checked(self, room: Scratch | None, layers: Iterable[PackedWeights]) -> Scratch | None:
+        """None where it is not right for some layer."""
+        kinds = {weights.packing: weights for weights in layers if room is not None and room.covers(weights)}
+        for packing, weights in kinds.items():
+            assert room is not None
+            wrong = scratch_check(self._device, room, weights)
             if wrong is not None:
-                self.wrong[weights.packing], self.scratch = wrong, None
+                self.wrong[packing] = wrong
+                return None
+        return room
 
     def _is_right(self, weights: PackedWeights) -> bool:
         key = (weights.packing, weights.scales.dtype, weights.scales.shape)

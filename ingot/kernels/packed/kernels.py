@@ -130,7 +130,7 @@ class PackedProduct:
 
     def _launched(self, name: str, inputs: list[mx.array], rows: int, eights: int) -> mx.array:
         *_, outputs, groups = inputs[2].shape
-        cut = self._tuning.cut(outputs, eights)
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
         lots = rows if name == "gather" else -(-rows // (eights * 8))
         work = Work(
             self._template(groups, eights, cut),
@@ -143,12 +143,11 @@ class PackedProduct:
 
     def _template(self, groups: int, eights: int, cut: Cut) -> Template:
         bits, group = self._packing.bits, self._packing.group
-        stretch = self._tuning.groups(bits, group, groups)
-        depth = min(stretch, max(1, cut.fetch // (bits * group)))
+        stretch = self._tuning.stretch_of(bits, group, groups)
         return (
             *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
-            *(("WARPS", self._tuning.warps), ("STRETCH", stretch), ("DEPTH", 1 << (depth.bit_length() - 1))),
-            *(("EARLY", cut.early), ("ALIGNED", groups % stretch == 0)),
+            *(("WARPS", self._tuning.warps), ("STRETCH", stretch)),
+            *(("DEPTH", self._tuning.depth_of(bits, group, stretch, cut)), ("ALIGNED", groups % stretch == 0)),
         )
 
 

@@ -76,7 +76,7 @@ def _multiplied(module: KernelLinear | KernelEmbedding, x: mx.array) -> mx.array
     rows = x.reshape(-1, weights.columns)
     if rows.shape[0] <= FEW:
         y = module._product(rows, weights)
-    elif scratch is not None and scratch.covers(x, weights):
+    elif scratch is not None and scratch.covers(weights):
         y = scratch.multiply(rows, weights)
     else:
         return None

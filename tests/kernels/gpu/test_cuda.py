@@ -12,6 +12,8 @@ import pytest
 from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
 from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
+from ingot.kernels.packed.kernels import DTYPES, PackedProduct, PackedWeights, Packing
+from ingot.kernels.packed.scratch import Scratch
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Shape, Slabs, page_copies, token_slots
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 from ingot.kernels.paged.turning import Turning, TurnShape
@@ -69,6 +71,18 @@ def delta(dtype: mx.Dtype) -> dict[str, Kind]:
     return {kind.kernel.name: kind for kind in run.kinds}
 
 
+def packed(dtype: mx.Dtype, packing: Packing, outputs: int, rows: int) -> dict[str, Kind]:
+    run, groups = Rehearsal(), 64
+    factors = mx.zeros((1, outputs, groups), dtype)
+    words = mx.zeros((1, outputs, groups * packing.group * packing.bits // 32), mx.int32)
+    experts = PackedWeights(packing, words, factors, factors)
+    product, x = PackedProduct(run, packing, dtype), mx.zeros((rows, experts.columns), dtype)
+    product(x, experts.part(0))
+    product.gather(x, experts, mx.zeros(rows, mx.int32))
+    Scratch(run, mx.zeros(1, dtype)).unpacked(x, experts.part(0))
+    return {kind.kernel.name: kind for kind in run.kinds}
+
+
 def assembled(kind: Kind) -> str:
     """What the assembler says of it."""
     nvrtc, made = compiler(), program(kind)
@@ -98,3 +112,18 @@ def test_matrix_units_take_halves() -> None:
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
 def test_the_gated_delta_rule_compiles_and_keeps_its_states_in_registers(dtype: mx.Dtype, name: str) -> None:
     assert " 0 bytes spill stores" in assembled(delta(dtype)[name])
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("outputs", [4096, 28672])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_with_packed_weights_leave_room_for_two_groups(bits: int, outputs: int, rows: int) -> None:
+    said = assembled(packed(mx.bfloat16, Packing(bits, 64), outputs, rows)["multiply"])
+    assert " 0 bytes spill stores" in said
+    assert 65536 // (256 * (int(re.findall(r"(\d+) registers", said)[0]) + 7 & ~7)) >= 2, "on one processor"
+
+
+@pytest.mark.parametrize("name", ["multiply", "gather", "unpack"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_with_packed_weights_keep_their_numbers_in_registers(dtype: mx.Dtype, name: str) -> None:
+    assert " 0 bytes spill stores" in assembled(packed(dtype, Packing(5, 64), 4096, 9)[name])

@@ -205,14 +205,14 @@ struct Pairs<float> {
   }
 };
 
-// Eight numbers, stored at once.
+// Eight numbers, rounded and stored at once.
 template <typename T>
-INLINE void store_several(DEVICE T* to, const LOCAL T* numbers) {
+INLINE void store_several(DEVICE T* to, const LOCAL float* numbers) {
   Eight<T> eight;
-  eight.raw.x = bits_of(numbers[0]) | bits_of(numbers[1]) << 16;
-  eight.raw.y = bits_of(numbers[2]) | bits_of(numbers[3]) << 16;
-  eight.raw.z = bits_of(numbers[4]) | bits_of(numbers[5]) << 16;
-  eight.raw.w = bits_of(numbers[6]) | bits_of(numbers[7]) << 16;
+  eight.raw.x = two_of<T>(numbers[0], numbers[1]);
+  eight.raw.y = two_of<T>(numbers[2], numbers[3]);
+  eight.raw.z = two_of<T>(numbers[4], numbers[5]);
+  eight.raw.w = two_of<T>(numbers[6], numbers[7]);
   store_eight(to, eight);
 }
 INLINE void store_several(DEVICE float* to, const LOCAL float* numbers) {

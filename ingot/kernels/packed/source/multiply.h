@@ -48,34 +48,31 @@ for (int i = 0; i < LINES; ++i) {
   lines[i] = (first_line + (line < outputs ? line : outputs - 1)) * groups;
 }
 
-Lot<LOT_BYTES> ahead[DEPTH * LINES];
-Lot<FACTOR_BYTES> scales_ahead[LINES], biases_ahead[LINES];
+// What a step multiplies, weights and activations, and what the next one will: fetched before the first is waited for.
 constexpr int MET = DEPTH * EIGHTS * (LOT / 8);
-Eight<T> given_ahead[EARLY ? MET : 1];
-// Activations that meet the weights of a step: fetched with those, or at its begin, but all at once.
-#define FETCH_GIVEN(to, first)                                                                                             \
-  _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                        \
-    const int row = first_row + i % EIGHTS * 8 + up, group = (first) + i / EIGHTS / (LOT / 8);                             \
-    clear_eight(to[i]);                                                                                                    \
-    if ((ALIGNED || group < groups) && row < rows) {                                                                       \
-      load_eight(to[i], given + (((size_t)row * groups + group) * 4 + across) * LOT + i / EIGHTS % (LOT / 8) * 8);         \
-    }                                                                                                                      \
-  }
-#define FETCH(first)                                                                                                       \
+Lot<LOT_BYTES> held[2][DEPTH * LINES];
+Lot<FACTOR_BYTES> scales_held[2][LINES], biases_held[2][LINES];
+Eight<T> given_held[2][MET];
+#define FETCH(to, first)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                      \
     const size_t group = lines[i] + (first);                                                                               \
     _Pragma("unroll") for (int d = 0; d < DEPTH; ++d) {                                                                    \
       if (ALIGNED || (first) + d < groups) {                                                                               \
-        load_lot(ahead[d * LINES + i], (const DEVICE unsigned char*)weight + ((group + d) * 4 + across) * LOT_BYTES);      \
+        load_lot(held[to][d * LINES + i], (const DEVICE unsigned char*)weight + ((group + d) * 4 + across) * LOT_BYTES);   \
       } else {                                                                                                             \
-        clear_lot(ahead[d * LINES + i]);                                                                                   \
+        clear_lot(held[to][d * LINES + i]);                                                                                \
       }                                                                                                                    \
     }                                                                                                                      \
-    load_factors<T, DEPTH, ALIGNED>(scales_ahead[i], scales + group, groups - (first));                                    \
-    load_factors<T, DEPTH, ALIGNED>(biases_ahead[i], biases + group, groups - (first));                                    \
+    load_factors<T, DEPTH, ALIGNED>(scales_held[to][i], scales + group, groups - (first));                                 \
+    load_factors<T, DEPTH, ALIGNED>(biases_held[to][i], biases + group, groups - (first));                                 \
   }                                                                                                                        \
-  if (EARLY) {                                                                                                             \
-    FETCH_GIVEN(given_ahead, first)                                                                                        \
+  _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                        \
+    const int row = first_row + i % EIGHTS * 8 + up, group = (first) + i / EIGHTS / (LOT / 8);                             \
+    clear_eight(given_held[to][i]);                                                                                        \
+    if ((ALIGNED || group < groups) && row < rows) {                                                                       \
+      const size_t line = (size_t)row * groups + group;                                                                    \
+      load_eight(given_held[to][i], given + (line * 4 + across) * LOT + i / EIGHTS % (LOT / 8) * 8);                       \
+    }                                                                                                                      \
   }
 
 float sums[TILES * EIGHTS * 4];
@@ -84,95 +81,79 @@ for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
   sums[i] = 0.0f;
 }
 if (steps > 0) {
-  FETCH(FIRST_GROUP(0))
+  FETCH(0, FIRST_GROUP(0))
 }
-for (int step = 0; step < steps; ++step) {
-  const int first_group = FIRST_GROUP(step);
-  Lot<LOT_BYTES> now[DEPTH * LINES];
-  Lot<FACTOR_BYTES> scales_now[LINES], biases_now[LINES];
+for (int even = 0; even < steps; even += 2) {
 #pragma unroll
-  for (int i = 0; i < DEPTH * LINES; ++i) {
-    now[i] = ahead[i];
-  }
-#pragma unroll
-  for (int i = 0; i < LINES; ++i) {
-    scales_now[i] = scales_ahead[i];
-    biases_now[i] = biases_ahead[i];
-  }
-  Eight<T> given_now[MET];
-  if (EARLY) {
-#pragma unroll
-    for (int i = 0; i < MET; ++i) {
-      given_now[i] = given_ahead[EARLY ? i : 0];
-    }
-  } else {
-    FETCH_GIVEN(given_now, first_group)
-  }
-  if (step + 1 < steps) {
-    const int next_group = FIRST_GROUP(step + 1);
-    FETCH(next_group)
-  }
-#pragma unroll
-  for (int d = 0; d < DEPTH; ++d) {
-    float totals[EIGHTS * 4], products[TILES * EIGHTS * 4];
-#pragma unroll
-    for (int i = 0; i < EIGHTS * 4; ++i) {
-      totals[i] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
-      products[i] = 0.0f;
-    }
-#pragma unroll
-    for (int eight = 0; eight < LOT / 8; ++eight) {
-      unsigned int pairs[EIGHTS][PARTS][4];
-#pragma unroll
-      for (int e = 0; e < EIGHTS; ++e) {
-        Pairs<T>::of(given_now[(d * (LOT / 8) + eight) * EIGHTS + e], pairs[e]);
+  for (int side = 0; side < 2; ++side) {
+    const int step = even + side;
+    if (step < steps) {
+      if (step + 1 < steps) {
+        const int next_group = FIRST_GROUP(step + 1);
+        FETCH(1 - side, next_group)
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int d = 0; d < DEPTH; ++d) {
+        float totals[EIGHTS * 4], products[TILES * EIGHTS * 4];
 #pragma unroll
-        for (int e = 0; e < EIGHTS; ++e) {
-#pragma unroll
-          for (int part = 0; part < PARTS; ++part) {
-            multiply_tiles<N>(totals + e * 4, Numbers::ONES, Numbers::ONES, Numbers::ONES, Numbers::ONES,
-                              pairs[e][part][half * 2], pairs[e][part][half * 2 + 1]);
-          }
+        for (int i = 0; i < EIGHTS * 4; ++i) {
+          totals[i] = 0.0f;
         }
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-          const LOCAL Lot<LOT_BYTES>& high = now[d * LINES + tile * 2];
-          const LOCAL Lot<LOT_BYTES>& low = now[d * LINES + tile * 2 + 1];
-          const unsigned int one = Numbers::of(two_at<BITS>(high, eight, half * 2));
-          const unsigned int two = Numbers::of(two_at<BITS>(low, eight, half * 2));
-          const unsigned int three = Numbers::of(two_at<BITS>(high, eight, half * 2 + 1));
-          const unsigned int four = Numbers::of(two_at<BITS>(low, eight, half * 2 + 1));
+        for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
+          products[i] = 0.0f;
+        }
+#pragma unroll
+        for (int eight = 0; eight < LOT / 8; ++eight) {
+          unsigned int pairs[EIGHTS][PARTS][4];
 #pragma unroll
           for (int e = 0; e < EIGHTS; ++e) {
+            Pairs<T>::of(given_held[side][(d * (LOT / 8) + eight) * EIGHTS + e], pairs[e]);
+          }
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-              multiply_tiles<N>(products + (tile * EIGHTS + e) * 4, one, two, three, four, pairs[e][part][half * 2],
-                                pairs[e][part][half * 2 + 1]);
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int e = 0; e < EIGHTS; ++e) {
+#pragma unroll
+              for (int part = 0; part < PARTS; ++part) {
+                multiply_tiles<N>(totals + e * 4, Numbers::ONES, Numbers::ONES, Numbers::ONES, Numbers::ONES,
+                                  pairs[e][part][half * 2], pairs[e][part][half * 2 + 1]);
+              }
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+              const LOCAL Lot<LOT_BYTES>& high = held[side][d * LINES + tile * 2];
+              const LOCAL Lot<LOT_BYTES>& low = held[side][d * LINES + tile * 2 + 1];
+              const unsigned int one = Numbers::of(two_at<BITS>(high, eight, half * 2));
+              const unsigned int two = Numbers::of(two_at<BITS>(low, eight, half * 2));
+              const unsigned int three = Numbers::of(two_at<BITS>(high, eight, half * 2 + 1));
+              const unsigned int four = Numbers::of(two_at<BITS>(low, eight, half * 2 + 1));
+#pragma unroll
+              for (int e = 0; e < EIGHTS; ++e) {
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part) {
+                  multiply_tiles<N>(products + (tile * EIGHTS + e) * 4, one, two, three, four, pairs[e][part][half * 2],
+                                    pairs[e][part][half * 2 + 1]);
+                }
+              }
             }
           }
         }
-      }
-    }
 #pragma unroll
-    for (int line = 0; line < LINES; ++line) {
-      const float scale = factor_at<DEPTH>(scales_now[line], d, T());
-      const float bias = multiply_add(scale, -Numbers::OFFSET, factor_at<DEPTH>(biases_now[line], d, T()));
+        for (int line = 0; line < LINES; ++line) {
+          const float scale = factor_at<DEPTH>(scales_held[side][line], d, T());
+          const float bias = multiply_add(scale, -Numbers::OFFSET, factor_at<DEPTH>(biases_held[side][line], d, T()));
 #pragma unroll
-      for (int i = 0; i < EIGHTS * 2; ++i) {
-        const int at = i / 2 * 4 + line % 2 * 2 + i % 2, to = line / 2 * EIGHTS * 4 + at;
-        sums[to] = multiply_add(scale, products[to], multiply_add(bias, totals[at], sums[to]));
+          for (int i = 0; i < EIGHTS * 2; ++i) {
+            const int at = i / 2 * 4 + line % 2 * 2 + i % 2, to = line / 2 * EIGHTS * 4 + at;
+            sums[to] = multiply_add(scale, products[to], multiply_add(bias, totals[at], sums[to]));
+          }
+        }
       }
     }
   }
 }
 #undef FETCH
-#undef FETCH_GIVEN
 #undef FIRST_GROUP
 
 #pragma unroll

@@ -11,14 +11,13 @@ if (number < weights) {
   Lot<BITS> lot;
   load_lot(lot, (const DEVICE unsigned char*)weight + number * BITS);
   const float scale = float(scales[number / (GROUP / 8)]), bias = float(biases[number / (GROUP / 8)]);
-  DEVICE T* to = (DEVICE T*)scratch + number * 8;
-  T numbers[8];
+  float numbers[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float whole = from_bits(number_at<BITS>(lot, i * BITS) | 0x4b000000u) - 8388608.0f;
-    numbers[i] = T(multiply_add(whole, scale, bias));
+    numbers[i] = multiply_add(whole, scale, bias);
   }
-  store_several(to, numbers);
+  store_several((DEVICE T*)scratch + number * 8, numbers);
 } else if (number < all) {
   Eight<T> eight;
   load_eight(eight, given + (number - weights) * 8);
