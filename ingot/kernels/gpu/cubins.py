@@ -18,11 +18,7 @@ class CubinFolder:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         """Raises OSError where it cannot be made, or others may write to it."""
-        self.folder, self._most_bytes = folder.expanduser(), most_bytes
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.folder.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{self.folder} is not this user's alone: remove it")
+        self.folder, self._most_bytes = private(folder.expanduser()), most_bytes
 
     def read(self, key: str) -> bytes | None:
         """None where there is none, or where it is damaged."""
@@ -64,6 +60,15 @@ class CubinFolder:
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.cubin"
+
+
+def private(folder: Path) -> Path:
+    """A folder whose files may be executed. Raises OSError where it cannot be made, or others may write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's alone: remove it")
+    return folder
 
 
 def cubin_key(*parts: str) -> str:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ingot.kernels.gpu.cubins import USUAL
+from ingot.kernels.gpu.cubins import USUAL, private
 
 VARIABLE = "MLX_PTX_CACHE_DIR"
 NO_BYTES = 0x553E93901E462A6E
@@ -22,9 +22,8 @@ class Shelf:
     """A folder of MLX's. Any thread or process may write to it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError where it cannot be made."""
-        self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Raises OSError where it cannot be made, or others may write to it."""
+        self.folder = private(folder)
 
     @classmethod
     def usual(cls) -> Shelf:
@@ -35,7 +34,7 @@ class Shelf:
     def lay(self, name: str, function: str, cubin: bytes) -> None:
         """Let a function be launched by a name, which is another one for other bytes. Raises OSError."""
         kernel = self.folder / f"{name}_{NO_BYTES:x}.ptx"
-        if kernel.exists() and kernel.stat().st_size == len(cubin):
+        if kernel.exists() and kernel.read_bytes() == cubin:
             return
         self._put(kernel.with_suffix(".txt"), f"{name}\t{function}\n".encode())
         self._put(kernel, cubin)

@@ -72,3 +72,19 @@ def test_what_lies_there_is_not_written_again(tmp_path: Path) -> None:
     assert kernel.stat().st_mtime_ns == before
     shelf.lay("a", "f", b"1234")
     assert kernel.read_bytes() == b"1234" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_was_damaged_there_is_written_again(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.lay("a", "f", b"123")
+    [kernel] = tmp_path.glob("*.ptx")
+    kernel.write_bytes(b"1x3")
+    shelf.lay("a", "f", b"123")
+    assert kernel.read_bytes() == b"123"
+
+
+def test_a_folder_that_others_write_to_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        Shelf(tmp_path / "shared")
