@@ -4,7 +4,7 @@ python -m bench.paged                            shapes of common models, eight 
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries a row, as for verifying guesses
 python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      by CUDA's matrix units, cut in several ways
-python -m bench.paged --stretch 256 --warps 8 --most 4     without matrix units, cut otherwise
+python -m bench.paged --stretch 256 --warps 8 --most 4 --run 4     without matrix units, cut otherwise
 
 Bytes are those of the keys and values that the rows hold. On a CPU it asks for INGOT_AS=cuda or metal, and measures the
 emulator, which says nothing about a GPU.
