@@ -84,8 +84,8 @@ class Trial:
 
     def alone(self) -> mx.array:
         """What the last query of each row gives if it is the only one asked for."""
-        rows = Rows.of(self.tables, self.lengths)
-        return self.attention.attend(self.queries[self.width - 1 :: self.width], rows, self.slabs, self.after)
+        rows, last = Rows.of(self.tables, self.lengths), mx.contiguous(self.queries[self.width - 1 :: self.width])
+        return self.attention.attend(last, rows, self.slabs, self.after)
 
     def gathered(self) -> mx.array:
         """As long as the longest row, with a mask: what MLX offers for rows of different lengths."""
