@@ -76,7 +76,9 @@ def test_weights_are_counted_once() -> None:
 def test_packings_of_other_modes_are_left_to_mlx_and_the_adapter_says_so() -> None:
     adapter = adapt(built("kernel", bits=4, group_size=32, mode="mxfp4"), tiny.CONFIGS["kernel"], engines.GPU)
     assert not any(isinstance(module, KernelLinear) for _, module in adapter.model.named_modules())
-    assert any("packed weights by MLX's own products, slower: weights packed as mxfp4" in note for note in adapter.notes)
+    assert any(
+        "packed weights by MLX's own products, slower: weights packed as mxfp4" in note for note in adapter.notes
+    )
 
 
 def test_many_rows_have_memory_for_one_layer_which_the_budget_counts() -> None:
