@@ -85,7 +85,7 @@ def test_nor_do_packed_weights_whatever_the_number_of_rows(kind: str, launched: 
     nn.quantize(model, bits=4, group_size=32, class_predicate=_divides)
     adapter = adapt(model, tiny.CONFIGS[kind], engines.GPU)
     at_load = set(prepared)
-    for count in (1, 2, 9, 16, 17, 64):
+    for count in (1, 2, 9, 16, 17, 64, 80):
         rows = adapter.new_rows()
         decoding = Part(tuple(rows.new() for _ in range(count)), 1)
         mx.eval(adapter.run(rows, mx.arange(count) % 50, [decoding]), rows.pending())
