@@ -2,7 +2,8 @@
 short turns on one engine, on a random model of a given shape; and against fixed depths, where they are asked for.
 
 python -m bench.speculate
-python -m bench.speculate --shape llama-8b --dtype bfloat16 --depths 1,2,4,8 --seconds 60
+python -m bench.speculate --shape llama-8b
+python -m bench.speculate --shape llama-8b --depths 1,2,4,8 --rates 0.9,0.2 --batch 1
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Failed, Request, SequenceEnded
 
 NOBODY: tuple[str, ...] = ()
+USUAL: dict[str, tuple[str, int | None]] = {"llama-150m": ("float32", 8), "dispatch": ("float32", None)}
+"""What shapes for CPUs are computed in, and how many bits their weights are packed into: the kernels there are made for
+such weights. All others are bfloat16, which is not packed."""
 SETTLED = 64
 """Rounds after which the controller is to know what a new share of right guesses is worth; they are not measured."""
 
@@ -61,13 +65,20 @@ class Bench:
     """In one engine the controller decides. In another of the same weights, which is there only where fixed depths are
     to be measured, all that is offered is verified."""
 
-    def __init__(self, shape: str, dtype: str, memory_gb: float, *, fixed: bool) -> None:
+    def __init__(self, shape: str, memory_gb: float, *, fixed: bool) -> None:
+        dtype, bits = USUAL.get(shape, ("bfloat16", None))
         self._free, self._fixed = Synthetic({}, (0.0,)), Synthetic({}, (0.0,))
-        self._auto = start(shape, dtype, memory_gb=memory_gb, proposers=(self._free,))
+        self._auto = start(shape, dtype, bits=bits, memory_gb=memory_gb, proposers=(self._free,))
         self._always: Engine | None = None
         if fixed:
-            most = self._free.most
-            self._always = start(shape, dtype, memory_gb=memory_gb, proposers=(self._fixed,), guessed_tokens=most)
+            self._always = start(
+                shape,
+                dtype,
+                bits=bits,
+                memory_gb=memory_gb,
+                proposers=(self._fixed,),
+                guessed_tokens=self._fixed.most,
+            )
         self._vocab = SHAPES[shape]["vocab_size"] - 1
 
     def figures(self, batch: int, rate: float, depths: Sequence[int], output: int, pairs: int) -> Figures:
@@ -150,7 +161,7 @@ def ratio(some: Sequence[Turn], plain: Sequence[Turn], *, cpu: bool = False) -> 
 def main() -> int:
     chosen = _parser().parse_args()
     depths = [int(depth) for depth in chosen.depths.split(",") if depth]
-    bench, found = Bench(chosen.shape, chosen.dtype, chosen.memory_gb, fixed=bool(depths)), []
+    bench, found = Bench(chosen.shape, chosen.memory_gb, fixed=bool(depths)), []
     batches, rates = (list(map(float, text.split(","))) for text in (chosen.batch, chosen.rates))
     wanted = [(int(batch), rate) for batch in batches for rate in rates]
     began = time.monotonic()
@@ -169,7 +180,6 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-150m")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument(
         "--rates", default="0.9,0.65,0.5,0.2", help="how often a guess is right that follows right ones"
     )
@@ -177,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--depths", default="", help="fixed ones to measure as well, as in 1,2,4,8, by a second engine")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--pairs", type=int, default=3, help="turns of plain and guessed decoding")
-    parser.add_argument("--seconds", type=float, default=150.0, help="after which nothing further is begun")
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which nothing further is begun")
     parser.add_argument("--memory-gb", type=float, default=2.0, help="for each engine, besides the weights")
     parser.add_argument("--json", type=Path)
     return parser

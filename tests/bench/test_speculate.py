@@ -35,7 +35,7 @@ def test_it_offers_nothing_where_it_does_not_know_what_comes() -> None:
 
 
 def test_all_ways_are_measured_and_give_the_same_tokens() -> None:
-    bench = Bench("dispatch", "float32", 0.1, fixed=True)
+    bench = Bench("dispatch", 0.1, fixed=True)
     try:
         figures = bench.figures(2, 0.9, [1, 3], output=24, pairs=2)
     finally:
@@ -46,7 +46,7 @@ def test_all_ways_are_measured_and_give_the_same_tokens() -> None:
 
 
 def test_without_fixed_depths_there_is_one_engine_and_the_best_is_plain() -> None:
-    bench = Bench("dispatch", "float32", 0.1, fixed=False)
+    bench = Bench("dispatch", 0.1, fixed=False)
     try:
         figures = bench.figures(1, 0.2, [], output=16, pairs=1)
     finally:

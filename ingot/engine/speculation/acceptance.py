@@ -97,7 +97,7 @@ class Acceptance:
 
 
 class _Tally:
-    """Of guesses: how many were judged, right, and would usually be right. What is older counts less; and nothing, where
+    """Of guesses: how many were judged, right, and would usually be right. What is older counts less, and nothing where
     the newest are too unlike it."""
 
     __slots__ = ("_new_judged", "_new_right", "_new_usual", "judged", "right", "usual")

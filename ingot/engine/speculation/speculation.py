@@ -121,9 +121,11 @@ class Speculation:
             able = [number for number, row in enumerate(rows) if _may(row, name)]
             asked = [rows[number] for number in able]
             made = self._guarded(name, partial(_offers, rows=asked))
-            for number, offer in zip(able, made or [], strict=False):
+            for number, made_first in zip(able, made or [], strict=False):
+                row = rows[number]
+                offer = made_first and made_first.behind(row.total - len(row.tokens))
                 if offer is not None and offer.most > 0:
-                    offers[number].append(replace(offer, most=min(offer.most, _room(rows[number]))))
+                    offers[number].append(replace(offer, most=min(offer.most, _room(row))))
         return self._controller.choose(
             [Asked(row, tuple(own)) for row, own in zip(rows, offers, strict=True)], prompt_tokens
         )

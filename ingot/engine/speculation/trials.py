@@ -18,7 +18,7 @@ TRYING = 0.004
 ROUNDS = 2
 """How long those last: in the second round it shows what such rounds cost."""
 DEPTHS = (1, 3)
-"""How much is guessed for rows that are woken, by turns: what a round costs more for more guesses is to be known, too."""
+"""How much is guessed for rows that are woken, by turns: what a round costs for more guesses is to be known, too."""
 
 Counts = tuple[int, ...]
 Trial = Callable[[Table, Slots], Counts | None]
@@ -26,8 +26,8 @@ Trial = Callable[[Table, Slots], Counts | None]
 
 
 class Trials:
-    """Of two kinds. Rows that sleep, as guessing for them seems not to pay, are woken for a round, and for further ones,
-    in which twice as much is guessed each time, as long as all of it is right. And where guessing pays, so might other
+    """Of two kinds. Rows that sleep, as guessing for them seems not to pay, are woken for a round, and for further ones
+    while most of what is guessed is right: twice as much each time, if all was. And where guessing pays, so might other
     guesses, or none.
 
     What to try is decided once a round, however often it is asked for.

@@ -108,6 +108,36 @@ def test_nothing_is_guessed_for_a_sequence_whose_tokens_are_on_their_way() -> No
     assert made.guess(StepPlan(decode=(unknown, row(1))), waited=False).by_row == {}
 
 
+class Following(Sevens):
+    """Has its guess already: so many sevens behind what is known."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("following")
+        self.most = most
+
+    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+        return [Offer(self.name, self.most, (0.5, 0.8, 0.9), free=True) for _ in rows]
+
+
+@pytest.mark.parametrize(("most", "tempting"), [(1, False), (2, True)])
+def test_a_guess_that_a_token_on_its_way_uses_up_is_no_reason_to_wait_for_the_token(most: int, tempting: bool) -> None:
+    made, _ = speculation(Following(most))
+    unknown = row()
+    unknown.sampled += 1
+    assert made.tempts([unknown]) == tempting
+    assert made.tempts([row()])
+
+
+def test_a_guess_leads_further_only_if_what_is_drawn_is_what_it_named() -> None:
+    offer = Offer("some", 4, (0.5, 0.8, 0.9), free=True)
+    assert offer.behind(0) == offer
+    assert offer.behind(1) == Offer("some", 3, (0.4, 0.9), free=True)
+    assert offer.behind(3) == Offer("some", 1, (pytest.approx(0.5 * 0.8 * 0.9 * 0.9),), free=True)
+    assert offer.behind(4) is None
+    made_when_asked = Offer("some", 4, (0.5,))
+    assert made_when_asked.behind(1) == made_when_asked
+
+
 def test_what_came_of_guesses_is_counted() -> None:
     made, counts = speculation(Sevens())
     asked = row(stop=Stop(ignore_eos=True))
