@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -48,6 +49,7 @@ class Figures:
 
     batch: int
     rate: float
+    pairs: int  # of turns
     right: float | None  # of all guesses in measured turns, how many were right
     plain: float  # tokens a second
     auto: float  # over plain, like all that follow
@@ -81,25 +83,29 @@ class Bench:
             )
         self._vocab = SHAPES[shape]["vocab_size"] - 1
 
-    def figures(self, batch: int, rate: float, depths: Sequence[int], output: int, pairs: int) -> Figures:
+    def figures(
+        self, batch: int, rate: float, depths: Sequence[int], output: int, pairs: int, until: float = math.inf
+    ) -> Figures:
+        """Where that is later than `until`, on the clock of time.monotonic(), turns are fewer: one at least."""
         asked = requests(f"{batch}-{rate}", batch, 8, output, self._vocab)
         plainly = [replace(request, speculate=NOBODY) for request in asked]
         answers = run(self._auto, plainly).answers
         for guessing in (self._free, self._fixed):
             guessing.answers, guessing.rates = dict(answers), (rate,)
-        self._settle(asked)
+        self._settle(asked, until)
         counts = self._auto.speculation
         proposed, accepted = counts.draft_tokens, counts.accepted_tokens
-        plain, autos = in_turns(partial(run, self._auto, plainly), partial(run, self._auto, asked), pairs)
+        plain, autos = in_turns(partial(run, self._auto, plainly), partial(run, self._auto, asked), pairs, until)
         proposed, accepted = counts.draft_tokens - proposed, counts.accepted_tokens - accepted
         fixed, always = {}, list[Turn]()
         for depth in depths:
-            beside, turns = in_turns(partial(run, self._auto, plainly), partial(self._at, depth, asked), 1)
+            beside, turns = in_turns(partial(run, self._auto, plainly), partial(self._at, depth, asked), 1, until)
             fixed[depth] = ratio(turns, beside)
             always += turns
         return Figures(
             batch,
             rate,
+            len(autos),
             accepted / proposed if proposed else None,
             statistics.median(turn.tokens / turn.wall for turn in plain),
             ratio(autos, plain),
@@ -114,9 +120,9 @@ class Bench:
                 engine.check()
                 engine.close()
 
-    def _settle(self, asked: list[Request]) -> None:
-        until = self._free.rounds + SETTLED
-        while self._free.rounds < until:
+    def _settle(self, asked: list[Request], until: float) -> None:
+        enough = self._free.rounds + SETTLED
+        while self._free.rounds < enough and time.monotonic() < until:
             run(self._auto, asked)
 
     def _at(self, depth: int, asked: list[Request]) -> Turn:
@@ -140,10 +146,14 @@ def run(engine: Engine, asked: list[Request]) -> Turn:
     return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers)
 
 
-def in_turns(one: Callable[[], Turn], other: Callable[[], Turn], pairs: int) -> tuple[list[Turn], list[Turn]]:
-    """Each so often, one behind the other; who comes first changes."""
-    ones, others = [], []
+def in_turns(
+    one: Callable[[], Turn], other: Callable[[], Turn], pairs: int, until: float = math.inf
+) -> tuple[list[Turn], list[Turn]]:
+    """Each so often, one behind the other; who comes first changes. Later than `until` no second pair is begun."""
+    ones, others = list[Turn](), list[Turn]()
     for number in range(pairs):
+        if ones and time.monotonic() > until:
+            break
         if number % 2:
             others.append(other())
         ones.append(one())
@@ -164,11 +174,11 @@ def main() -> int:
     bench, found = Bench(chosen.shape, chosen.memory_gb, fixed=bool(depths)), []
     batches, rates = (list(map(float, text.split(","))) for text in (chosen.batch, chosen.rates))
     wanted = [(int(batch), rate) for batch in batches for rate in rates]
-    began = time.monotonic()
+    until = time.monotonic() + chosen.seconds
     for number, (batch, rate) in enumerate(wanted, 1):
-        found.append(bench.figures(batch, rate, depths, chosen.output, chosen.pairs))
+        found.append(bench.figures(batch, rate, depths, chosen.output, chosen.pairs, until))
         print(_line(found[-1]), flush=True)
-        if time.monotonic() - began > chosen.seconds and number < len(wanted):
+        if time.monotonic() > until and number < len(wanted):
             print(f"{chosen.seconds:.0f} seconds are over: {wanted[number:]} were left out (--seconds)")
             break
     bench.close()
@@ -196,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 def _line(figures: Figures) -> str:
     told = (
         f"batch {figures.batch:2}  rate {figures.rate:.2f}  plain {figures.plain:.4g} tok/s  "
-        f"auto {figures.auto:.2f}x  by CPU time {figures.auto_cpu:.2f}x"
+        f"auto {figures.auto:.2f}x  by CPU time {figures.auto_cpu:.2f}x ({figures.pairs} pairs)"
     )
     right = "" if figures.right is None else f"  {figures.right:.0%} of guesses right"
     fixed = "".join(f"  {depth}: {ratio:.2f}x" for depth, ratio in figures.fixed.items())

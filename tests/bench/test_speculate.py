@@ -74,3 +74,6 @@ def test_turns_alternate_and_so_does_who_comes_first() -> None:
 
     in_turns(lambda: way("a"), lambda: way("b"), 3)
     assert "".join(order) == "abbaab"
+    order.clear()
+    in_turns(lambda: way("a"), lambda: way("b"), 3, until=0.0)
+    assert "".join(order) == "ab"  # one pair there is, however late it is
