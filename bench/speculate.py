@@ -121,8 +121,10 @@ class Bench:
                 engine.close()
 
     def _settle(self, asked: list[Request], until: float) -> None:
-        enough = self._free.rounds + SETTLED
-        while self._free.rounds < enough and time.monotonic() < until:
+        enough, before = self._free.rounds + SETTLED, -1
+        # A proposer that failed is not asked again: then there is nothing to wait for.
+        while before < self._free.rounds < enough and time.monotonic() < until:
+            before = self._free.rounds
             run(self._auto, asked)
 
     def _at(self, depth: int, asked: list[Request]) -> Turn:
