@@ -41,16 +41,28 @@ def start(
     shape: str,
     dtype: str,
     *,
+    bits: int | None = None,
     memory_gb: float,
     context: int = 8192,
     cache_gb: float = 0.0,
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
 ) -> Engine:
+    """`bits`: pack the weights into so many each."""
+
     def make() -> Any:
         from ingot.models.precision import DTYPES
 
-        return build(SHAPES[shape], dtype=DTYPES[dtype])
+        model = build(SHAPES[shape], dtype=DTYPES[dtype])
+        if bits is not None:
+            from mlx import nn
+
+            from ingot.kernels.device import current
+            from ingot.models.precision import settle
+
+            nn.quantize(model, group_size=64, bits=bits)
+            settle(model, current(), None)
+        return model
 
     return started(
         shape,

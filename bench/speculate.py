@@ -1,90 +1,142 @@
-"""What guessing ahead gains where a given share of guesses is right: plain against the controller's choice and against
-each fixed depth, in turns, on a random model of a given shape.
+"""What guessing ahead gains where a given share of guesses is right: plain decoding against the controller's choice, in
+short turns on one engine, on a random model of a given shape; and against fixed depths, where they are asked for.
 
-python -m bench.speculate --shape llama-150m
-python -m bench.speculate --shape llama-8b --dtype bfloat16 --rates 0.9,0.65,0.5,0.2 --batch 1,4,16 --depths 1,2,4,8
+python -m bench.speculate
+python -m bench.speculate --shape llama-8b
+python -m bench.speculate --shape llama-8b --depths 1,2,4,8 --rates 0.9,0.2 --batch 1
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.engine import measure, requests, start
+from bench.engine import requests, start
 from bench.random_models import SHAPES
 from bench.synthetic import Prompt, Synthetic
 from ingot.engine.engine import Engine
 from ingot.engine.request import Failed, Request, SequenceEnded
 
 NOBODY: tuple[str, ...] = ()
+USUAL: dict[str, tuple[str, int | None]] = {"llama-150m": ("float32", 8), "dispatch": ("float32", None)}
+"""What shapes for CPUs are computed in, and how many bits their weights are packed into: the kernels there are made for
+such weights. All others are bfloat16, which is not packed."""
+SETTLED = 64
+"""Rounds after which the controller is to know what a new share of right guesses is worth; they are not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """So many tokens, in so many seconds and so many that processors were busy for this process."""
+
+    tokens: int
+    wall: float
+    cpu: float
+    answers: dict[Prompt, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
+    """Ratios are medians of pairs of turns, one behind the other."""
+
     batch: int
     rate: float
-    plain: float  # tokens a second while all streams decode
+    pairs: int  # of turns
+    right: float | None  # of all guesses in measured turns, how many were right
+    plain: float  # tokens a second
     auto: float  # over plain, like all that follow
+    auto_cpu: float  # the same by processors' time
     fixed: dict[int, float]  # by depth
     same: bool  # every way gave the same tokens
 
     @property
     def best(self) -> float:
         """At the best fixed depth, none included."""
-        return max(1.0, *self.fixed.values())
+        return max([1.0, *self.fixed.values()])
 
 
 class Bench:
-    """Two engines of the same weights: in one the controller decides, in the other all that is offered is verified."""
+    """In one engine the controller decides. In another of the same weights, which is there only where fixed depths are
+    to be measured, all that is offered is verified."""
 
-    def __init__(self, shape: str, dtype: str, memory_gb: float) -> None:
+    def __init__(self, shape: str, memory_gb: float, *, fixed: bool) -> None:
+        dtype, bits = USUAL.get(shape, ("bfloat16", None))
         self._free, self._fixed = Synthetic({}, (0.0,)), Synthetic({}, (0.0,))
-        self._auto = start(shape, dtype, memory_gb=memory_gb, proposers=(self._free,))
-        self._always = start(
-            shape, dtype, memory_gb=memory_gb, proposers=(self._fixed,), guessed_tokens=self._free.most
-        )
+        self._auto = start(shape, dtype, bits=bits, memory_gb=memory_gb, proposers=(self._free,))
+        self._always: Engine | None = None
+        if fixed:
+            self._always = start(
+                shape,
+                dtype,
+                bits=bits,
+                memory_gb=memory_gb,
+                proposers=(self._fixed,),
+                guessed_tokens=self._fixed.most,
+            )
         self._vocab = SHAPES[shape]["vocab_size"] - 1
 
-    def figures(self, batch: int, rate: float, depths: list[int], prompt: int, output: int, turns: int) -> Figures:
-        asked = requests(f"{batch}-{rate}", batch, prompt, output, self._vocab)
+    def figures(
+        self, batch: int, rate: float, depths: Sequence[int], output: int, pairs: int, until: float = math.inf
+    ) -> Figures:
+        """Where that is later than `until`, on the clock of time.monotonic(), turns are fewer: one at least."""
+        asked = requests(f"{batch}-{rate}", batch, 8, output, self._vocab)
         plainly = [replace(request, speculate=NOBODY) for request in asked]
-        answers = rehearse(self._auto, plainly)
+        answers = run(self._auto, plainly).answers
         for guessing in (self._free, self._fixed):
             guessing.answers, guessing.rates = dict(answers), (rate,)
-        ways: dict[str, Callable[[], float]] = {
-            "plain": partial(_speed, self._auto, plainly),
-            "auto": partial(_speed, self._auto, asked),
-            **{str(depth): partial(self._at, depth, asked) for depth in depths},
-        }
-        speeds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(turns):
-            for name, way in ways.items():
-                speeds[name].append(way())
-        plain = statistics.median(speeds["plain"])
-        ratios = {name: statistics.median(some) / plain for name, some in speeds.items()}
-        same = rehearse(self._auto, asked) == answers == rehearse(self._always, asked)
-        return Figures(batch, rate, plain, ratios["auto"], {depth: ratios[str(depth)] for depth in depths}, same)
+        self._settle(asked, until)
+        counts = self._auto.speculation
+        proposed, accepted = counts.draft_tokens, counts.accepted_tokens
+        plain, autos = in_turns(partial(run, self._auto, plainly), partial(run, self._auto, asked), pairs, until)
+        proposed, accepted = counts.draft_tokens - proposed, counts.accepted_tokens - accepted
+        fixed, always = {}, list[Turn]()
+        for depth in depths:
+            beside, turns = in_turns(partial(run, self._auto, plainly), partial(self._at, depth, asked), 1, until)
+            fixed[depth] = ratio(turns, beside)
+            always += turns
+        return Figures(
+            batch,
+            rate,
+            len(autos),
+            accepted / proposed if proposed else None,
+            statistics.median(turn.tokens / turn.wall for turn in plain),
+            ratio(autos, plain),
+            ratio(autos, plain, cpu=True),
+            fixed,
+            all(turn.answers == answers for turn in (*plain, *autos, *always)),
+        )
 
     def close(self) -> None:
         for engine in (self._auto, self._always):
-            engine.check()
-            engine.close()
+            if engine is not None:
+                engine.check()
+                engine.close()
 
-    def _at(self, depth: int, asked: list[Request]) -> float:
+    def _settle(self, asked: list[Request], until: float) -> None:
+        enough, before = self._free.rounds + SETTLED, -1
+        # A proposer that failed is not asked again: then there is nothing to wait for.
+        while before < self._free.rounds < enough and time.monotonic() < until:
+            before = self._free.rounds
+            run(self._auto, asked)
+
+    def _at(self, depth: int, asked: list[Request]) -> Turn:
+        assert self._always is not None, "there is no engine for fixed depths"
         self._fixed.most = depth
-        return _speed(self._always, asked)
+        return run(self._always, asked)
 
 
-def rehearse(engine: Engine, asked: list[Request]) -> dict[Prompt, tuple[int, ...]]:
-    """What each prompt is answered."""
-    streams = [engine.generate(request) for request in asked]
+def run(engine: Engine, asked: list[Request]) -> Turn:
+    """Ask all at once. They are read one after another by this one thread, which so costs the engine nothing."""
+    wall, cpu, now = time.perf_counter(), time.process_time(), time.monotonic()
+    streams = [engine.generate(replace(request, arrived=now)) for request in asked]
     answers = {}
     for request, stream in zip(asked, streams, strict=True):
         for event in (event for batch in stream for event in batch):
@@ -92,47 +144,76 @@ def rehearse(engine: Engine, asked: list[Request]) -> dict[Prompt, tuple[int, ..
                 raise event.error
             if isinstance(event, SequenceEnded):
                 answers[request.prompts[0]] = event.tokens
-    return answers
+    tokens = sum(map(len, answers.values()))
+    return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers)
 
 
-def _speed(engine: Engine, asked: list[Request]) -> float:
-    now = time.monotonic()
-    return measure(engine, [replace(request, arrived=now) for request in asked]).decode_tokens_per_second
+def in_turns(
+    one: Callable[[], Turn], other: Callable[[], Turn], pairs: int, until: float = math.inf
+) -> tuple[list[Turn], list[Turn]]:
+    """Each so often, one behind the other; who comes first changes. Later than `until` no second pair is begun."""
+    ones, others = list[Turn](), list[Turn]()
+    for number in range(pairs):
+        if ones and time.monotonic() > until:
+            break
+        if number % 2:
+            others.append(other())
+        ones.append(one())
+        if not number % 2:
+            others.append(other())
+    return ones, others
+
+
+def ratio(some: Sequence[Turn], plain: Sequence[Turn], *, cpu: bool = False) -> float:
+    """How many times as many tokens a second: the median of the pairs'."""
+    speeds = [[turn.tokens / (turn.cpu if cpu else turn.wall) for turn in turns] for turns in (some, plain)]
+    return statistics.median(own / other for own, other in zip(*speeds, strict=True))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-150m")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument(
-        "--rates", default="0.9,0.65,0.5,0.2", help="how often a guess is right that follows right ones"
-    )
-    parser.add_argument("--batch", default="1,4,16")
-    parser.add_argument("--depths", default="1,2,4,8")
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--output", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--memory-gb", type=float, default=4.0, help="for each of two engines, besides the weights")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    bench, found = Bench(chosen.shape, chosen.dtype, chosen.memory_gb), []
-    depths = [int(depth) for depth in chosen.depths.split(",")]
-    for batch in (int(number) for number in chosen.batch.split(",")):
-        for rate in (float(number) for number in chosen.rates.split(",")):
-            found.append(bench.figures(batch, rate, depths, chosen.prompt, chosen.output, chosen.turns))
-            print(_line(found[-1]), flush=True)
+    chosen = _parser().parse_args()
+    depths = [int(depth) for depth in chosen.depths.split(",") if depth]
+    bench, found = Bench(chosen.shape, chosen.memory_gb, fixed=bool(depths)), []
+    batches, rates = (list(map(float, text.split(","))) for text in (chosen.batch, chosen.rates))
+    wanted = [(int(batch), rate) for batch in batches for rate in rates]
+    until = time.monotonic() + chosen.seconds
+    for number, (batch, rate) in enumerate(wanted, 1):
+        found.append(bench.figures(batch, rate, depths, chosen.output, chosen.pairs, until))
+        print(_line(found[-1]), flush=True)
+        if time.monotonic() > until and number < len(wanted):
+            print(f"{chosen.seconds:.0f} seconds are over: {wanted[number:]} were left out (--seconds)")
+            break
     bench.close()
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
     return 0 if all(each.same for each in found) else 1
 
 
-def _line(figures: Figures) -> str:
-    fixed = "  ".join(f"{depth}: {ratio:.2f}x" for depth, ratio in figures.fixed.items())
-    told = (
-        f"batch {figures.batch:2}  right {figures.rate:.2f}  plain {figures.plain:.4g} tok/s  auto {figures.auto:.2f}x"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-150m")
+    parser.add_argument(
+        "--rates", default="0.9,0.65,0.5,0.2", help="how often a guess is right that follows right ones"
     )
-    return f"{told} ({figures.auto / figures.best:.2f} of the best)  {fixed}{'' if figures.same else '  OTHER TOKENS'}"
+    parser.add_argument("--batch", default="1,4,16")
+    parser.add_argument("--depths", default="", help="fixed ones to measure as well, as in 1,2,4,8, by a second engine")
+    parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--pairs", type=int, default=3, help="turns of plain and guessed decoding")
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which nothing further is begun")
+    parser.add_argument("--memory-gb", type=float, default=2.0, help="for each engine, besides the weights")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def _line(figures: Figures) -> str:
+    told = (
+        f"batch {figures.batch:2}  rate {figures.rate:.2f}  plain {figures.plain:.4g} tok/s  "
+        f"auto {figures.auto:.2f}x  by CPU time {figures.auto_cpu:.2f}x ({figures.pairs} pairs)"
+    )
+    right = "" if figures.right is None else f"  {figures.right:.0%} of guesses right"
+    fixed = "".join(f"  {depth}: {ratio:.2f}x" for depth, ratio in figures.fixed.items())
+    best = f"  ({figures.auto / figures.best:.2f} of the best depth)" if figures.fixed else ""
+    return told + right + fixed + best + ("" if figures.same else "  OTHER TOKENS")
 
 
 if __name__ == "__main__":

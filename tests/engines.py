@@ -13,7 +13,7 @@ from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import Files
 from ingot.cache.disk.store import DiskLimits
 from ingot.config import Settings
-from ingot.engine.budget import TRANSIENT_SHARE, Budget
+from ingot.engine.budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
@@ -50,7 +50,8 @@ def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:
     """What `start` must be given for so many sequences of so many tokens, and no more."""
     budget = engine._loaded.budget
     states = rows * budget.row_bytes(tokens) + budget.slot_bytes(rows)
-    return int(states / (1 - TRANSIENT_SHARE)) + 1000
+    aside = TRANSIENT_SHARE + (EARLIER_SHARE if budget.earlier else 0)
+    return int(states / (1 - aside)) + 1000
 
 
 def tiny_tokenizer() -> Tokenizer:

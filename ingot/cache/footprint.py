@@ -9,6 +9,10 @@ from ingot.cache.pages import PAGE, pages_of
 CAPACITY_STEP = 4 * PAGE
 """Reservations are whole steps of this many tokens."""
 
+EARLIER_BYTES = 256 << 20
+"""What recurrent states before each of the tokens that may be taken back may take in all, and what of memory is set
+aside for it at most; where that does not do, only those before all of the tokens are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:

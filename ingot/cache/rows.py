@@ -15,14 +15,11 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
+from ingot.cache.footprint import EARLIER_BYTES
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
-
-EARLIER_BYTES = 256 << 20
-"""What states before each of the tokens that may be taken back may take in all; else only those before all of them are
-kept."""
 
 
 class Rows:
@@ -32,13 +29,15 @@ class Rows:
         most: int | None = None,
         token_bytes: Sequence[int] | None = None,
         beside: Sequence[LayerState] = (),
+        earlier: int = EARLIER_BYTES,
     ) -> None:
         """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known.
+        Recurrent states before each of the tokens that may be taken back may take `earlier` bytes besides.
 
         What layers `beside` the model's own keep of each token, a head's say, lies in the same pages and shares their
         fate; they are computed apart (`aside`).
         """
-        self.layers, self.beside, self._most = layers, list(beside), most
+        self.layers, self.beside, self._most, self._earlier_bytes = layers, list(beside), most, earlier
         self.states = [part for layer in (*layers, *beside) for part in _parts(layer)]
         self.groups = _grouped(self.states, token_bytes or ())
         self._slots = 1
@@ -179,7 +178,7 @@ class Rows:
         most = max(part.tentative for part in parts)
         rows = sum(len(part.rows) for part in parts)
         able = all(state.goes_back for state in self._recurrent) and all(part.tentative <= part.width for part in parts)
-        return most if able and most * rows * self.slot_bytes <= EARLIER_BYTES else 0
+        return most if able and most * rows * self.slot_bytes <= self._earlier_bytes else 0
 
     def _remember_earlier(self, parts: Sequence[Part]) -> None:
         """What layers gave for rows with tentative tokens is theirs."""

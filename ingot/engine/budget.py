@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ingot.cache.footprint import Footprint, held_pages, rounded
+from ingot.cache.footprint import EARLIER_BYTES, Footprint, held_pages, rounded
 from ingot.cache.pages import PAGE
 
 TRANSIENT_SHARE = 0.25
 """At most this share of what the weights leave is set aside for what a forward pass holds while it runs."""
+
+EARLIER_SHARE = 1 / 16
+"""And this share at most for recurrent states that rows may go back to, where tokens were guessed wrongly."""
+DEEPEST = 16
+"""Tokens that a row may go back, as far as memory is set aside for it."""
 
 
 class Budget:
@@ -24,7 +29,8 @@ class Budget:
         free = max(0, total - weights - footprint.scratch)
         wanted = self.pass_bytes([(widest, context), (rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
-        self.states = free - self.transient
+        self.earlier = min(DEEPEST * rows * footprint.recurrent, EARLIER_BYTES, int(free * EARLIER_SHARE))
+        self.states = free - self.transient - self.earlier
 
     def pass_bytes(self, parts: Iterable[tuple[int, int]]) -> int:
         """What a forward pass holds while it runs, besides logits, of parts of `(tokens, context)` each."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from ingot.engine import guided
 from ingot.engine.costs import StepCosts
@@ -27,7 +28,7 @@ from ingot.engine.scheduler import Scheduler, StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Controller
 from ingot.engine.speculation.heads import HeadStates
-from ingot.engine.speculation.speculation import Speculation
+from ingot.engine.speculation.speculation import Guesses, Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
 from ingot.observe.figures import Figures, Traffic
@@ -41,13 +42,23 @@ SCORED_WIDTH = 128
 """Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A step whose tokens are still to be read."""
+
+    step: Step
+    guesses: Guesses
+    began: float
+
+
 class Generation:
     name = "generation"
 
     def __init__(self, loaded: Loaded, limits: Limits, post: Post) -> None:
         """`post` puts something into the engine thread's mailbox. Called on that thread."""
         self._loaded, self._limits, self._post = loaded, limits, post
-        self._pending: Step | None = None
+        self._pending: _Running | None = None
+        self._read_at = 0.0  # when the tokens of the newest step that was read were known, and told
         self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._journal = Journal(loaded.card.name)
@@ -251,34 +262,35 @@ class Generation:
         for sequence in newcomers:
             request = sequence.request
             self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
-        guesses = self._speculation.guess(plan)
-        step = self._runner.launch(plan, self._catch_up, guesses)
-        self._read(step if step.launched else None)
+        works_ahead = self._loaded.adapter.device.kind != "cpu"
+        guesses = self._speculation.guess(plan, waited=works_ahead and self._pending is None)
+        step = self._runner.launch(plan, self._catch_up, guesses.by_row)
+        self._read(_Running(step, guesses, began) if step.launched else None)
         if not step.launched:
             self.reuse.pause()
-        if self._loaded.adapter.device.kind == "cpu" or step.verifies or shared():
+        if not works_ahead or step.verifies or shared():
             # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
             # for another workload that comes between two steps.
             self._read(None)
-        seconds = time.monotonic() - began
-        self._speculation.learn(plan, seconds)
-        _log_if_slow(plan, seconds)
+        _log_if_slow(plan, time.monotonic() - began)
 
     def _catch_up(self) -> None:
         """Let the rows of the step before know their tokens now."""
         if self._pending is not None and self._learned is None:
-            self._learned = [list(waves) for waves in self._collected(self._pending)]
+            self._learned = [list(waves) for waves in self._collected(self._pending.step)]
 
-    def _read(self, following: Step | None) -> None:
+    def _read(self, following: _Running | None) -> None:
         """Read the tokens of the step before; `following` is the one that now runs."""
         previous, self._pending = self._pending, following
         learned, self._learned = self._learned, None
         if previous is None:
             return
-        for waves in learned if learned is not None else self._collected(previous):
+        for waves in learned if learned is not None else self._collected(previous.step):
             for results in waves:
                 self._deliver(results)
             self._flush()
+        since, self._read_at = max(self._read_at, previous.began), time.monotonic()
+        self._speculation.learn(previous.guesses, self._read_at - since)
 
     def _collected(self, step: Step) -> Iterator[Iterable[list[Result]]]:
         """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of

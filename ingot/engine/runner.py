@@ -56,7 +56,7 @@ class Runner:
         self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int, disk: Disk | None = None
     ) -> None:
         self._adapter, self._budget, self._costs = adapter, budget, costs
-        self.rows: Rows = adapter.new_rows(budget.states)
+        self.rows: Rows = adapter.new_rows(budget.states, budget.earlier)
         self.seated: list[Sequence] = []  # those that have a row
         self.reuse = Reuse(self.rows, budget, costs, cache_bytes)
         if disk is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.footprint import Footprint
+from ingot.cache.footprint import EARLIER_BYTES, Footprint
 from ingot.cache.launch import Part
 from ingot.cache.layers import AppendState, WindowState, state_for
 from ingot.cache.pages import PAGE
@@ -102,10 +102,11 @@ class Adapter:
             states=self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1],
         )
 
-    def new_rows(self, most: int | None = None) -> Rows:
-        """Live states for this model, which take no more than `most` bytes ahead of what they need."""
+    def new_rows(self, most: int | None = None, earlier: int = EARLIER_BYTES) -> Rows:
+        """Live states for this model, which take no more than `most` bytes ahead of what they need, and `earlier` ones
+        for recurrent states that rows may go back to."""
         token_bytes = [size for _, size in self.footprint.groups]
-        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head)
+        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier)
 
     @overload
     def run(
@@ -235,13 +236,14 @@ def new_rows(
     most: int | None = None,
     token_bytes: Sequence[int] | None = None,
     head: Any = None,
+    earlier: int = EARLIER_BYTES,
 ) -> Rows:
     """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
     that is given."""
     asked, beside = caches.make_prompt_cache(model), [] if head is None else head.make_cache()
     try:
         states = [state_for(cache, margin) for cache in asked]
-        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside])
+        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside], earlier)
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error

@@ -1,4 +1,4 @@
-from bench.speculate import Bench
+from bench.speculate import Bench, Turn, in_turns, ratio
 from bench.synthetic import Synthetic
 from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
@@ -35,10 +35,45 @@ def test_it_offers_nothing_where_it_does_not_know_what_comes() -> None:
 
 
 def test_all_ways_are_measured_and_give_the_same_tokens() -> None:
-    bench = Bench("dispatch", "float32", 0.1)
+    bench = Bench("dispatch", 0.1, fixed=True)
     try:
-        figures = bench.figures(2, 0.9, [1, 3], prompt=8, output=24, turns=1)
+        figures = bench.figures(2, 0.9, [1, 3], output=24, pairs=2)
     finally:
         bench.close()
     assert figures.same
-    assert figures.plain > 0 and figures.auto > 0 and set(figures.fixed) == {1, 3} and figures.best >= 1
+    assert figures.plain > 0 and figures.auto > 0 and figures.auto_cpu > 0
+    assert set(figures.fixed) == {1, 3} and figures.best >= 1
+
+
+def test_without_fixed_depths_there_is_one_engine_and_the_best_is_plain() -> None:
+    bench = Bench("dispatch", 0.1, fixed=False)
+    try:
+        figures = bench.figures(1, 0.2, [], output=16, pairs=1)
+    finally:
+        bench.close()
+    assert figures.same and figures.fixed == {} and figures.best == 1.0
+
+
+def turn(tokens: int, wall: float, cpu: float) -> Turn:
+    return Turn(tokens, wall, cpu, {})
+
+
+def test_a_ratio_is_the_median_of_pairs_so_that_what_slows_both_down_changes_nothing() -> None:
+    plain = [turn(64, 1.0, 1.0), turn(64, 8.0, 1.0), turn(64, 1.0, 1.0)]
+    auto = [turn(64, 0.5, 0.8), turn(64, 4.0, 0.8), turn(64, 0.1, 0.8)]
+    assert ratio(auto, plain) == 2.0
+    assert ratio(auto, plain, cpu=True) == 1.25
+
+
+def test_turns_alternate_and_so_does_who_comes_first() -> None:
+    order: list[str] = []
+
+    def way(name: str) -> Turn:
+        order.append(name)
+        return turn(1, 1.0, 1.0)
+
+    in_turns(lambda: way("a"), lambda: way("b"), 3)
+    assert "".join(order) == "abbaab"
+    order.clear()
+    in_turns(lambda: way("a"), lambda: way("b"), 3, until=0.0)
+    assert "".join(order) == "ab"  # one pair there is, however late it is

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.footprint import Footprint
-from ingot.engine.budget import Budget
+from ingot.cache.footprint import EARLIER_BYTES, Footprint
+from ingot.engine.budget import DEEPEST, EARLIER_SHARE, Budget
 
 SHAPE = Footprint(groups=((None, 100), (64, 50)), recurrent=5000, activation=200, score=4, logits=400)
 
@@ -38,3 +40,20 @@ def test_launches_narrow_as_the_context_grows() -> None:
     widths = [memory.widest_launch(context) for context in (0, 1000, 10_000, 100_000)]
     assert widths == sorted(widths, reverse=True) and widths[-1] >= 1
     assert widths[0] > widths[-1]
+
+
+@given(st.integers(1000, 10_000_000))
+def test_what_rows_may_go_back_to_is_counted(total: int) -> None:
+    memory = budget(total)
+    assert memory.states + memory.transient + memory.earlier + memory.weights == total
+    assert memory.earlier == min(DEEPEST * 8 * SHAPE.recurrent, int((total - 1000) * EARLIER_SHARE))
+
+
+def test_nothing_is_set_aside_to_go_back_to_where_no_layer_is_recurrent() -> None:
+    shape = replace(SHAPE, recurrent=0)
+    assert Budget(1 << 30, 1000, shape, context=4096, widest=256, rows=8).earlier == 0
+
+
+def test_no_more_is_set_aside_than_rows_would_take() -> None:
+    large = replace(SHAPE, recurrent=1 << 24)
+    assert Budget(1 << 40, 1000, large, context=4096, widest=256, rows=8).earlier == EARLIER_BYTES

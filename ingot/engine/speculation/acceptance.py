@@ -26,9 +26,10 @@ PECULIAR = 4.0
 """So many of a sequence's have to be to weigh as much as the source's rate."""
 OF_SOURCE, OF_SEQUENCE = 64.0, 36.0
 """First guesses that are remembered of a source, and guesses of a sequence."""
-RUN = 4
-"""So many right guesses in a row say more than all before them where few were right."""
-FEW = 0.4
+NEWEST = 8.0
+"""So many guesses are held against all that are remembered."""
+UNLIKE = 2.5
+"""How many standard deviations they are apart where what is older says nothing any more."""
 MOST_LIFT = 50.0
 LEAST_RATE, MOST_RATE = 0.01, 0.99
 STEP = 0.05
@@ -95,27 +96,51 @@ class Acceptance:
         return self._sources[name]
 
 
-class _Own:
-    """A sequence's guesses of one source: how many were judged, right, and would usually be right."""
+class _Tally:
+    """Of guesses: how many were judged, right, and would usually be right. What is older counts less, and nothing where
+    the newest are too unlike it."""
 
-    __slots__ = ("_judged", "_right", "_run", "_usual", "lift")
+    __slots__ = ("_new_judged", "_new_right", "_new_usual", "judged", "right", "usual")
 
     def __init__(self) -> None:
-        self._judged = self._right = self._usual = 0.0
-        self._run = 0
+        self.judged = self.right = self.usual = 0.0
+        self._new_judged = self._new_right = self._new_usual = 0.0
+
+    def add(self, judged: float, right: float, usual: float = 0.0, *, kept: float) -> None:
+        """`kept`: how much of what was is remembered."""
+        self.judged = self.judged * kept + judged
+        self.right = self.right * kept + right
+        self.usual = self.usual * kept + usual
+        if judged:
+            newer = max(0.0, 1 - judged / NEWEST)
+            self._new_judged = self._new_judged * newer + judged
+            self._new_right = self._new_right * newer + right
+            self._new_usual = self._new_usual * newer + usual
+            if self._unlike():
+                self.judged, self.right, self.usual = self._new_judged, self._new_right, self._new_usual
+
+    def _unlike(self) -> bool:
+        rate = self.right / self.judged
+        variance = self._new_judged * rate * (1 - rate) + 0.5  # of half a guess, at least: a few say little
+        return (self._new_right - self._new_judged * rate) ** 2 > UNLIKE**2 * variance
+
+
+class _Own:
+    """A sequence's guesses of one source."""
+
+    __slots__ = ("_tally", "lift")
+
+    def __init__(self) -> None:
+        self._tally = _Tally()
         self.lift = 1.0
 
     def observe(self, one: Judged, source: _Source) -> None:
-        kept = max(0.0, 1 - one.judged / OF_SEQUENCE)
-        self._judged = self._judged * kept + one.judged
-        self._right = self._right * kept + one.right
-        self._usual = self._usual * kept + source.usual(one.offer, one.judged)
-        self._run = self._run + one.right if one.right == one.judged else 0
-        if self._run >= RUN and self._right < FEW * self._judged:
-            self._usual *= self._run / self._judged
-            self._judged = self._right = float(self._run)
-        usual = _bounded(self._usual / self._judged)
-        seen = _bounded((self._right + PECULIAR * usual) / (self._judged + PECULIAR))
+        tally = self._tally
+        tally.add(
+            one.judged, one.right, source.usual(one.offer, one.judged), kept=max(0.0, 1 - one.judged / OF_SEQUENCE)
+        )
+        usual = _bounded(tally.usual / tally.judged)
+        seen = _bounded((tally.right + PECULIAR * usual) / (tally.judged + PECULIAR))
         self.lift = min(max(_odds(seen) / _odds(usual), 1 / MOST_LIFT), MOST_LIFT)
 
 
@@ -124,14 +149,13 @@ class _Source:
 
     def __init__(self, most: int) -> None:
         self._group = [(position + 1).bit_length() - 1 for position in range(most)]
-        self._judged = [0.0] * (self._group[-1] + 1)
-        self._right = [0.0] * (self._group[-1] + 1)
+        self._tallies = [_Tally() for _ in range(self._group[-1] + 1)]
         self._offset, self._slope = 0.0, 1.0
         self._update()
 
     @property
     def well_known(self) -> bool:
-        return self._judged[0] >= WELL_KNOWN
+        return self._tallies[0].judged >= WELL_KNOWN
 
     @property
     def reach(self) -> int:
@@ -153,7 +177,7 @@ class _Source:
         return sum(odds / (1 + odds) for odds in self.odds(offer)[:judged])
 
     def observe(self, verified: list[Judged]) -> None:
-        judged, right = [0] * len(self._judged), [0] * len(self._judged)
+        judged, right = [0] * len(self._tallies), [0] * len(self._tallies)
         for one in verified:
             for group in self._group[: one.judged]:
                 judged[group] += 1
@@ -163,8 +187,8 @@ class _Source:
                 self._calibrate(one)
         # Also of positions that no guess got to: what is not seen again is forgotten.
         kept = max(0.5, 1 - len(verified) / OF_SOURCE)
-        self._judged = [kept * known + new for known, new in zip(self._judged, judged, strict=True)]
-        self._right = [kept * known + new for known, new in zip(self._right, right, strict=True)]
+        for tally, new, true in zip(self._tallies, judged, right, strict=True):
+            tally.add(new, true, kept=kept)
         self._update()
 
     def _calibrated(self, confidence: float) -> float:
@@ -181,11 +205,11 @@ class _Source:
     def _update(self) -> None:
         """Make rates of what was counted: a group of which little is known is like the one before it."""
         rate, rates = UNKNOWN, list[float]()
-        for judged, right in zip(self._judged, self._right, strict=True):
+        for tally in self._tallies:
             prior = ALIKE if rates else DOUBT
-            rate = _bounded((right + prior * rate) / (judged + prior))
+            rate = _bounded((tally.right + prior * rate) / (tally.judged + prior))
             rates.append(rate)
-            if judged < TRUSTED:
+            if tally.judged < TRUSTED:
                 break
         by_position = [rates[group] for group in self._group if group < len(rates)]
         self._odds = [_odds(rate) for rate in by_position]

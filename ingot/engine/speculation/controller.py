@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ingot.engine.speculation.acceptance import Acceptance, Judged
 from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.purse import Purse
 from ingot.engine.speculation.round_costs import RoundCosts
 from ingot.engine.speculation.slots import Slots
 from ingot.engine.speculation.table import Asked, Table
@@ -18,6 +19,9 @@ from ingot.engine.speculation.trials import Trials
 
 TO_BEGIN, TO_GO_ON = 1.02, 0.99
 """How much faster than plainly tokens must come by guessing: to begin with it, and to go on."""
+
+BELIEVED = 2.0
+"""A round that takes longer than so many times what was expected counts as one that takes just so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,11 @@ class Outcome:
 class Round:
     """What a decoding step took and gave."""
 
-    seconds: float  # from its start to its end, proposing included; of plain ones to the start of the next
+    seconds: float  # from where the tokens before it were known to where its own were, proposing included
     rows: int
     tokens: int  # verified or decoded, without those of prompts
     prompt_tokens: int  # in the same forward pass: then its time says nothing
-    plain: bool  # nobody guessed: the tokens of the round before may have been read while it ran
+    waited: bool  # the tokens of the round before were not read while it ran already: to verify guesses, or to look
     outcomes: tuple[Outcome, ...]
 
 
@@ -61,7 +65,8 @@ class Controller:
         self._costs, self._acceptance = RoundCosts(), Acceptance(most)
         self._asked: dict[Hashable, Offer] = {}  # what was chosen for the round that runs
         self._guessing = False
-        self._trials = Trials()
+        self._purse = Purse()
+        self._trials = Trials(self._purse)
 
     def choose(self, rows: Sequence[Asked], prompt_tokens: int = 0) -> list[Chosen]:
         """Who guesses how many tokens for each row: never more than offered. May be asked several times before a
@@ -74,7 +79,7 @@ class Controller:
             return self._chosen(rows, first, [self._fixed] * len(rows))
         if not self._costs.known:
             return [PLAIN] * len(rows)
-        table = Table(rows, self._acceptance, self._costs, prompt_tokens)
+        table = Table(rows, self._acceptance, self._costs, self._purse.left, prompt_tokens)
         best = self._best(table)
         slots = best if prompt_tokens else self._trials.instead(table, best)
         return self._chosen(rows, table.offers, slots.counts)
@@ -87,10 +92,22 @@ class Controller:
             self._costs.interrupted()
         else:
             guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)
-            self._costs.observe(round.seconds, round.rows, guessed, depth, plain=round.plain)
-        self._trials.observe((outcome.key, outcome.accepted > 0) for outcome in round.outcomes)
+            self._settle(round, guessed, depth)
+            self._costs.observe(round.seconds, round.rows, guessed, depth, waited=round.waited)
+        self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
         if round.outcomes:
             self._acceptance.observe(self._judged(round.outcomes))
+
+    def _settle(self, round: Round, guessed: int, depth: int) -> None:
+        """Hold a round against plain ones. That one was slow beyond belief is nobody's fault."""
+        if not self._costs.known:
+            return
+        self._purse.fill()
+        if round.waited:
+            plain = self._costs.plain(round.rows)
+            believed = self._costs.guessing(round.rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
+            given = 1 + sum(one.accepted for one in round.outcomes) / round.rows
+            self._purse.settle(given - min(round.seconds, BELIEVED * believed) / plain)
 
     def forget(self, key: Hashable) -> None:
         """The sequence ended, or begins anew; nothing need be known of it."""
@@ -105,7 +122,7 @@ class Controller:
 
     def _best(self, table: Table) -> Slots:
         plain, guessed = table.choice.plain(), table.choice.best()
-        enough = plain.rate * (TO_GO_ON if self._guessing else TO_BEGIN)
+        enough = table.choice.plain_at_best * (TO_GO_ON if self._guessing else TO_BEGIN)
         best = guessed if guessed is not None and guessed.rate > enough else plain
         if best.guesses != self._guessing:
             self._guessing = best.guesses

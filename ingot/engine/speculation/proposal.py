@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ingot.engine.sequence import Sequence
@@ -29,6 +30,17 @@ class Offer:
     free: bool = False
     """To make the guess costs nothing (it is there already); else proposing takes time, and more of it for more
     tokens."""
+
+    def behind(self, unread: int) -> Offer | None:
+        """What it is worth when so many tokens are drawn that its proposer does not know yet. A guess that is there
+        already has named them, and leads further only if they are what it named."""
+        if not unread or not self.free:
+            return self
+        if self.most <= unread:
+            return None
+        said = self.confidences + self.confidences[-1:] * (unread + 1 - len(self.confidences))
+        left = (math.prod(said[: unread + 1]), *said[unread + 1 :]) if said else ()
+        return replace(self, most=self.most - unread, confidences=left)
 
 
 class Proposer(Protocol):

@@ -1,8 +1,7 @@
 """What a round costs, learned from the rounds that were run: plain ones, and ones that verify guesses.
 
-A round costs so much for being run at all, for each decoding row, for guessing at all (its tokens must be read before
-the next round can begin), for each guessed token, for each token of the longest guess that somebody had to compute, and
-for being of another kind than the round before: one that guesses after a plain one, or the other way round. All six
+A round costs so much for being run at all, for each decoding row, for waiting (the tokens before it must be read before
+it can begin), for each guessed token, and for each token of the longest guess that somebody had to compute. All five
 drift, mostly together, as contexts grow and others use the machine; so they are tracked by a Kalman filter. Devices are
 not quite linear: what is left over is remembered for the sizes that were met.
 """
@@ -12,12 +11,13 @@ from __future__ import annotations
 from operator import mul
 from statistics import median
 
-FIRST = 3
+FIRST = 7
 """Plain rounds whose median says what a round costs at all: the very first may be many times slower."""
 NOISE, NOISIEST = 0.06, 0.5
 """How much of its cost a round is off by, as a rule: on a quiet machine, and on one that others use as well."""
-UNSETTLED = 3.0
-"""How many times more it is for a round of another kind than the one before."""
+UNSETTLED = 2.0
+"""How many times more it is for a round of another kind than the one before: one that waits after one that does not, or
+the other way round."""
 FOLLOWS = 0.03
 """How fast what is known of the noise follows it."""
 LARGEST_SURPRISE = 0.5
@@ -28,11 +28,15 @@ APART = 0.01
 """How much of its first uncertainty each of them drifts by alone, until it is as uncertain as in the beginning."""
 BEFORE, WEIGHT = 2.0, 10.0
 """Measurements on a quiet machine that what was thought of a size weighs as much as: before any, and at most."""
+DOUBTS = 1.5
+"""How many standard deviations cheaper plain rounds may well be than thought."""
+PLAINLY = 2
+"""The first so many prices are those of a plain round."""
 KINDS = 128
 """Numbers of rows of which it is remembered how far rounds are from the line; then the oldest are forgotten."""
 
-Shape = tuple[float, float, float, float, float, float]
-Kind = tuple[bool, int]  # plain or not, and the number of rows
+Shape = tuple[float, float, float, float, float]
+Kind = tuple[bool, int]  # whether it waits, and the number of rows
 
 
 class RoundCosts:
@@ -43,40 +47,45 @@ class RoundCosts:
         self._line: _Line | None = None
         self._offsets = _Offsets()
         self._noise = _Noise()
-        self._plain_before: bool | None = None  # None: nobody knows
+        self._waited_before: bool | None = None  # None: nobody knows
 
     @property
     def known(self) -> bool:
         return self._line is not None
 
-    def observe(self, seconds: float, rows: int, guessed: int, depth: int, *, plain: bool) -> None:
+    def observe(self, seconds: float, rows: int, guessed: int, depth: int, *, waited: bool) -> None:
         """A round without prompts, of which `guessed` tokens were guesses; `depth`: the longest that was computed."""
-        before, self._plain_before = self._plain_before, plain
+        before, self._waited_before = self._waited_before, waited
         if self._line is None:
-            self._begin(seconds, rows, plain)
-        elif before is not None:
-            settled = before == plain
-            shape = _shape(rows, guessed, depth, plain=plain, changed=not settled)
-            if settled:
-                off = seconds / self._line.cost(shape)
-                self._noise.observe(off - 1)
-                self._offsets.observe((plain, rows), guessed, off, (self._noise.size / NOISE) ** 2)
-            self._line.observe(shape, seconds, self._noise.size * (1.0 if settled else UNSETTLED))
+            self._begin(seconds, rows, guessed)
+            return
+        settled, shape = before == waited, _shape(rows, guessed, depth, waited=waited)
+        if settled:
+            self._noise.observe(seconds / self._line.cost(shape) - 1)
+        self._line.observe(shape, seconds, self._noise.size * (1.0 if settled else UNSETTLED))
+        if settled:
+            off = seconds / self._line.cost(shape)
+            self._offsets.observe((waited, rows), guessed, off, (self._noise.size / NOISE) ** 2)
 
     def interrupted(self) -> None:
         """There was a round that says nothing of costs, and the next one follows no other of its kind."""
-        self._plain_before = None
+        self._waited_before = None
 
     def plain(self, rows: int) -> float:
         """A round in which nobody guesses."""
-        cost = self._fitted.cost(_shape(rows, 0, 0, plain=True, changed=False))
-        return cost * self._offsets.factors((True, rows), range(1))[0]
+        cost = self._fitted.cost(_shape(rows, 0, 0, waited=False))
+        return cost * self._offsets.factors((False, rows), range(1))[0]
+
+    def plain_at_best(self, rows: int) -> float:
+        """The same, if it is as much less as it may well be: what was not measured for long may have changed."""
+        cost = self.plain(rows)
+        return max(cost - DOUBTS * self._fitted.doubt(_shape(rows, 0, 0, waited=False)), cost / 2)
 
     def guessing(self, rows: int, guessed: range) -> list[float]:
         """Rounds with so many guesses each, none of which took time to make: each step of those adds `step`."""
-        fixed = self._fitted.cost(_shape(rows, 0, 0, plain=False, changed=False))
+        fixed = self._fitted.cost(_shape(rows, 0, 0, waited=True))
         token = self._fitted.token
-        factors = self._offsets.factors((False, rows), guessed)
+        factors = self._offsets.factors((True, rows), guessed)
         return [(fixed + count * token) * factor for count, factor in zip(guessed, factors, strict=True)]
 
     @property
@@ -90,32 +99,34 @@ class RoundCosts:
         return self._fitted.step
 
     @property
-    def change(self) -> float:
-        """What the first round of another kind takes longer than those after it."""
-        return self._fitted.change
+    def wait(self) -> float:
+        """What a round takes longer if it waits, for the last time before plain rounds too."""
+        return self._fitted.wait
 
     @property
     def _fitted(self) -> _Line:
         assert self._line is not None, "costs are not known yet"
         return self._line
 
-    def _begin(self, seconds: float, rows: int, plain: bool) -> None:
-        if plain:
+    def _begin(self, seconds: float, rows: int, guessed: int) -> None:
+        if not guessed:
             self._first.append(seconds)
         if len(self._first) == FIRST:
-            self._line = _Line(median(self._first), rows)
+            usual = median(self._first)
+            self._line = _Line(usual, rows)
+            self._noise = _Noise(median(abs(one / usual - 1) for one in self._first))
 
 
-def _shape(rows: int, guessed: int, depth: int, *, plain: bool, changed: bool) -> Shape:
-    return (1.0, rows, not plain, guessed, depth, changed)
+def _shape(rows: int, guessed: int, depth: int, *, waited: bool) -> Shape:
+    return (1.0, rows, waited, guessed, depth)
 
 
 class _Noise:
     """By how much of their cost rounds are off, where they are off in both directions: in one, the cost is wrong."""
 
-    def __init__(self) -> None:
-        self._off, self._amount = 0.0, NOISE
-        self.size = NOISE
+    def __init__(self, amount: float = NOISE) -> None:
+        self._off, self._amount = 0.0, min(max(amount, NOISE), NOISIEST)
+        self.size = self._amount
 
     def observe(self, off: float) -> None:
         off = min(max(off, -NOISIEST), NOISIEST)
@@ -125,23 +136,23 @@ class _Noise:
 
 
 class _Line:
-    """The six prices, how uncertain they are, and how they are corrected."""
+    """The five prices, how uncertain they are, and how they are corrected."""
 
     def __init__(self, seconds: float, rows: int) -> None:
         """Begins with a guess: a plain round of so many rows takes so long, most of it for being run at all. Of what
         nothing is known yet, little is expected: what is cheap is tried, and what is tried is known."""
-        prices = (0.8, 0.2 / rows, 0.03, 0.03 / rows, 0.02, 0.05)
-        deviations = (0.1, 0.3 / rows, 0.15, 0.3 / rows, 0.1, 0.1)
+        prices = (0.8, 0.2 / rows, 0.03, 0.03 / rows, 0.02)
+        deviations = (0.1, 0.3 / rows, 0.4, 0.3 / rows, 0.1)
         self._prices = [seconds * price for price in prices]
         variances = [(seconds * deviation) ** 2 for deviation in deviations]
         # What rows cost more, running at all costs less: of the two only the sum was measured.
         together = rows * variances[1]
         self._uncertain = [
-            [variance if row == column else 0.0 for column in range(6)] for row, variance in enumerate(variances)
+            [variance if row == column else 0.0 for column in range(5)] for row, variance in enumerate(variances)
         ]
         self._uncertain[0][0] += rows * together
         self._uncertain[0][1] = self._uncertain[1][0] = -together
-        self._largest = [self._uncertain[place][place] for place in range(6)]
+        self._largest = [self._uncertain[place][place] for place in range(5)]
         self._least = seconds / 1000
 
     @property
@@ -153,11 +164,16 @@ class _Line:
         return max(0.0, self._prices[4])
 
     @property
-    def change(self) -> float:
-        return max(0.0, self._prices[5])
+    def wait(self) -> float:
+        return max(0.0, self._prices[2])
 
     def cost(self, shape: Shape) -> float:
         return max(sum(map(mul, self._prices, shape)), self._least)
+
+    def doubt(self, shape: Shape) -> float:
+        """The standard deviation of what it says."""
+        variance = sum(one * sum(map(mul, row, shape)) for one, row in zip(shape, self._uncertain, strict=True))
+        return max(variance, 0.0) ** 0.5
 
     def observe(self, shape: Shape, seconds: float, noise: float) -> None:
         expected = self.cost(shape)
@@ -166,10 +182,13 @@ class _Line:
         variance = sum(map(mul, reached, shape)) + (noise * expected) ** 2
         limit = min(3 * variance**0.5, LARGEST_SURPRISE * expected)
         surprise = min(max(seconds - expected, -limit), limit) / variance
-        self._prices = [price + one * surprise for price, one in zip(self._prices, reached, strict=True)]
-        for row, one in zip(self._uncertain, reached, strict=True):
-            part = one / variance
-            row[:] = [known - part * other for known, other in zip(row, reached, strict=True)]
+        # What plain rounds cost is learned from them alone: else what others cost more than thought, they would, too.
+        sure = PLAINLY if shape[PLAINLY] else 0
+        for place in range(sure, len(reached)):
+            self._prices[place] += reached[place] * surprise
+        for place, (row, one) in enumerate(zip(self._uncertain, reached, strict=True)):
+            part, first = one / variance, sure if place < sure else 0
+            row[first:] = [known - part * other for known, other in zip(row[first:], reached[first:], strict=True)]
 
     def _drift(self) -> None:
         for place, (row, price) in enumerate(zip(self._uncertain, self._prices, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from itertools import accumulate, repeat
 from operator import add, neg, truediv
 
 from ingot.engine.speculation.round_costs import RoundCosts
+
+LONGEST = 3.0
+"""No round takes longer than a plain one by more than so many of these, whatever it promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +35,29 @@ class Slots:
 class Choice:
     """Of guesses for some rows: `survival[row][i]` is how likely the i-th and all before it are right.
 
-    `computed` says whose guesses take time to make, `seconds` how long the round takes for other reasons.
+    `computed` says whose guesses take time to make, `purse` how many plain rounds may be lost, `seconds` how long the
+    round takes for other reasons.
     """
 
     def __init__(
-        self, survival: Sequence[Sequence[float]], computed: Sequence[bool], costs: RoundCosts, seconds: float = 0.0
+        self,
+        survival: Sequence[Sequence[float]],
+        computed: Sequence[bool],
+        costs: RoundCosts,
+        purse: float = math.inf,
+        seconds: float = 0.0,
     ) -> None:
         self._survival, self._computed, self._costs, self._seconds = survival, computed, costs, seconds
-        self._rows = len(survival)
+        self._rows, self._purse = len(survival), purse
+        self._plain = costs.plain(self._rows)
 
     def plain(self) -> Slots:
-        return Slots((0,) * self._rows, self._rows, self._costs.plain(self._rows) + self._seconds)
+        return Slots((0,) * self._rows, self._rows, self._plain + self._seconds)
+
+    @property
+    def plain_at_best(self) -> float:
+        """Tokens a second plainly, if that is as fast as it may well be."""
+        return self._rows / (self._costs.plain_at_best(self._rows) + self._seconds)
 
     def exactly(self, counts: tuple[int, ...]) -> Slots:
         guessed = sum(counts)
@@ -52,8 +68,13 @@ class Choice:
         seconds = self._costs.guessing(self._rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
         return Slots(counts, tokens, seconds + self._seconds)
 
+    def payable(self, seconds: float, tokens: float) -> bool:
+        """Whether the purse can bear that all of it is wrong, but for half of what is expected of it."""
+        longer, expected = (seconds - self._seconds) / self._plain - 1, tokens / self._rows - 1
+        return 0 < self._purse >= longer - expected / 2 and longer <= LONGEST
+
     def best(self) -> Slots | None:
-        """The best way to guess at all; None: there is nothing to guess.
+        """The best way to guess at all; None: there is nothing to guess, or nothing that can be paid for.
 
         As what is likelier to be needed is verified first, the question is only how many, and how long the longest
         may be of those that take time to make.
@@ -76,10 +97,14 @@ class Choice:
     def _fastest(self, slots: list[float], seconds: list[float], more: float) -> tuple[float, float]:
         """The most tokens a second that the likeliest of them give, and how likely the last of these is. Sorts them."""
         slots.sort(reverse=True)
-        tokens = accumulate(slots, initial=float(self._rows))
+        tokens = list(accumulate(slots, initial=float(self._rows)))
         rates = list(map(truediv, tokens, map(add, seconds, repeat(more))))
         rates[0] = 0.0
         best = max(rates)
+        if best and not self.payable(seconds[rates.index(best)] + more, tokens[rates.index(best)]):
+            ways = zip(rates, seconds, tokens, strict=False)
+            rates = [rate if self.payable(taken + more, given) else 0.0 for rate, taken, given in ways]
+            best = max(rates)
         return best, slots[rates.index(best) - 1]
 
     def _down_to(self, least: float, depth: int) -> tuple[int, ...]:

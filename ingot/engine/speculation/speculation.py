@@ -32,6 +32,21 @@ class _Guessed:
     accepted: int  # tokens that its sequence had been given by guessing before
 
 
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """What a step verifies, and what there is to learn from when its tokens are known."""
+
+    rows: int  # that decode
+    tokens: int  # of theirs that would be computed anyway
+    prompt_tokens: int
+    waited: bool  # the tokens before it had to be known before it was launched
+    made: dict[Sequence, _Guessed]
+
+    @property
+    def by_row(self) -> dict[Sequence, Guess]:
+        return {row: guessed.proposal.tokens for row, guessed in self.made.items()}
+
+
 class Speculation:
     def __init__(
         self, proposers: Many[Proposer], controller: Controller, counts: SpeculationCounts, places: int
@@ -40,8 +55,6 @@ class Speculation:
         self._places = places
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._controller, self._counts = controller, counts
-        self._round: dict[Sequence, _Guessed] = {}
-        self._tokens = 0  # that the round computes for sequences that decode
 
     def tempts(self, running: Iterable[Sequence]) -> bool:
         """Whether guessing seems worth it for sequences that decode, by the tokens of theirs that are known: the newest
@@ -49,31 +62,36 @@ class Speculation:
         rows = [row for row in running if row.decoding]
         return bool(self._proposers and rows) and any(chosen.count for chosen in self._chosen(rows, 0))
 
-    def guess(self, plan: StepPlan) -> dict[Sequence, Guess]:
-        """For sequences that decode, whose tokens are all known, what may come next; it will be verified."""
+    def guess(self, plan: StepPlan, *, waited: bool) -> Guesses:
+        """For sequences that decode, whose tokens are all known, what may come next; it will be verified.
+
+        `waited`: the device has nothing to do meanwhile, as the tokens of the step before were read first.
+        """
         for sequence in plan.preempted:
             self.forget(sequence)
-        self._round, self._tokens = {}, sum(row.remaining for row in plan.decode)
-        if not self._proposers or not all(row.known for row in plan.decode):
-            return {}
-        chosen = self._held(self._chosen(plan.decode, sum(chunk.count for chunk in plan.chunks)), len(plan.chunks))
-        for name in self._proposers.keys() & {each.source for each in chosen if each.count}:
-            asked = zip(plan.decode, chosen, strict=True)
-            self._ask(name, [(row, each.count) for row, each in asked if each.source == name and each.count])
-        return {row: guessed.proposal.tokens for row, guessed in self._round.items()}
+        made: dict[Sequence, _Guessed] = {}
+        prompt_tokens = sum(chunk.count for chunk in plan.chunks)
+        if self._proposers and plan.decode and all(row.known for row in plan.decode):
+            chosen = self._held(self._chosen(plan.decode, prompt_tokens), len(plan.chunks))
+            for name in self._proposers.keys() & {each.source for each in chosen if each.count}:
+                asked = zip(plan.decode, chosen, strict=True)
+                made |= self._ask(
+                    name, [(row, each.count) for row, each in asked if each.source == name and each.count]
+                )
+        tokens = sum(row.remaining for row in plan.decode)
+        return Guesses(len(plan.decode), tokens, prompt_tokens, waited or bool(made), made)
 
-    def learn(self, plan: StepPlan, seconds: float) -> None:
-        """What came of the step, which took so long from its beginning to where its tokens were known."""
-        if not self._proposers or not plan.decode:
+    def learn(self, guesses: Guesses, seconds: float) -> None:
+        """What came of a step, which took so long from where the tokens before it were known, or from its beginning if
+        that was later, to where its own were."""
+        if not self._proposers or not guesses.rows:
             return
-        outcomes = tuple(self._outcome(row, guessed) for row, guessed in self._round.items())
+        outcomes = tuple(self._outcome(row, guessed) for row, guessed in guesses.made.items())
         for outcome in outcomes:
             self._counts.add(outcome.proposed, outcome.accepted)
-        tokens = self._tokens + sum(outcome.proposed for outcome in outcomes)
-        prompt_tokens = sum(chunk.count for chunk in plan.chunks)
-        plain = not outcomes
-        self._controller.observe(Round(seconds, len(plan.decode), tokens, prompt_tokens, plain, outcomes))
-        for row in self._round:
+        tokens = guesses.tokens + sum(outcome.proposed for outcome in outcomes)
+        self._controller.observe(Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes))
+        for row in guesses.made:
             if row.ended:
                 self._controller.forget(row)
 
@@ -103,9 +121,11 @@ class Speculation:
             able = [number for number, row in enumerate(rows) if _may(row, name)]
             asked = [rows[number] for number in able]
             made = self._guarded(name, partial(_offers, rows=asked))
-            for number, offer in zip(able, made or [], strict=False):
+            for number, made_first in zip(able, made or [], strict=False):
+                row = rows[number]
+                offer = made_first and made_first.behind(row.total - len(row.tokens))
                 if offer is not None and offer.most > 0:
-                    offers[number].append(replace(offer, most=min(offer.most, _room(rows[number]))))
+                    offers[number].append(replace(offer, most=min(offer.most, _room(row))))
         return self._controller.choose(
             [Asked(row, tuple(own)) for row, own in zip(rows, offers, strict=True)], prompt_tokens
         )
@@ -119,13 +139,15 @@ class Speculation:
             left -= held[-1].count
         return held
 
-    def _ask(self, name: str, wanted: Many[tuple[Sequence, int]]) -> None:
+    def _ask(self, name: str, wanted: Many[tuple[Sequence, int]]) -> dict[Sequence, _Guessed]:
         rows, counts = [row for row, _ in wanted], [count for _, count in wanted]
         made = self._guarded(name, partial(_proposals, rows=rows, counts=counts))
+        guessed = {}
         for row, proposal in zip(rows, made or [], strict=False):
             tokens = guided.agreed(row, _before_stop(row, proposal.tokens[: _room(row)]))
             if tokens:
-                self._round[row] = _Guessed(replace(proposal, tokens=tokens), row.accepted)
+                guessed[row] = _Guessed(replace(proposal, tokens=tokens), row.accepted)
+        return guessed
 
     def _guarded(self, name: str, work: Callable[[Proposer], T]) -> T | None:
         try:

@@ -25,8 +25,10 @@ class Asked:
 class Table:
     """Takes for each row the offer that is worth most, the first of those that are worth the same."""
 
-    def __init__(self, rows: Sequence[Asked], acceptance: Acceptance, costs: RoundCosts, prompt_tokens: int) -> None:
-        self._rows, self._acceptance, self._costs = rows, acceptance, costs
+    def __init__(
+        self, rows: Sequence[Asked], acceptance: Acceptance, costs: RoundCosts, purse: float, prompt_tokens: int
+    ) -> None:
+        self._rows, self._acceptance, self._costs, self._purse = rows, acceptance, costs, purse
         self._seconds = prompt_tokens * costs.token
         plainly = len(rows) / costs.plain(len(rows))
         # In tokens that would come plainly in the same time.
@@ -39,9 +41,9 @@ class Table:
         return [row.key for row in self._rows]
 
     @property
-    def change(self) -> float:
-        """Seconds that it takes to begin with guessing, or to end it."""
-        return self._costs.change
+    def wait(self) -> float:
+        """Seconds that the first plain round behind others takes longer."""
+        return self._costs.wait
 
     def turn(self) -> bool:
         """Take for each row the offer behind the one that it has; whether that changes anything."""
@@ -60,7 +62,7 @@ class Table:
             for row, offer in zip(self._rows, self.offers, strict=True)
         ]
         computed = [offer is not None and not offer.free for offer in self.offers]
-        self.choice = Choice(survival, computed, self._costs, self._seconds)
+        self.choice = Choice(survival, computed, self._costs, self._purse, self._seconds)
 
     def _survival(self, key: Hashable, offer: Offer) -> Sequence[float]:
         """How likely each guess and all before it are right: the first, and as many more as could be worth it."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 
+from ingot.engine.speculation.purse import Purse
 from ingot.engine.speculation.slots import Slots
 from ingot.engine.speculation.table import Table
 
-SOONEST, LATEST = 8, 512
-"""Rounds between two trials of a kind."""
-LONGEST_SLEEP = 8
-"""The most of them for rows that could be guessed for and are not, as long as that costs next to nothing."""
-WAKING, TRYING = 0.013, 0.004
-"""Of all time, so much may be lost to waking them, and to other trials."""
+SOONEST, LATEST = 8, 64
+"""Rounds between two trials of a kind, while they cost next to nothing."""
+RAREST = 512
+"""And however much they cost."""
+TRYING = 0.004
+"""Of all time, so much may be lost to trials of other guesses where guessing pays."""
 ROUNDS = 2
-"""How long trials last, except of rows that sleep: in the second round it shows what such rounds cost."""
-LONGEST_WAKE = 4
-"""For so many rounds at most are rows woken that are guessed for wrongly."""
+"""How long those last: in the second round it shows what such rounds cost."""
+DEPTHS = (1, 3)
+"""How much is guessed for rows that are woken, by turns: what a round costs for more guesses is to be known, too."""
 
 Counts = tuple[int, ...]
 Trial = Callable[[Table, Slots], Counts | None]
@@ -26,20 +27,23 @@ Trial = Callable[[Table, Slots], Counts | None]
 
 class Trials:
     """Of two kinds. Rows that sleep, as guessing for them seems not to pay, are woken for a round, and for further ones
-    as long as they are guessed for rightly. And where guessing pays, so might other guesses, or none.
+    while most of what is guessed is right: twice as much each time, if all was. And where guessing pays, so might other
+    guesses, or none.
 
     What to try is decided once a round, however often it is asked for.
     """
 
-    def __init__(self) -> None:
-        self._sleepers, self._others = _Timer(LONGEST_SLEEP, WAKING), _Timer(LATEST, TRYING)
+    def __init__(self, purse: Purse) -> None:
+        self._purse, self._others = purse, _Timer(TRYING)
         self._kinds: tuple[Trial, ...] = (_deeper, _another, _plain)
         self._turn = 0
         self._decided = False
         self._trial: Trial | None = None  # of this round
         self._rounds = 0  # for which it goes on
-        self._woken: set[Hashable] = set()
-        self._awake = 0  # rounds for which they stay so, even if they are guessed for wrongly
+        self._since = 0  # rounds since rows were woken
+        self._turns = 0  # how often that was
+        self._tried: dict[Hashable, int] = {}  # at which of these turns a row was, for the last time
+        self._woken: dict[Hashable, int] = {}  # how much is guessed for those that are awake
 
     def instead(self, table: Table, best: Slots) -> Slots:
         """What to do in this round: what seems best, or a trial."""
@@ -48,28 +52,30 @@ class Trials:
         counts = self._trial(table, best) if self._trial is not None else None
         return best if counts is None else table.choice.exactly(counts)
 
-    def observe(self, guessed: Iterable[tuple[Hashable, bool]]) -> None:
-        """A round was run: for whom it guessed, and whether anything of that was right."""
+    def observe(self, guessed: Iterable[tuple[Hashable, int, int]]) -> None:
+        """A round was run: for whom it guessed, how many tokens, and how many of them were right."""
         self._decided = False
-        if not self._awake:
-            self._woken.difference_update([key for key, right in guessed if not right])
+        woken, self._woken = self._woken, {}
+        for key, proposed, right in guessed:
+            if key in woken and 2 * right >= proposed:
+                self._woken[key] = 2 * proposed if right == proposed else proposed
 
     def reset(self) -> None:
         """What seems best has changed: other things may have, too."""
-        self._sleepers.reset()
         self._others.reset()
         self._rounds = 0
 
     def forget(self, key: Hashable) -> None:
-        self._woken.discard(key)
+        self._woken.pop(key, None)
+        self._tried.pop(key, None)
 
     @property
     def keys(self) -> Iterable[Hashable]:
         """Sequences that were woken."""
-        return self._woken
+        return self._tried
 
     def _next(self, table: Table, best: Slots) -> Trial | None:
-        self._sleepers.tick()
+        self._since += 1
         self._others.tick()
         if self._rounds:
             self._rounds -= 1
@@ -77,18 +83,37 @@ class Trials:
         return self._wake(table, best) or self._other(table, best)
 
     def _wake(self, table: Table, best: Slots) -> Trial | None:
-        asleep = {
+        asleep = [
             key for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True) if reach and not count
-        }
-        self._woken &= asleep
-        if asleep and self._sleepers.due:
-            self._woken, self._awake = asleep, _rounds_awake(table, best, _with(asleep, table, best))
-            self._sleepers.restart(0.0 if best.guesses else _changes(table, best))
-        if not self._woken:
-            return None
-        self._awake -= self._awake > 0
-        self._sleepers.spend(_lost(table, best, _with(self._woken, table, best)))
-        return partial(_with, self._woken)
+        ]
+        self._woken = self._going_on({key: self._woken[key] for key in asleep if key in self._woken}, table, best)
+        if asleep and not self._woken and self._since >= SOONEST:
+            self._begin_with(asleep, table, best)
+        return partial(_with, self._woken) if self._woken else None
+
+    def _begin_with(self, asleep: list[Hashable], table: Table, best: Slots) -> None:
+        """As many as can be paid for, those first that were not woken for longest."""
+        asleep.sort(key=lambda key: self._tried.get(key, -1))
+        depth = DEPTHS[self._turns % len(DEPTHS)]
+        while asleep:
+            woken = dict.fromkeys(asleep, depth)
+            if self._affordable(woken, table, best):
+                self._woken, self._since, self._turns = woken, 0, self._turns + 1
+                self._tried |= dict.fromkeys(woken, self._turns)
+                return
+            del asleep[len(asleep) // 2 :]
+
+    def _going_on(self, woken: dict[Hashable, int], table: Table, best: Slots) -> dict[Hashable, int]:
+        """As much for each as can be paid for."""
+        while woken and not self._affordable(woken, table, best):
+            woken = {key: depth // 2 for key, depth in woken.items() if depth > 1}
+        return woken
+
+    def _affordable(self, woken: Mapping[Hashable, int], table: Table, best: Slots) -> bool:
+        tried = table.choice.exactly(_with(woken, table, best))
+        back = 0.0 if best.guesses else table.wait
+        lost = (tried.seconds + back - tried.tokens / best.rate) / best.seconds
+        return lost <= self._purse.left and table.choice.payable(tried.seconds, tried.tokens)
 
     def _other(self, table: Table, best: Slots) -> Trial | None:
         if not self._others.due or not best.guesses:
@@ -96,25 +121,19 @@ class Trials:
         for _ in self._kinds:
             self._turn = (self._turn + 1) % len(self._kinds)
             trial = self._kinds[self._turn]
-            if (counts := trial(table, best)) is not None:
-                changes = 0.0 if any(counts) else _changes(table, best)
-                self._others.restart(ROUNDS * _lost(table, best, counts) + changes)
+            counts = trial(table, best)
+            if counts is not None and (not any(counts) or _payable(table, counts)):
+                self._others.restart(ROUNDS * _lost(table, best, counts))
                 self._rounds = ROUNDS - 1
                 return trial
         return None
 
 
-def _with(woken: set[Hashable], table: Table, best: Slots) -> Counts:
+def _with(woken: Mapping[Hashable, int], table: Table, best: Slots) -> Counts:
     return tuple(
-        count or int(key in woken and reach > 0)
+        count or min(woken.get(key, 0), reach)
         for key, count, reach in zip(table.keys, best.counts, table.reach, strict=True)
     )
-
-
-def _rounds_awake(table: Table, best: Slots, counts: Counts) -> int:
-    """As long as that costs no more than to begin with guessing and to end it."""
-    changes, lost = 0.0 if best.guesses else _changes(table, best), _lost(table, best, counts)
-    return LONGEST_WAKE if LONGEST_WAKE * lost <= changes else max(1, int(changes / lost))
 
 
 def _lost(table: Table, best: Slots, counts: Counts) -> float:
@@ -123,9 +142,9 @@ def _lost(table: Table, best: Slots, counts: Counts) -> float:
     return (tried.seconds - tried.tokens / best.rate) / best.seconds
 
 
-def _changes(table: Table, best: Slots) -> float:
-    """The same for going over to rounds of the other kind and back."""
-    return 2 * table.change / best.seconds
+def _payable(table: Table, counts: Counts) -> bool:
+    tried = table.choice.exactly(counts)
+    return table.choice.payable(tried.seconds, tried.tokens)
 
 
 def _deeper(table: Table, best: Slots) -> Counts | None:
@@ -145,11 +164,11 @@ def _plain(table: Table, best: Slots) -> Counts | None:
 
 
 class _Timer:
-    """Counts rounds until trials of a kind are due. They become rarer while nothing changes, until they are `longest`
-    rounds apart, or further where they cost more than a share of all time."""
+    """Counts rounds until trials are due. They become rarer while nothing changes, until they are LATEST rounds apart,
+    or further where they cost more than a share of all time."""
 
-    def __init__(self, longest: int, share: float) -> None:
-        self._longest, self._share, self._wait = longest, share, SOONEST
+    def __init__(self, share: float) -> None:
+        self._share, self._wait = share, SOONEST
         self._affordable = 0.0
         self._since = 0
 
@@ -162,13 +181,9 @@ class _Timer:
 
     def restart(self, lost: float) -> None:
         """A trial begins. It loses as much time as so many rounds take."""
-        self._affordable = 0.0
-        self._wait = min(2 * self._wait, self._longest)
+        self._affordable = min(max(lost, 0.0) / self._share, RAREST)
+        self._wait = min(2 * self._wait, LATEST)
         self._since = 0
-        self.spend(lost)
-
-    def spend(self, lost: float) -> None:
-        self._affordable = min(self._affordable + max(lost, 0.0) / self._share, LATEST)
 
     def reset(self) -> None:
         self._wait = SOONEST

@@ -24,6 +24,7 @@ class Device:
     step: float = 0.0
     knee: int = 0  # where not 0: tokens beyond so many cost four times as much
     noise: float = 0.05
+    ahead: bool = True  # plain rounds are launched before the tokens before them are read
 
     def milliseconds(self, counts: Sequence[int], *, computed: bool) -> float:
         rows, guessed = len(counts), sum(counts)
@@ -70,7 +71,7 @@ class Simulation:
         self.offers = [Asked(row, (Offer("some", 16, free=free),)) for row in range(rows)]
         self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
         self.counts: list[list[int]] = []
-        self._plain_before = True
+        self._guessed_before = False
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -80,15 +81,16 @@ class Simulation:
         chosen = self.controller.choose(self.offers)
         counts = [one.count for one in chosen]
         expected = self.device.milliseconds(counts, computed=not self.free)
-        plain = not any(counts)
-        # The first round of another kind takes longer than those after it.
-        change = 1.0 if plain == self._plain_before else 1.1
-        self._plain_before = plain
-        self.given.append((tokens(counts, self.rates), expected * change))
+        guesses = any(counts)
+        # Where the device works ahead, the first plain round behind others has to wait as they did.
+        waited = guesses or (self.device.ahead and self._guessed_before)
+        expected += self.device.wait * (waited and not guesses)
+        self._guessed_before = guesses
+        self.given.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
-        seconds = expected * change * slowed * self.dice.lognormvariate(0.0, self.device.noise) / 1000
+        seconds = expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) / 1000
         outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)
-        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, plain, outcomes))
+        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes))
         return counts
 
     def rate(self, begin: int, end: int | None = None) -> float:

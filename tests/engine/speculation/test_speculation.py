@@ -60,7 +60,7 @@ def speculation(*proposers: Sevens, fixed: int = 5, places: int = 99) -> tuple[S
 def test_no_more_is_guessed_than_an_answer_may_still_have() -> None:
     made, _ = speculation(Sevens())
     few, none, tight = row(0, limit=4), row(1, limit=2), row(2, reserved=6)
-    guesses = made.guess(StepPlan(decode=(few, none, tight)))
+    guesses = made.guess(StepPlan(decode=(few, none, tight)), waited=False).by_row
     assert {each: len(guess) for each, guess in guesses.items()} == {few: 2, tight: 2}
 
 
@@ -68,13 +68,13 @@ def test_guesses_end_before_a_token_that_would_end_the_answer() -> None:
     made, _ = speculation(Sevens())
     stopping = row(0)
     stopping.stop_tokens = frozenset({7})
-    assert made.guess(StepPlan(decode=(stopping,))) == {}
+    assert made.guess(StepPlan(decode=(stopping,)), waited=False).by_row == {}
 
 
 def test_a_pass_draws_at_no_more_places_than_memory_is_set_aside_for() -> None:
     made, _ = speculation(Sevens(), places=12)
     rows = tuple(row(number) for number in range(4))
-    guesses = made.guess(StepPlan(decode=rows, chunks=(Chunk(row(9), 5, True),)))
+    guesses = made.guess(StepPlan(decode=rows, chunks=(Chunk(row(9), 5, True),)), waited=False).by_row
     assert sum(map(len, guesses.values())) + len(rows) + 1 == 12
 
 
@@ -82,10 +82,10 @@ def test_a_pass_draws_at_no_more_places_than_memory_is_set_aside_for() -> None:
 def test_a_request_says_who_may_guess_for_it(wanted: tuple[str, ...] | None, found: str | None) -> None:
     made, _ = speculation(Sevens("one"), Sevens("two"))
     asked = row(0, speculate=wanted)
-    guesses = made.guess(StepPlan(decode=(asked,)))
-    assert (asked in guesses) == (found is not None)
+    guesses = made.guess(StepPlan(decode=(asked,)), waited=False)
+    assert (asked in guesses.by_row) == (found is not None)
     asked.proposed, asked.accepted = 5, 3
-    made.learn(StepPlan(decode=(asked,)), 0.1)
+    made.learn(guesses, 0.1)
 
 
 @pytest.mark.parametrize("fails", ["offers", "propose"])
@@ -93,9 +93,9 @@ def test_a_proposer_that_fails_is_not_asked_again(fails: str) -> None:
     broken, other = Sevens("broken", fails=fails), Sevens("other")
     made, _ = speculation(broken, other)
     asked = row()
-    made.guess(StepPlan(decode=(asked,)))
+    made.guess(StepPlan(decode=(asked,)), waited=False)
     broken.fails = ""
-    assert made.guess(StepPlan(decode=(asked,)))[asked] == (7,) * 5
+    assert made.guess(StepPlan(decode=(asked,)), waited=False).by_row[asked] == (7,) * 5
     made.forget(asked)
     assert asked in other.forgotten and asked not in broken.forgotten
 
@@ -105,15 +105,44 @@ def test_nothing_is_guessed_for_a_sequence_whose_tokens_are_on_their_way() -> No
     unknown = row()
     unknown.sampled += 1
     assert made.tempts([unknown])
-    assert made.guess(StepPlan(decode=(unknown, row(1)))) == {}
+    assert made.guess(StepPlan(decode=(unknown, row(1))), waited=False).by_row == {}
+
+
+class Following(Sevens):
+    """Has its guess already: so many sevens behind what is known."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("following")
+        self.most = most
+
+    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+        return [Offer(self.name, self.most, (0.5, 0.8, 0.9), free=True) for _ in rows]
+
+
+@pytest.mark.parametrize(("most", "tempting"), [(1, False), (2, True)])
+def test_a_guess_that_a_token_on_its_way_uses_up_is_no_reason_to_wait_for_the_token(most: int, tempting: bool) -> None:
+    made, _ = speculation(Following(most))
+    unknown = row()
+    unknown.sampled += 1
+    assert made.tempts([unknown]) == tempting
+    assert made.tempts([row()])
+
+
+def test_a_guess_leads_further_only_if_what_is_drawn_is_what_it_named() -> None:
+    offer = Offer("some", 4, (0.5, 0.8, 0.9), free=True)
+    assert offer.behind(0) == offer
+    assert offer.behind(1) == Offer("some", 3, (0.4, 0.9), free=True)
+    assert offer.behind(3) == Offer("some", 1, (pytest.approx(0.5 * 0.8 * 0.9 * 0.9),), free=True)
+    assert offer.behind(4) is None
+    made_when_asked = Offer("some", 4, (0.5,))
+    assert made_when_asked.behind(1) == made_when_asked
 
 
 def test_what_came_of_guesses_is_counted() -> None:
     made, counts = speculation(Sevens())
     asked = row(stop=Stop(ignore_eos=True))
-    plan = StepPlan(decode=(asked,))
-    made.guess(plan)
+    guesses = made.guess(StepPlan(decode=(asked,)), waited=False)
     asked.accepted = 3
-    made.learn(plan, 0.1)
+    made.learn(guesses, 0.1)
     assert (counts.drafts, counts.draft_tokens, counts.accepted_tokens) == (1, 5, 3)
-    made.guess(StepPlan(preempted=(asked,)))
+    made.guess(StepPlan(preempted=(asked,)), waited=False)

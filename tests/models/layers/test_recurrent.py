@@ -124,10 +124,9 @@ def test_tokens_are_taken_back_one_by_one_and_nothing_is_computed_again(name: st
         rows.check()
 
 
-def test_where_states_take_too_much_what_was_right_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.cache.rows.EARLIER_BYTES", 0)
+def test_where_states_take_too_much_what_was_right_is_computed_again() -> None:
     adapter = adapt(tiny.build("hybrid"), {}, current(), widest=128)
-    rows = adapter.new_rows()
+    rows = adapter.new_rows(earlier=0)
     row = rows.new()
     computed_last(adapter, rows, row, PROMPTS[1])
     adapter.run(rows, mx.array([7, 9, 11]), [Part((row,), 3, tentative=2)])

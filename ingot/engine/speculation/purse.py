@@ -1,0 +1,32 @@
+"""What may be lost by guessing: so much, and no more.
+
+Whatever is believed of costs and chances, belief may be wrong. So what guessing rounds gave and took is held against
+plain rounds, and what they lost is paid from a purse, which a small share of all time fills, and gains fill, too. Who
+cannot pay for the worst that may come of a guess does not guess.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FIRST: Final = 1.5
+"""What there is to begin with, in plain rounds."""
+MOST: Final = 3.0
+"""However much was won, no more may be lost again."""
+SHARE: Final = 0.014
+"""Of all time, so much may be lost."""
+
+
+class Purse:
+    """In plain rounds of as many rows."""
+
+    def __init__(self) -> None:
+        self.left = FIRST
+
+    def fill(self) -> None:
+        """Time goes by: a round."""
+        self.left = min(self.left + SHARE, MOST)
+
+    def settle(self, gained: float) -> None:
+        """A round gave so many plain rounds' tokens more than plain ones would have in its time, or fewer."""
+        self.left = min(self.left + gained, MOST)
