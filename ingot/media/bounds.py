@@ -7,6 +7,7 @@ from typing import Final
 # what is sent
 ITEMS: Final = 256  # pictures and clips of one request
 ITEM_BYTES: Final = 256 << 20  # of one of them; a body's own limit is as a rule smaller
+FETCHED_ITEMS: Final = 16  # of one request
 FETCHED_BYTES: Final = 64 << 20  # of one that is fetched
 REDIRECTS: Final = 5
 FETCH_S: Final = 20.0
@@ -19,6 +20,7 @@ HEADER_STEPS: Final = 262_144  # pieces that are looked at to find a picture's s
 
 # clips
 FRAMES: Final[tuple[int, int]] = (1, 768)  # that are shown of one
+STILLS: Final = 32  # frames that are shown as pictures, unless a request says otherwise
 SENT_FRAMES: Final = 4096  # sent as pictures
 FPS: Final[tuple[float, float]] = (0.01, 120.0)
 CLIP_S: Final = 6 * 3600.0

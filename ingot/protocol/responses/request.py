@@ -104,6 +104,7 @@ class ResponsePlan:
             reading=wanted.reading,
             guide=wanted.guide,
             marks=wanted.marks,
+            media=wanted.media,
             max_tokens=None if limit is None else limit - spent,
         )
         self.composer.head = replace(self.composer.head, source=Source.of(self.served, wanted.sources))
