@@ -1,9 +1,9 @@
 """Pictures, clips, sounds and files in messages.
 
 A model that sees is shown them, in whichever message they stand. One that reads text alone is not: in a question they
-are refused, as an answer would be to something else. But what tools gave back, and what was said before the last answer,
-is in every request that follows, and to refuse it would end the conversation for good. There a few words stand in their
-place, and the receipt says so.
+are refused, as an answer would be to something else. But what tools gave back, and what was said before the last
+answer, is in every request that follows, and to refuse it would end the conversation for good. There a few words stand
+in their place, and the receipt says so.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ class MediaTag:
     what: str
     record: Kind | None = None
 
-    def taken(self, terms: Terms) -> bool:
-        return self.record is not None and bool(terms.media.kinds)
-
     def parse(self, value: dict[str, Any], tag: str, path: str, reading: BodyReading) -> Any:
-        if self.record is not None and self.taken(reading.terms):
+        if self.record is not None and reading.terms.media.kinds:
             return self.record.parse(value, path, reading)
         held, where = value[tag], f"{path}.{tag}"
         if not reading.past:
@@ -53,7 +50,7 @@ class MediaTag:
         return Unseen(self.what, taken=bool(reading.terms.media.kinds))
 
     def schema(self, tag: str, name: str, terms: Terms) -> Schema:
-        if self.record is not None and self.taken(terms):
+        if self.record is not None and terms.media.kinds:
             return self.record.schema(terms)
         return unseen_schema(tag, name)
 

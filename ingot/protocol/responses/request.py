@@ -130,6 +130,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        media=wanted.media,
         cache=body.cache == "auto",
         salt=body.cache_salt,
         speculate=body.speculate,
