@@ -8,7 +8,7 @@ from typing import Final
 ITEMS: Final = 256  # pictures and clips of one request
 ITEM_BYTES: Final = 256 << 20  # of one of them; a body's own limit is as a rule smaller
 FETCHED_ITEMS: Final = 16  # of one request
-FETCHED_BYTES: Final = 64 << 20  # of one that is fetched
+FETCHED_BYTES: Final = 64 << 20  # of all that are fetched
 REDIRECTS: Final = 5
 FETCH_S: Final = 20.0
 

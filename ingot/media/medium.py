@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ingot.errors import Unsupported
 from ingot.media import bounds
 from ingot.media.clip import Clip, PickedFrames
 from ingot.media.families.qwen import spread
@@ -36,6 +37,10 @@ class ClipMedium:
             layout = processor.clip(self.clip.header, self.wish)
             yield _shown(processor, "video", layout, self.clip.digest, PickedFrames(self.clip, layout.frames))
             return
+        if self.wish.total_pixels is not None:
+            raise Unsupported(
+                "total_pixels is of clips, and this model is shown their frames as pictures. Leave it out."
+            )
         wish = PictureWish(min_pixels=self.wish.min_pixels, max_pixels=self.wish.max_pixels)
         for number in self._stills():
             still = PickedFrames(self.clip, (number,))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.http.app import build_app
+from ingot.http.body import Bodies
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.media.pictures import data_url, file_of
@@ -99,3 +100,16 @@ async def test_a_picture_is_fetched_from_a_host_that_the_settings_name(shelf: st
     assert other.status == 400 and "--media-hosts" in other.json()["error"]["message"]
     none = await ask(asked, f"{shelf}/a.png")
     assert none.status == 400 and "fetches nothing" in none.json()["error"]["message"]
+
+
+async def test_the_bytes_of_a_body_count_as_long_as_its_pictures_are_held() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    bodies = Bodies(100)
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    for kept, held in ((True, 2), (False, 0)):
+        async with bodies.reading(scope, receive) as body:
+            body.let_go(kept=kept)
+            assert (body.raw, bodies.held) == (b"", held)
+        assert bodies.held == 0

@@ -112,14 +112,15 @@ class Qwen:
     def _shown(self, header: ClipHeader, wish: ClipWish) -> Sequence[int]:
         total = header.frames
         least, most = self.frames[0], min(self.frames[1], wish.max_frames or self.frames[1], total)
-        wanted = wish.frames if wish.frames is not None else header.seconds * (wish.fps or self.fps)
-        if self.timed:
-            count = max(1, min(max(int(wanted), least), most))
-            return spread(total, count)
-        most = max(most - most % self.pair, 1)
-        count = int(min(max(wanted, least), most))
-        count = max(count - count % self.pair, 1)
-        return [min(int(at * total / count), total - 1) for at in range(count)]
+        wanted = header.seconds * (wish.fps or self.fps)
+        if wish.frames is not None:
+            count = min(wish.frames, most)
+        elif self.timed:
+            count = min(max(int(wanted), least), most)
+        else:
+            count = int(min(max(wanted, least), most))
+            count = max(count - count % self.pair, 1)
+        return spread(total, count) if self.timed else [at * total // count for at in range(count)]
 
     def _clip_size(self, size: Size, count: int, wish: ClipWish) -> Size:
         if not self.timed:

@@ -108,7 +108,11 @@ def _bytes(url: str, path: str, reading: BodyReading) -> bytes:
     reading.fetched += 1
     if reading.fetched > bounds.FETCHED_ITEMS:
         raise BadRequest(f"{path}: at most {bounds.FETCHED_ITEMS} files of a request are fetched.", param=path)
-    return fetched_bytes(url, hosts)
+    found = fetched_bytes(url, hosts)
+    reading.fetched_bytes += len(found)
+    if reading.fetched_bytes > bounds.FETCHED_BYTES:
+        raise BadMedia(f"the files of a request that are fetched have at most {bounds.FETCHED_BYTES} bytes together.")
+    return found
 
 
 def _cut(text: str) -> list[str]:

@@ -105,7 +105,7 @@ def test_qwen_honours_what_a_request_says_of_clips(family: str) -> None:
     ours, header = Qwen.of(ProcessorFiles({"model_type": family})), ClipHeader(Size(1280, 720), 3000, 30.0)
     assert len(ours.clip(header, ClipWish(fps=0.1)).frames) == 10
     assert len(ours.clip(header, ClipWish(max_frames=16)).frames) == 16
-    assert len(ours.clip(header, ClipWish(frames=6)).frames) == 6
+    assert [len(ours.clip(header, ClipWish(frames=frames)).frames) for frames in (2, 3, 6)] == [2, 4, 6]
     small = ours.clip(header, ClipWish(frames=8, max_pixels=128 * 128))
     assert small.size.area <= 128 * 128
     total = ours.clip(header, ClipWish(frames=8, min_pixels=1, total_pixels=8 * 100_000))

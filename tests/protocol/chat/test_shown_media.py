@@ -340,6 +340,22 @@ def test_a_model_without_clips_is_shown_their_frames_as_pictures() -> None:
     assert rendered(request).count("<|vision_start|>") == 4
 
 
+def test_a_wish_that_frames_as_pictures_cannot_honour_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="total_pixels"):
+        chat([{"role": "user", "content": [{**CLIPS[1], "total_pixels": 9999}]}], seeing(STILLS))
+
+
+def test_an_answer_is_not_remembered_under_another_picture() -> None:
+    served = seeing()
+    threads = set()
+    for data in (PICTURE, saved(drawn(96, 64).rotate(90, expand=True)), PICTURE):
+        body = {"messages": [{"role": "user", "content": [image_url(data), text("What?")]}]}
+        job = read_chat(body, served, "chatcmpl-1")
+        assert job.head is not None and job.head.source is not None
+        threads.add(job.head.source.prompts[0].thread)
+    assert len(threads) == 2
+
+
 def test_frames_of_several_sizes_are_no_clip() -> None:
     with pytest.raises(BadMedia, match="of one size"):
         chat([{"role": "user", "content": [{"type": "video", "video": frame_url([FRAMES[0], file_of(8, 8, "jpeg")])}]}])
