@@ -63,6 +63,7 @@ class Settings:
         "hosts that pictures and clips may be fetched from, also *.example.org; by default none, and files come with "
         "the request",
         check=media_hosts_problem,
+        also=("--allowed-media-domains",),
     )
     chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
     template_history: str = setting(

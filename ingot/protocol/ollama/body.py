@@ -200,7 +200,7 @@ class OllamaChatBody(OllamaBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateBody(OllamaBody):
-    prompt: str = accepts(Text(), "What to answer; nothing only loads the model.", default="")
+    prompt: str = accepts(Text(), "What to answer; nothing, and no pictures, only loads the model.", default="")
     system: str | None = accepts(Text(), "Instructions.")
     raw: bool = accepts(Bool(), "Go on from the prompt as it stands, without the chat template.", default=False)
     suffix: None = refuses("is not supported: no text is filled in before another.", "")
@@ -291,7 +291,7 @@ def read_ollama_chat(value: Any, served: Served, request_id: str) -> GenerationT
 def read_ollama_generate(value: Any, served: Served, request_id: str) -> GenerationTask | Struct:
     reading = served.reading()
     body: GenerateBody = GENERATE_BODY.parse(value, "", reading)
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return loaded(CompletionShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
     if body.raw:
         wanted = Prepared(text_prompt(served, body.prompt, path="prompt"), None, None)

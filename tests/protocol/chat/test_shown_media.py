@@ -182,6 +182,8 @@ def _replaced(value: Any, old: str, new: str) -> Any:
 def test_generate_takes_pictures_too_and_not_where_it_is_raw() -> None:
     job: Any = read_ollama_generate({"prompt": "What?", "images": [PLAIN]}, seeing(), "req-1")
     assert only(job.request).layout.features == 6
+    silent: Any = read_ollama_generate({"images": [PLAIN]}, seeing(), "req-1")
+    assert only(silent.request).layout.features == 6
     with pytest.raises(BadRequest, match="raw"):
         read_ollama_generate({"prompt": "What?", "images": [PLAIN], "raw": True}, seeing(), "req-1")
 
