@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from ingot.errors import Unsupported
 from ingot.media import bounds
 from ingot.media.clip import Clip, PickedFrames
-from ingot.media.families.qwen import spread
 from ingot.media.item import PixelSource, Shown
 from ingot.media.layout import ClipWish, Layout, MediaKind, PictureWish
 from ingot.media.picture import Picture
 from ingot.media.processor import Processor
+from ingot.media.sampling import spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.media.families.files import ProcessorFiles, edge
-from ingot.media.families.whole import WholePictures
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -14,7 +14,7 @@ START, SOFT, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma(WholePictures):
+class Gemma(PicturesOnly):
     side: int
     patch: int
     tokens: int

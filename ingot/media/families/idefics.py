@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingot.media.families.files import ProcessorFiles, edge
-from ingot.media.families.whole import WholePictures
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -17,7 +17,7 @@ LONGEST: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Idefics(WholePictures):
+class Idefics(PicturesOnly):
     longest: int  # side that every picture is brought to
     tile: int
     patch: int

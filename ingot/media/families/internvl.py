@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.media.families.files import ProcessorFiles, edge
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.tiles import arrangement
-from ingot.media.families.whole import WholePictures
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -15,7 +15,7 @@ IMAGE, START, END = "<IMG_CONTEXT>", "<img>", "</img>"
 
 
 @dataclass(frozen=True, slots=True)
-class InternVL(WholePictures):
+class InternVL(PicturesOnly):
     side: int
     patch: int
     tokens: int  # of a tile

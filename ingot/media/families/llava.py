@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ingot.media.families.files import ProcessorFiles, edge
-from ingot.media.families.whole import WholePictures
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -15,7 +15,7 @@ IMAGE = "<image>"
 
 
 @dataclass(frozen=True, slots=True)
-class Llava(WholePictures):
+class Llava(PicturesOnly):
     side: int
     patch: int
     further: int  # features beside those of patches

@@ -8,8 +8,8 @@ from typing import Final
 
 from ingot.errors import BadMedia
 from ingot.media.families.files import ProcessorFiles, edge
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.tiles import arrangement
-from ingot.media.families.whole import WholePictures
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -19,7 +19,7 @@ _THINNEST: Final = 10  # pixels
 
 
 @dataclass(frozen=True, slots=True)
-class Phi3(WholePictures):
+class Phi3(PicturesOnly):
     """A tile of 336 pixels is 12 by 12 features, and each line of them ends in one more."""
 
     tiles: int
@@ -53,7 +53,7 @@ class Phi3(WholePictures):
 
 
 @dataclass(frozen=True, slots=True)
-class Phi4(WholePictures):
+class Phi4(PicturesOnly):
     tiles: int
     side: int = 448
     patch: int = 14

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ingot.media.families.files import ProcessorFiles, edge
-from ingot.media.families.whole import WholePictures
+from ingot.media.families.pictures_only import PicturesOnly
 from ingot.media.families.wishes import refuse_pixels
 from ingot.media.layout import Grid, Layout, MediaKind, PictureWish, Placeholder
 from ingot.media.size import Size
@@ -16,7 +16,7 @@ LOW_DETAIL = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Pixtral(WholePictures):
+class Pixtral(PicturesOnly):
     longest: int
     patch: int
     merge: int

@@ -15,6 +15,7 @@ from ingot.errors import BadMedia
 from ingot.media import bounds
 from ingot.media.families.files import ProcessorFiles, Stated
 from ingot.media.layout import ClipHeader, ClipWish, Grid, Layout, MediaKind, PictureWish, Placeholder
+from ingot.media.sampling import spread
 from ingot.media.size import Size
 
 START, END = "<|vision_start|>", "<|vision_end|>"
@@ -149,11 +150,3 @@ def fitted(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: 
         grow = math.sqrt(allowed.least / (count * size.area))
         return Size(*(math.ceil(side * grow / unit) * unit for side in size))
     return made
-
-
-def spread(total: int, count: int) -> list[int]:
-    """So many of a clip's frames, from its first to its last, as evenly as can be."""
-    if count == 1:
-        return [0]
-    step = (total - 1) / (count - 1)
-    return [round(at * step) for at in range(count - 1)] + [total - 1]

@@ -116,7 +116,9 @@ def _bytes(url: str, path: str, reading: BodyReading) -> bytes:
 
 
 def _cut(text: str) -> list[str]:
-    return text.split(",", bounds.SENT_FRAMES + 1)
+    if text.count(",") >= bounds.SENT_FRAMES:
+        raise BadMedia(f"a clip has at most {bounds.SENT_FRAMES} frames.")
+    return text.split(",")
 
 
 def _frame(text: str) -> Picture:

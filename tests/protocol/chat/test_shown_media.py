@@ -363,6 +363,12 @@ def test_frames_of_several_sizes_are_no_clip() -> None:
         chat([{"role": "user", "content": [{"type": "video", "video": frame_url([FRAMES[0], file_of(8, 8, "jpeg")])}]}])
 
 
+def test_a_clip_of_countless_frames_is_refused_before_any_is_read() -> None:
+    part = {"type": "video", "video": "data:video/jpeg;base64," + "," * bounds.SENT_FRAMES}
+    with pytest.raises(BadMedia, match=f"at most {bounds.SENT_FRAMES} frames"):
+        chat([{"role": "user", "content": [part]}])
+
+
 PARTS = st.lists(
     st.one_of(
         st.text(max_size=12).map(text),

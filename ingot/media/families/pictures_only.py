@@ -6,7 +6,7 @@ from ingot.errors import Unsupported
 from ingot.media.layout import ClipHeader, ClipWish, Layout
 
 
-class WholePictures:
+class PicturesOnly:
     __slots__ = ()
 
     def clip(self, header: ClipHeader, wish: ClipWish) -> Layout:
