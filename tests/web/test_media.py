@@ -51,6 +51,7 @@ def test_a_picked_picture_is_shown_and_sent_before_the_words(
     screen: Screen, server: ScriptedServer, tmp_path: Path
 ) -> None:
     open_seeing(screen, server)
+    screen.complaints()
     pick(screen, tmp_path, "cat.png")
     screen.ask("What is this?")
     [message] = server.bodies[-1]["messages"]
