@@ -36,6 +36,12 @@ class Unsupported(BadRequest):
     code = "unsupported_parameter"
 
 
+class BadMedia(BadRequest):
+    """A picture or a clip that cannot be read, or is larger than is taken."""
+
+    code = "invalid_media"
+
+
 class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 

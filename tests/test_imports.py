@@ -16,13 +16,14 @@ MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
     *("cli", "agents", "http", "mcp", "protocol", "engine", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "observe", "web", "errors", "version"),
+    *("upstream", "config", "text", "media", "observe", "web", "errors", "version"),
 )
 """From the top down. Imports go down, or stay."""
 CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine")}
 """Settings are checked by who reads them, inside of functions, so that nothing else depends on it."""
 WITHOUT = {
     "text": MLX,
+    "media": (*MLX, "PIL", "av"),
     "protocol": ("starlette", *MLX, "ingot.models", "ingot.cache", "ingot.kernels"),
     "http": (*MLX, "ingot.models", "ingot.cache", "ingot.kernels"),
     "cli": MLX,

@@ -27,6 +27,15 @@ def host_problem(hosts: tuple[str, ...]) -> str | None:
     return f"{wrong[0]!r} is no host name (no scheme, no port, no wildcard)" if wrong else None
 
 
+def media_hosts_problem(hosts: tuple[str, ...]) -> str | None:
+    wrong = [host for host in hosts if not re.fullmatch(r"(?:\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+|\*", host)]
+    return (
+        f"{wrong[0]!r} is no host name (no scheme, no port); write it like example.org or *.example.org"
+        if wrong
+        else None
+    )
+
+
 def origin_problem(origins: tuple[str, ...]) -> str | None:
     wrong = [origin for origin in origins if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:_-]+", origin)]
     return f"{wrong[0]!r} is no origin; write it like https://chat.example.org" if wrong else None

@@ -15,6 +15,7 @@ from ingot.config.checks import (
     host_problem,
     is_loopback,
     mcp_problem,
+    media_hosts_problem,
     names_problem,
     origin_problem,
     override_problem,
@@ -55,6 +56,14 @@ class Settings:
     )
     alias: tuple[str, ...] = setting(
         (), "further names, also patterns, for served models: claude-*=default", check=alias_problem
+    )
+    text_only: bool = setting(False, "serve a model that takes pictures without its vision tower, for text alone")
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "hosts that pictures and clips may be fetched from, also *.example.org; by default none, and files come with "
+        "the request",
+        check=media_hosts_problem,
+        also=("--allowed-media-domains",),
     )
     chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
     template_history: str = setting(

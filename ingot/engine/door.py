@@ -20,7 +20,7 @@ from ingot.engine.jobs import Job
 from ingot.engine.request import ModelCard, Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import EventSink
-from ingot.errors import BadRequest, ContextOverflow, Overloaded
+from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
 from ingot.text.tokens.tokenizer import Tokenizer
 
 FIRST_MARKS, LAST_MARKS = 2, 8
@@ -119,6 +119,8 @@ class Door:
 
     def _validate(self, request: Request) -> None:
         context, vocab = self._card.context, self._card.vocab
+        if any(request.media):
+            raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
         for prompt in request.prompts:
             if not prompt:
                 raise BadRequest("The prompt is empty: it has no tokens", param="prompt")

@@ -23,6 +23,7 @@ from ingot.engine.request import Health, ModelCard, Request, RequestStatus
 from ingot.engine.runner import leave_device
 from ingot.engine.stream import BlockingStream, EventSink, Stream
 from ingot.errors import Cancelled, ClientLeft
+from ingot.media.processor import Processor
 from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -69,6 +70,11 @@ class Engine:
     @property
     def encoders(self) -> Mapping[Role, OfferedEncoder]:
         return self._loaded.encoders
+
+    @property
+    def processor(self) -> Processor | None:
+        """How the model is shown pictures and clips; None: it has no vision tower."""
+        return self._loaded.processor
 
     @property
     def kept(self) -> KeptPrefixes:

@@ -12,6 +12,7 @@ from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.proposal import Proposer
+from ingot.media.processor import Processor
 from ingot.models.adapter import Adapter
 from ingot.text.tokens.tokenizer import Tokenizer
 
@@ -27,4 +28,5 @@ class Loaded:
     folder: Path | None = None  # the model's files
     proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
+    processor: Processor | None = None  # how the model is shown pictures and clips; None: it has no vision tower
     disk: Disk | None = None  # where computed prefixes are kept beside memory

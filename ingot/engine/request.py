@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.errors import IngotError
+from ingot.media.item import MediaItem
 from ingot.text.formats.table import Format
 from ingot.text.grammar.guide import GuidePlan
 from ingot.text.parse.events import ToolSchema
@@ -99,6 +100,7 @@ class Request:
     pin: bool = False  # what is computed of its prompts is kept while anything else can go
     background: bool = False  # runs only while nothing else does
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
+    media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's pictures and clips; none: there are none at all
     speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)

@@ -33,9 +33,11 @@ class Body:
     def __init__(self, raw: bytes, let_go: Callable[[], None]) -> None:
         self.raw, self._let_go = raw, let_go
 
-    def let_go(self) -> None:
+    def let_go(self, *, kept: bool = False) -> None:
+        """`kept`: the request holds files that came in it, so that its bytes count until that has ended."""
         self.raw = b""
-        self._let_go()
+        if not kept:
+            self._let_go()
 
 
 class Bodies:

@@ -10,12 +10,14 @@ import anyio.to_thread
 from starlette.types import Receive
 
 from ingot.config import Settings
+from ingot.errors import IngotError
 from ingot.http.body import Bodies, decode
 from ingot.http.disconnect import Exchange, Live
 from ingot.http.lanes import Lane
 from ingot.http.responses.store import store_of
 from ingot.mcp.config import read_servers
 from ingot.mcp.servers import McpServers
+from ingot.media import fetched
 from ingot.observe.recent import Recent
 from ingot.protocol.ours.requests import RequestBody
 from ingot.protocol.served import Served
@@ -36,7 +38,7 @@ LONG_BODY: Final = 512 * 1024
 class Service:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
-        self.served = Served.of(engine.card, engine.tokenizer, settings, engine.encoders)
+        self.served = Served.of(engine.card, engine.tokenizer, settings, engine.encoders, engine.processor)
         self.response_store = store_of(settings)
         if self.response_store is not None:
             self.served = replace(self.served, secret=self.response_store.secret)
@@ -50,6 +52,7 @@ class Service:
         self.ended: Recent[RequestBody] = Recent()
         self._readers = Lane("read", threads=8, each=6, waiting=256)
         self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)
+        self._fetchers = Lane("fetch", threads=8, each=4, waiting=64)
         self._compilers = Lane("compile", threads=limits.COMPILERS, each=1, waiting=limits.WAITING)
 
     async def start(self) -> None:
@@ -59,7 +62,7 @@ class Service:
             await self.mcp.start()
 
     async def stop(self) -> None:
-        for lane in (self._readers, self._long_readers, self._compilers):
+        for lane in (self._readers, self._long_readers, self._fetchers, self._compilers):
             lane.close()
         self.served.grammars.close()
         if self._answers is not None:
@@ -83,11 +86,14 @@ class Service:
         return await self.prepare(read, tenant, self._long_readers if len(raw) > LONG_BODY else self._readers)
 
     async def prepare(self, work: Callable[[], T], tenant: str, lane: Lane | None = None) -> T:
-        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before."""
+        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before, and
+        files that have to be fetched are."""
         ready: dict[bytes, CompiledGrammar | str] = {}
+        files: dict[str, bytes | IngotError] = {}
 
         def prepared_work() -> T:
             prepared.set(ready)
+            fetched.ready.set(files)
             return work()
 
         while True:
@@ -95,6 +101,8 @@ class Service:
                 return await (lane or self._readers).run(tenant, prepared_work)
             except Uncompiled as missing:
                 ready[missing.key] = await self._compilers.run(tenant, missing.compile)
+            except fetched.Unfetched as missing:
+                files[missing.url] = await self._fetchers.run(tenant, missing.fetch)
 
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, as long as the client is there."""

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from ingot.config import Settings
 from ingot.engine.request import ModelCard, Sampling
 from ingot.errors import ConfigError
+from ingot.media.processor import Processor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.model_names import check_aliases, with_aliases
 from ingot.protocol.schema.encoder_fields import terms_of
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.schema.terms import Terms
+from ingot.protocol.schema.terms import MediaTerms, Terms
 from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
 from ingot.text.formats.table import Format
 from ingot.text.grammar.grammars import Grammars
@@ -62,6 +63,7 @@ class Served:
     keeps_prefixes: bool = True
     encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # for vectors and scores
     format_source: FormatSource = "template"  # what told the format
+    processor: Processor | None = None  # how the model is shown pictures and clips, where it is
 
     @classmethod
     def of(
@@ -70,7 +72,10 @@ class Served:
         tokenizer: Tokenizer,
         settings: Settings,
         encoders: Mapping[Role, OfferedEncoder] | None = None,
+        processor: Processor | None = None,
     ) -> Served:
+        """`processor` is that of a model with a vision tower."""
+        shown = None if settings.text_only else processor
         template = tokenizer.template
         names = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
         further = {role: (one.card.name, DEFAULT_NAME) for role, one in (encoders or {}).items()}
@@ -81,6 +86,11 @@ class Served:
             timeout_s=settings.request_timeout_s,
             strict=settings.strict,
             proposers=card.proposers,
+            media=MediaTerms(
+                () if shown is None else tuple(shown.placeholders),
+                settings.media_hosts,
+                withheld=processor is not None and shown is None,
+            ),
             encoders={
                 role: terms_of(encoder, with_aliases(further[role], settings.alias))
                 for role, encoder in (encoders or {}).items()
@@ -105,6 +115,7 @@ class Served:
             keeps_prefixes=settings.prefix_cache,
             encoders=encoders or {},
             format_source=found.source,
+            processor=shown,
         )
 
     def reading(self) -> BodyReading:

@@ -11,7 +11,11 @@ from ingot.engine.door import Door, Limits
 from ingot.engine.jobs import Job
 from ingot.engine.request import Request, Sampling
 from ingot.engine.stream import BlockingStream
-from ingot.errors import BadRequest, Overloaded
+from ingot.errors import BadRequest, Overloaded, Unsupported
+from ingot.media.item import MediaItem
+from ingot.media.layout import Grid, Layout
+from ingot.media.picture import Picture
+from ingot.media.size import Size
 from tests import engines
 from tests.scripted import CARD
 
@@ -105,3 +109,11 @@ def test_a_long_prompt_is_looked_at_once_however_many_answers_are_wanted() -> No
     door(8).enter(request, BlockingStream())
     # The largest, the smallest, where messages end, and each answer's own tokens.
     assert looks <= 3 + 8
+
+
+def test_an_engine_without_a_vision_tower_lets_no_picture_in() -> None:
+    gif = b"GIF89a" + bytes([1, 0, 1, 0, 0, 0, 0, 0x2C, 0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 0, 0x3B])
+    layout = Layout(Size(1, 1), Grid(1, 1, 1), "<image>", "<image>", (1,))
+    item = MediaItem("image", b"digest", ((1, 2),), layout, Picture.of(gif))
+    with pytest.raises(Unsupported, match="no vision tower"):
+        door(8).enter(Request("a", ((1, 2, 3),), media=((item,),)), BlockingStream())

@@ -25,7 +25,7 @@ SAID = (
     "cannot be combined with",  # a form of the answer against tools
     "Say exactly once what the answer is held to",  # response_format against structured_outputs
     "say the same thing in two ways",  # and differ
-    "the served model is run on text alone",  # a picture, by its place in the conversation
+    "is run on text alone",  # a picture, by its place in the conversation
     "this server fetches nothing",
     "this server keeps no files",
     "(a PDF) is not supported",

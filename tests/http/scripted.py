@@ -195,13 +195,19 @@ class ScriptedEngine:
     """`script` makes the batches of each request; with None a test puts them by hand."""
 
     def __init__(
-        self, script: Script | None = hello, *, tokenizer: Any = None, proposers: tuple[str, ...] = ()
+        self,
+        script: Script | None = hello,
+        *,
+        tokenizer: Any = None,
+        proposers: tuple[str, ...] = (),
+        processor: Any = None,
     ) -> None:
         self.script = script
         self.card = replace(CARD, proposers=proposers)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.kept = ScriptedKeeping()
         self.encoders: dict[Any, Any] = {}
+        self.processor = processor
         self.speculation = SpeculationCounts()
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []

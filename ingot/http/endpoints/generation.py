@@ -45,7 +45,7 @@ class Generation:
             nonlocal telling
             served = self.service.served_to(noted.tenant)
             job = await self.service.read(body.raw, lambda value: self.read(value, served, request_id), noted.tenant)
-            body.let_go()
+            body.let_go(kept=isinstance(job, GenerationTask) and bool(job.request.media))
             if isinstance(job, Struct):
                 await Json(job)(scope, receive, send)
                 return

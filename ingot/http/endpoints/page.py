@@ -20,6 +20,7 @@ INDEX: Final = "index.html"
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; object-src 'none'; base-uri 'none'; "
+        "img-src 'self' data:; media-src 'self' data:; "  # what the user attaches, which is in the page itself
         "form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",

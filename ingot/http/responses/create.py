@@ -90,7 +90,7 @@ class CreateResponse:
             lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)),
             noted.tenant,
         )
-        body.let_go()
+        body.let_go(kept=bool(plan.first.request.media))
         run = Run(service, plan, noted, responses.call, responses.keep)
         await run.start()
         return run

@@ -264,6 +264,7 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        media=wanted.media,
         cache=body.cache == "auto",
         salt=body.cache_salt,
         speculate=body.speculate,

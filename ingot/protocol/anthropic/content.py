@@ -6,14 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.protocol.chat.media import TEXT_ONLY, InPast, MessageList, Unseen
+from ingot.media.medium import Medium, PictureMedium
+from ingot.media.picture import Picture
+from ingot.protocol.chat.media import InPast, MediaTag, MessageList, Unseen
+from ingot.protocol.chat.media_files import Base64Picture, PictureUrl
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 
 HOSTED = "is of a tool that Anthropic's servers run; this server runs none."
-UNSEEN = {"image": "image"}
-MEDIA = {"image": f"{TEXT_ONLY}", "container_upload": HOSTED}
+NO_FILES = "is not supported: this server keeps no files. Send the picture itself, in base64."
+UPLOADS = {"container_upload": HOSTED}
 SERVED_ELSEWHERE = dict.fromkeys(
     (
         *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
@@ -56,6 +59,46 @@ SYSTEM = Either((Text(), TEXT_BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
+class Base64Image:
+    type: str = requires(OneOf(("base64",)), "The picture itself.")
+    media_type: str = requires(
+        OneOf(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")), "Its type; the file's own counts."
+    )
+    data: Picture = requires(Base64Picture(), "The file, in base64.")
+
+    @property
+    def picture(self) -> Picture:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class UrlImage:
+    type: str = requires(OneOf(("url",)), "Where the picture is.")
+    url: Picture = requires(PictureUrl(), "Its address, where the settings allow to fetch it, or a data URL.")
+
+    @property
+    def picture(self) -> Picture:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBlock:
+    type: str = requires(OneOf(("image",)), "The kind of block.")
+    source: Base64Image | UrlImage = requires(
+        tagged("type", Base64Image, UrlImage, refused={"file": NO_FILES}), "The picture."
+    )
+    cache_control: CacheControl | None = marks()
+
+    @property
+    def medium(self) -> Medium:
+        return PictureMedium(self.source.picture)
+
+
+IMAGE = {"image": MediaTag("image", ObjectOf(ImageBlock))}
+NO_IMAGE = {"image": MediaTag("image")}
+
+
+@dataclass(frozen=True, slots=True)
 class PlainSource:
     type: str = requires(OneOf(("text",)), "The document is plain text.")
     data: str = requires(Text(), "The text.")
@@ -70,7 +113,7 @@ class PlainSource:
 class BlocksSource:
     type: str = requires(OneOf(("content",)), "The document is made of blocks.")
     content: str | tuple[TextBlock | Unseen, ...] = requires(
-        text_or(tagged("type", TextBlock, refused=MEDIA, unseen=UNSEEN)), "The blocks."
+        text_or(tagged("type", TextBlock, refused=UPLOADS, media=NO_IMAGE)), "The blocks."
     )
 
     @property
@@ -128,9 +171,13 @@ class ToolReferenceBlock:
         return f"The tool {self.tool_name} may be called now."
 
 
-ToolResultContent = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+ToolResultContent = Unseen | ImageBlock | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
 TOLD = (TextBlock, DocumentBlock, SearchResultBlock)
-TOOL_RESULT = ListOf(tagged("type", *TOLD, ToolReferenceBlock, refused=MEDIA, unseen=UNSEEN), most=bounds.PARTS)
+TOOL_RESULT = ListOf(tagged("type", *TOLD, ToolReferenceBlock, refused=UPLOADS, media=IMAGE), most=bounds.PARTS)
+
+
+def said_by(block: ToolResultContent) -> str | Medium:
+    return block.medium if isinstance(block, ImageBlock) else block.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +192,16 @@ class ToolResultBlock:
     cache_control: CacheControl | None = marks()
 
     @property
-    def text(self) -> str:
-        said = self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
-        return f"The tool failed: {said}" if self.is_error else said
+    def said(self) -> str | list[str | Medium]:
+        """A text, or where there are pictures in it texts and those."""
+        failed = "The tool failed: " if self.is_error else ""
+        if isinstance(self.content, str):
+            return failed + self.content
+        said = [said_by(block) for block in self.content]
+        texts = [each for each in said if isinstance(each, str)]
+        if len(texts) == len(said):
+            return failed + "\n".join(texts)
+        return [failed, *said] if failed else said
 
     @property
     def loaded(self) -> set[str]:
@@ -189,7 +243,7 @@ class RedactedBlock:
     cache_control: CacheControl | None = marks()
 
 
-UserBlock = Unseen | TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+UserBlock = Unseen | ImageBlock | TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
 AssistantBlock = Unseen | TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
 
 
@@ -197,7 +251,7 @@ AssistantBlock = Unseen | TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlo
 class UserMessage:
     role: str = requires(OneOf(("user",)), "Who speaks.")
     content: str | tuple[UserBlock, ...] = requires(
-        text_or(tagged("type", *TOLD, ToolResultBlock, refused=MEDIA, unseen=UNSEEN), least=1),
+        text_or(tagged("type", *TOLD, ToolResultBlock, refused=UPLOADS, media=IMAGE), least=1),
         "What the user says, and what tools returned.",
     )
 
@@ -213,8 +267,8 @@ class AssistantMessage:
         text_or(
             tagged(
                 *("type", TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
-                refused=MEDIA | SERVED_ELSEWHERE,
-                unseen=UNSEEN,
+                refused=UPLOADS | SERVED_ELSEWHERE,
+                media=NO_IMAGE,
             )
         ),
         "What the assistant said, thought and called.",

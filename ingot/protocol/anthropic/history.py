@@ -3,10 +3,11 @@ of tools as messages of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ingot.errors import BadRequest
+from ingot.media.medium import Medium
 from ingot.protocol.anthropic.content import (
     AssistantMessage,
     Message,
@@ -17,8 +18,9 @@ from ingot.protocol.anthropic.content import (
     ToolResultBlock,
     ToolUseBlock,
     UserMessage,
+    said_by,
 )
-from ingot.protocol.chat.media import Unseen
+from ingot.protocol.chat.media import Unseen, content_of
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema.fields import BodyReading
 from ingot.text.parse.call_arguments import as_text
@@ -49,10 +51,10 @@ def as_chat(
 
 def user_messages(message: UserMessage, called: dict[str, str], path: str) -> Iterator[ChatMessage]:
     """A turn of the user's: the results of tools, and what is said before, between and after them."""
-    texts: list[str] = []
+    texts: list[str | Medium] = []
     for at, block in enumerate(message.blocks):
         if not isinstance(block, ToolResultBlock):
-            texts.append(block.text)
+            texts.append(said_by(block))
             continue
         if texts:
             yield plain_message("user", texts)
@@ -61,7 +63,9 @@ def user_messages(message: UserMessage, called: dict[str, str], path: str) -> It
         if name is None:
             where = f"{path}.content.{at}.tool_use_id"
             raise BadRequest(f"{where}: no tool_use before it has the id '{block.tool_use_id[:100]}'.", param=where)
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": block.text}
+        said = block.said
+        content = said if isinstance(said, str) else content_of(said)
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
     if texts:
         yield plain_message("user", texts)
 
@@ -110,11 +114,8 @@ def call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def plain_message(role: str, texts: list[str]) -> ChatMessage:
-    """Several texts stay parts: whether and how they are joined is the template's affair."""
-    if len(texts) == 1:
-        return {"role": role, "content": texts[0]}
-    return {"role": role, "content": [{"type": "text", "text": text} for text in texts] or ""}
+def plain_message(role: str, said: Sequence[str | Medium]) -> ChatMessage:
+    return {"role": role, "content": content_of(said)}
 
 
 def loaded_tools(messages: Iterable[Message]) -> set[str]:

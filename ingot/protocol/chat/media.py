@@ -1,17 +1,20 @@
-"""Pictures, sounds and files, sent to a model that reads text alone.
+"""Pictures, clips, sounds and files in messages.
 
-In a question they are refused: an answer would be to something else. But what tools gave back, and what was said before
-the last answer, is in every request that follows, and to refuse it would end the conversation for good. There a few
-words stand in their place, and the receipt says so.
+A model that sees is shown them, in whichever message they stand. One that reads text alone is not: in a question they
+are refused, as an answer would be to something else. But what tools gave back, and what was said before the last
+answer, is in every request that follows, and to refuse it would end the conversation for good. There a few words stand
+in their place, and the receipt says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.errors import Unsupported
+from ingot.media.medium import ClipMedium, Medium, PictureMedium
+from ingot.protocol.chat.media_files import Base64Picture
 from ingot.protocol.schema.bounds import PARTS
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Schema, Text
 from ingot.protocol.schema.terms import Terms
@@ -20,16 +23,67 @@ from ingot.protocol.schema.unheeded import note
 TEXT_ONLY: Final = "input is not supported: the served model is run on text alone."
 
 
+def not_taken(terms: Terms) -> str:
+    """Why the served model is not shown something, and what to do; ends the sentence "… (image)"."""
+    name = terms.models[0] if terms.models else "the served model"
+    if terms.media.withheld:
+        return f"input is not supported: {name} is run on text alone. Start the server without --text-only."
+    if terms.media.kinds:
+        return f"input is not supported here: {name} takes text, pictures and clips, of the user and of tools."
+    return f"input is not supported: {name} is run on text alone. Send text, or serve a model that takes pictures."
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTag:
+    """What a part of some tag holds, and the record that reads it where the served model may be shown it."""
+
+    what: str
+    record: Kind | None = None
+
+    def parse(self, value: dict[str, Any], tag: str, path: str, reading: BodyReading) -> Any:
+        if self.record is not None and reading.terms.media.kinds:
+            return self.record.parse(value, path, reading)
+        held, where = value[tag], f"{path}.{tag}"
+        if not reading.past:
+            raise Unsupported(f"{where}: '{held}' ({self.what}) {not_taken(reading.terms)}", param=where)
+        note(f"{path}.{held}", reading)
+        return Unseen(self.what, taken=bool(reading.terms.media.kinds))
+
+    def schema(self, tag: str, name: str, terms: Terms) -> Schema:
+        if self.record is not None and terms.media.kinds:
+            return self.record.schema(terms)
+        return unseen_schema(tag, name)
+
+
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """What stands in the place of something that the model cannot see."""
 
     what: str
     cache_control: None = None
+    taken: bool = False  # elsewhere, by this model
 
     @property
     def text(self) -> str:
-        return f"[{self.what} left out: this model reads text alone]"
+        return f"[{self.what} left out{'' if self.taken else ': this model reads text alone'}]"
+
+
+def content_of(said: Sequence[str | Medium]) -> str | list[dict[str, Any]]:
+    """Texts and media as a message's content. A single text is itself; else parts stay parts: whether and how they
+    are joined is the template's affair."""
+    if len(said) == 1 and isinstance(said[0], str):
+        return said[0]
+    return [part_of(each) for each in said] or ""
+
+
+def part_of(said: str | Medium) -> dict[str, Any]:
+    match said:
+        case str():
+            return {"type": "text", "text": said}
+        case PictureMedium():
+            return {"type": "image", "medium": said}
+        case ClipMedium():
+            return {"type": "video", "medium": said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +129,36 @@ class InPast(Delegate):
 class Images(Delegate):
     """A message's pictures, as a list beside its text."""
 
-    def parse(self, value: object, path: str, reading: BodyReading) -> tuple[Unseen, ...]:
+    def parse(self, value: object, path: str, reading: BodyReading) -> tuple[Unseen | PictureMedium, ...]:
         given = self.kind(reading.terms).parse(value, path, reading)
+        if reading.terms.media.kinds:
+            return tuple(PictureMedium(picture) for picture in given)
         if given and not reading.past:
-            raise Unsupported(f"{path} (image) {TEXT_ONLY}", param=path)
+            raise Unsupported(f"{path} (image) {not_taken(reading.terms)}", param=path)
         if given:
             note(path, reading)
         return tuple(Unseen("image") for _ in given)
 
     def kind(self, terms: Terms) -> ListOf:
-        return ListOf(Text(), PARTS)
+        return ListOf(Base64Picture() if terms.media.kinds else Text(), PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class OfMedia(Delegate):
+    """A field that says how pictures or clips are shown, which a model that takes none cannot honour."""
+
+    of: Kind
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        if not reading.terms.media.kinds:
+            raise Unsupported(f"{path} (of pictures and clips) {not_taken(reading.terms)}", param=path)
+        return self.of.parse(value, path, reading)
+
+    def kind(self, terms: Terms) -> Kind:
+        return self.of
+
+    def schema(self, terms: Terms) -> Schema:
+        return self.of.schema(terms) if terms.media.kinds else {"enum": [None]}
 
 
 def unseen_schema(tag: str, name: str) -> Schema:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ingot.engine.request import AnswerParsing
 from ingot.errors import ContextOverflow
+from ingot.media.item import MediaItem
 from ingot.protocol.chat.ask import Ask, FieldNames, ThinkingOptions, Tool
 from ingot.protocol.chat.guides import answer_guide
 from ingot.protocol.chat.prompts import rendered
@@ -37,6 +38,11 @@ class Prepared:
     def marks(self) -> tuple[tuple[int, ...], ...]:
         """Where the prompt's messages end, as the engine takes it."""
         return () if self.source is None else (self.source.marks,)
+
+    @property
+    def media(self) -> tuple[tuple[MediaItem, ...], ...]:
+        """The prompt's pictures and clips, as the engine takes them."""
+        return () if self.source is None or not self.source.media else (self.source.media,)
 
     @property
     def sources(self) -> tuple[Prompt | tuple[int, ...], ...]:

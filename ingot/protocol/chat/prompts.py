@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
+from ingot.protocol.chat.shown_media import with_media_shown
 from ingot.protocol.served import Served
 from ingot.text.cancellation import checkpoint
 from ingot.text.formats.table import Format
@@ -64,7 +65,7 @@ def rendered(
             param="messages",
         )
     conversation = Conversation(
-        messages,
+        with_media_shown(messages, served.processor),
         tools=tools or (),
         variables=extra,
         opened=ending == "opened",

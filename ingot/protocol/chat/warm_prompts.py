@@ -38,6 +38,7 @@ def warm_request(prompt: FilePrompt, served: Served, request_id: str) -> Request
         pin=True,
         background=True,
         marks=tuple(tuple(mark for mark in marks if mark <= len(tokens)) for marks in job.request.marks),
+        media=tuple(tuple(item for item in items if item.end <= len(tokens)) for items in job.request.media),
     )
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from ingot.engine.request import Ended, Request, Timing, Usage
 from ingot.errors import BadRequest
+from ingot.media.medium import PictureMedium
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
     Ask,
@@ -23,7 +24,7 @@ from ingot.protocol.chat.ask import (
     ThinkingOptions,
     Tool,
 )
-from ingot.protocol.chat.media import TEXT_ONLY, Images, MessageList, Unseen
+from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import text_prompt
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
@@ -51,7 +52,7 @@ from ingot.protocol.served import DEFAULT_NAME, Served
 from ingot.text.parse.call_arguments import as_text
 
 NAMES = FieldNames(choice="tools", output="format", thinking="think")
-NO_IMAGES = f"(image) {TEXT_ONLY}"
+ABOUT_IMAGES = "Pictures in base64. A model that reads text alone refuses them, and past ones are left out."
 LATEST = ":latest"
 DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+|-?\d+")
 
@@ -113,11 +114,12 @@ class Message:
     tool_name: str | None = accepts(Text(bounds.NAME_CHARS), "The function that a tool's message answers.")
     name: str | None = accepts(Text(bounds.NAME_CHARS), "The older name of tool_name.")
     tool_call_id: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "The call that a tool's message answers.")
-    images: tuple[Unseen, ...] = accepts(Images(), "Left out where they are past, else refused.", default=())
+    images: tuple[Unseen | PictureMedium, ...] = accepts(Images(), ABOUT_IMAGES, default=())
 
     @property
-    def text(self) -> str:
-        return "\n".join(part for part in (self.content, *(image.text for image in self.images)) if part)
+    def said(self) -> str | list[dict[str, Any]]:
+        """Pictures stand before the text, as Ollama has it; what stands for unseen ones behind it."""
+        return told_with(self.content, self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +200,11 @@ class OllamaChatBody(OllamaBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateBody(OllamaBody):
-    prompt: str = accepts(Text(), "What to answer; nothing only loads the model.", default="")
+    prompt: str = accepts(Text(), "What to answer; nothing, and no pictures, only loads the model.", default="")
     system: str | None = accepts(Text(), "Instructions.")
     raw: bool = accepts(Bool(), "Go on from the prompt as it stands, without the chat template.", default=False)
     suffix: None = refuses("is not supported: no text is filled in before another.", "")
-    images: None = refuses(NO_IMAGES, [])
+    images: tuple[Unseen | PictureMedium, ...] = accepts(Images(), ABOUT_IMAGES, default=())
     template: None = refuses("is not supported: a request cannot bring its own template.", "")
     context: None = refuses("is not supported: send the conversation to /api/chat.", [])
     width: None = refuses("is not supported: no images are made.", 0)
@@ -210,8 +212,8 @@ class GenerateBody(OllamaBody):
     steps: None = refuses("is not supported: no images are made.", 0)
 
     def ask(self) -> Ask:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, {"role": "user", "content": self.prompt}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*messages, {"role": "user", "content": told_with(self.prompt, self.images)}]
         return Ask(messages=messages, thinking=self.thinking, output=self.output)
 
 
@@ -225,10 +227,16 @@ GENERATE_BODY = ObjectOf(
         NEEDS_LOGPROBS,
         *(
             Never((Is("raw", True), Given(name)), f"{name} goes through the chat template, which raw leaves out.", name)
-            for name in ("system", "format", "think")
+            for name in ("system", "format", "think", "images")
         ),
     ),
 )
+
+
+def told_with(text: str, images: tuple[Unseen | PictureMedium, ...]) -> str | list[dict[str, Any]]:
+    if seen := [image for image in images if isinstance(image, PictureMedium)]:
+        return content_of([*seen, text] if text else seen)
+    return "\n".join(part for part in (text, *(image.text for image in images if isinstance(image, Unseen))) if part)
 
 
 @dataclass(slots=True)
@@ -250,7 +258,7 @@ class Calls:
         for one in self.waiting:
             if message.tool_call_id == one[0] or (message.tool_call_id is None and name in (None, one[1])):
                 self.waiting.remove(one)
-                return {"role": "tool", "tool_call_id": one[0], "name": one[1], "content": message.text}
+                return {"role": "tool", "tool_call_id": one[0], "name": one[1], "content": message.said}
         where = f"messages.{at}"
         raise BadRequest(f"{where}: no call before it is left that this could answer.", param=where)
 
@@ -261,10 +269,10 @@ def as_chat(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
         if message.role == "tool":
             told.append(calls.answered(message, at))
             continue
-        made: dict[str, Any] = {"role": message.role, "content": message.text}
+        made: dict[str, Any] = {"role": message.role, "content": message.said}
         if message.role == "assistant":
             if message.tool_calls:
-                made |= {"content": message.text or None, "tool_calls": [calls.made(c) for c in message.tool_calls]}
+                made |= {"content": message.said or None, "tool_calls": [calls.made(c) for c in message.tool_calls]}
             if message.thinking:
                 made["reasoning_content"] = message.thinking
         told.append(made)
@@ -283,7 +291,7 @@ def read_ollama_chat(value: Any, served: Served, request_id: str) -> GenerationT
 def read_ollama_generate(value: Any, served: Served, request_id: str) -> GenerationTask | Struct:
     reading = served.reading()
     body: GenerateBody = GENERATE_BODY.parse(value, "", reading)
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return loaded(CompletionShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
     if body.raw:
         wanted = Prepared(text_prompt(served, body.prompt, path="prompt"), None, None)
@@ -312,6 +320,7 @@ def job(
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        media=wanted.media,
         speculate=options.speculate,
         deadline=time.monotonic() + served.terms.timeout_s,
     )

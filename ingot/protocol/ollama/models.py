@@ -24,7 +24,7 @@ OLLAMA_VERSION: Final = "0.13.0"
 OPTION_NAMES: Final = {"repetition_penalty": "repeat_penalty"}
 NEVER: Final = "9999-12-31T23:59:59Z"
 
-Capability = Literal["completion", "tools", "thinking", "embedding"]
+Capability = Literal["completion", "tools", "thinking", "vision", "embedding"]
 
 
 class OllamaVersion(Struct):
@@ -178,4 +178,6 @@ def capabilities(served: Served) -> list[Capability]:
         found.append("tools")
     if thinks(served, served.format):
         found.append("thinking")
+    if served.terms.media.kinds:
+        found.append("vision")
     return found

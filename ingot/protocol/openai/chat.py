@@ -20,6 +20,8 @@ from ingot.protocol.chat.ask import (
     ToolChoice,
 )
 from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.media import OfMedia
+from ingot.protocol.chat.media_fields import FRAMES, RATE, MediaReading, MediaWishes, ProcessorWishes, media_wishes
 from ingot.protocol.chat.prepared import prepare_ask
 from ingot.protocol.chat.prompts import Ending
 from ingot.protocol.chat.response_format import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs, TextFormat
@@ -133,6 +135,15 @@ class ChatBody(GenerationBody):
         OneOf(THINKING_NAMES), "How the model marks its thinking, where that is not what its template shows."
     )
 
+    video_fps: float | None = accepts(OfMedia(RATE), "Frames that are shown of a second of a clip.")
+    video_max_frames: int | None = accepts(OfMedia(FRAMES), "Most frames that are shown of a clip.")
+    mm_processor_kwargs: ProcessorWishes | None = accepts(
+        OfMedia(ObjectOf(ProcessorWishes)), "How pictures and clips are shown, in vLLM's words."
+    )
+    media_io_kwargs: MediaReading | None = accepts(
+        OfMedia(ObjectOf(MediaReading)), "How clips are read, in vLLM's words."
+    )
+
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = accepts(
         tagged("type", TextFormat, JsonObjectFormat, JsonSchemaFormat), "The form that the answer is held to."
     )
@@ -223,9 +234,13 @@ class ChatBody(GenerationBody):
     def hides_thinking(self) -> bool:
         return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
+    @property
+    def media_wishes(self) -> MediaWishes:
+        return media_wishes(self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames)
+
     def ask(self) -> Ask:
         return Ask(
-            messages=as_dicts(self.messages),
+            messages=as_dicts(self.messages, self.media_wishes),
             tools=tuple(tool.tool for tool in self.tools),
             choice=self.choice,
             parallel=self.parallel_tool_calls,
@@ -274,6 +289,7 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        media=wanted.media,
         cache=body.cache == "auto",
         salt=body.cache_salt,
         speculate=body.speculate,

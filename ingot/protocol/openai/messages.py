@@ -6,14 +6,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
+from ingot.media.clip import Clip
+from ingot.media.medium import ClipMedium, Medium, PictureMedium
+from ingot.media.picture import Picture
+from ingot.protocol.chat.media import TEXT_ONLY, MediaTag, MessageList, Unseen, part_of
+from ingot.protocol.chat.media_fields import (
+    ABOUT_DETAIL,
+    DETAIL,
+    FRAMES,
+    PIXELS,
+    RATE,
+    TOTAL_PIXELS,
+    MediaWishes,
+    told,
+)
+from ingot.protocol.chat.media_files import ClipUrl, FrameList, PictureUrl
 from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
-from ingot.protocol.schema.fields import Anything, ListOf, OneOf, Text
+from ingot.protocol.schema.fields import Anything, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parse.call_arguments import as_text
-
-UNSEEN = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "file"}
-MEDIA = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +43,85 @@ class RefusalPart:
         return self.refusal
 
 
-CONTENT = text_or(tagged("type", TextPart, refused=MEDIA, unseen=UNSEEN), least=1)
-ANSWER = text_or(tagged("type", TextPart, RefusalPart, refused=MEDIA, unseen=UNSEEN), least=1)
-Content = str | tuple[TextPart | RefusalPart | Unseen, ...]
+@dataclass(frozen=True, slots=True)
+class ImageUrl:
+    url: Picture = requires(PictureUrl(), "The picture, as a data URL.")
+    detail: str | None = accepts(DETAIL, ABOUT_DETAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    type: str = requires(OneOf(("image_url",)), "The kind of part.")
+    image_url: ImageUrl | Picture = requires(Either((PictureUrl(), ObjectOf(ImageUrl))), "The picture.")
+    min_pixels: int | None = accepts(PIXELS, "Least pixels that it is resized to.")
+    max_pixels: int | None = accepts(PIXELS, "Most pixels.")
+
+    def medium(self, wishes: MediaWishes) -> Medium:
+        held = self.image_url if isinstance(self.image_url, ImageUrl) else ImageUrl(self.image_url, None)
+        said = {"detail": held.detail, "min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        return PictureMedium(held.url, told(wishes.picture, **said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPart:
+    fps: float | None = accepts(RATE, "Frames that are shown of a second.")
+    max_frames: int | None = accepts(FRAMES, "Most frames.")
+    nframes: int | None = accepts(FRAMES, "Exactly so many frames.")
+    min_pixels: int | None = accepts(PIXELS, "Least pixels that a frame is resized to.")
+    max_pixels: int | None = accepts(PIXELS, "Most pixels of a frame.")
+    total_pixels: int | None = accepts(TOTAL_PIXELS, "Most pixels of all frames together.")
+
+    def wish(self, wishes: MediaWishes) -> Any:
+        pixels = {name: getattr(self, name) for name in ("min_pixels", "max_pixels", "total_pixels")}
+        return told(wishes.clip, fps=self.fps, max_frames=self.max_frames, frames=self.nframes, **pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoUrl:
+    url: Clip = requires(ClipUrl(), "The clip, as a data URL.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoUrlPart(ClipPart):
+    type: str = requires(OneOf(("video_url",)), "The kind of part.")
+    video_url: VideoUrl = requires(ObjectOf(VideoUrl), "The clip.")
+
+    def medium(self, wishes: MediaWishes) -> Medium:
+        return ClipMedium(self.video_url.url, self.wish(wishes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoPart(ClipPart):
+    type: str = requires(OneOf(("video",)), "The kind of part.")
+    video: Clip = requires(Either((ClipUrl(), FrameList())), "The clip as a data URL, or a list of its frames.")
+
+    def medium(self, wishes: MediaWishes) -> Medium:
+        return ClipMedium(self.video, self.wish(wishes))
+
+
+MEDIA = {
+    "image_url": MediaTag("image", ObjectOf(ImagePart)),
+    "video_url": MediaTag("video", ObjectOf(VideoUrlPart)),
+    "video": MediaTag("video", ObjectOf(VideoPart)),
+    "input_audio": MediaTag("audio"),
+    "file": MediaTag("file"),
+}
+NO_MEDIA = {name: MediaTag(tag.what) for name, tag in MEDIA.items()}
+CONTENT = text_or(tagged("type", TextPart, media=MEDIA), least=1)
+INSTRUCTIONS = text_or(tagged("type", TextPart, media=NO_MEDIA), least=1)
+ANSWER = text_or(tagged("type", TextPart, RefusalPart, media=NO_MEDIA), least=1)
+MediaPart = ImagePart | VideoUrlPart | VideoPart
+Content = str | tuple[TextPart | RefusalPart | MediaPart | Unseen, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     role: str = requires(OneOf(("system", "developer")), "Who speaks.")
-    content: Content = requires(CONTENT, "The instructions.")
+    content: Content = requires(INSTRUCTIONS, "The instructions.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
 
-    def as_dict(self) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name)
+    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
+        return chat_message(self.role, self.content, self.name, wishes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +130,8 @@ class UserMessage:
     content: Content = requires(CONTENT, "What the user says.")
     name: str | None = accepts(Text(NAME_CHARS), "A name for the speaker, for templates that show one.")
 
-    def as_dict(self) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name)
+    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
+        return chat_message(self.role, self.content, self.name, wishes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +163,9 @@ class AssistantMessage:
     audio: None = refuses(f"cannot be honoured: audio {TEXT_ONLY}")
     function_call: None = refuses("is not supported; send `tool_calls`, which replaced it.")
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
         content = self.content if self.content is not None else self.refusal
-        message = chat_message(self.role, content, self.name)
+        message = chat_message(self.role, content, self.name, wishes)
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if thought := self.reasoning_content or self.reasoning:
@@ -103,8 +180,8 @@ class ToolMessage:
     tool_call_id: str = requires(Text(IDENTIFIER_CHARS), "The call that this answers.")
     name: str | None = accepts(Text(NAME_CHARS), "The function that was called, for templates that show it.")
 
-    def as_dict(self) -> dict[str, Any]:
-        return chat_message(self.role, self.content, self.name) | {"tool_call_id": self.tool_call_id}
+    def as_dict(self, wishes: MediaWishes) -> dict[str, Any]:
+        return chat_message(self.role, self.content, self.name, wishes) | {"tool_call_id": self.tool_call_id}
 
 
 Message = Instruction | UserMessage | AssistantMessage | ToolMessage
@@ -116,17 +193,18 @@ MESSAGE = tagged(
 CONVERSATION = MessageList(ListOf(MESSAGE, most=MESSAGES, least=1))
 
 
-def as_dicts(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-    return [message.as_dict() for message in messages]
+def as_dicts(messages: tuple[Message, ...], wishes: MediaWishes = MediaWishes()) -> list[dict[str, Any]]:  # noqa: B008
+    """As templates take them; pictures and clips are shown as `wishes` say where they do not say it themselves."""
+    return [message.as_dict(wishes) for message in messages]
 
 
-def chat_message(role: str, content: Content | None, name: str | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role, "content": plain(content)}
+def chat_message(role: str, content: Content | None, name: str | None, wishes: MediaWishes) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role, "content": plain(content, wishes)}
     return message if name is None else message | {"name": name}
 
 
-def plain(content: Content | None) -> str | list[dict[str, str]] | None:
+def plain(content: Content | None, wishes: MediaWishes) -> str | list[dict[str, Any]] | None:
     """Parts stay parts: whether and how they are joined is the template's affair."""
     if content is None or isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text} for part in content]
+    return [part_of(part.medium(wishes) if isinstance(part, MediaPart) else part.text) for part in content]

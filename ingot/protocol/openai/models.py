@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from ingot.engine.encoder_request import EncoderCard
@@ -32,6 +32,7 @@ class ModelBody(Struct, kw_only=True):
     tool_format: str | None = None
     thinking_format: str | None = None
     format_source: FormatSource | None = None
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])  # what it may be shown
     proposers: list[str] | UnsetType = UNSET  # who guesses ahead, as `speculate` may name them
 
     @classmethod
@@ -79,6 +80,7 @@ def model_body(served: Served) -> ModelBody:
         tool_format=served.format.name,
         thinking_format=thinking.name if thinking is not None else None,
         format_source=served.format_source,
+        input_modalities=["text", *served.terms.media.kinds],
         proposers=list(served.card.proposers),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ingot.errors import BadRequest
+from ingot.protocol.chat.media import Unseen, content_of
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.input_items import (
     ContentPart,
@@ -12,6 +13,7 @@ from ingot.protocol.responses.input_items import (
     CustomOutputInput,
     FunctionCallInput,
     FunctionOutputInput,
+    InputImage,
     Item,
     McpCallInput,
     MessageInput,
@@ -97,7 +99,7 @@ class InputConversation:
         for call_id, result in results:
             self._result(call_id, result)
 
-    def _result(self, call_id: str, content: str | list[dict[str, str]]) -> None:
+    def _result(self, call_id: str, content: str | list[dict[str, Any]]) -> None:
         message = {"role": "tool", "tool_call_id": call_id, "content": content}
         name = self._names.get(call_id)
         self._append(message if name is None else message | {"name": name})
@@ -118,14 +120,14 @@ class InputConversation:
         self._messages.append(message)
 
 
-def parts_of(content: str | tuple[ContentPart, ...]) -> str | list[dict[str, str]]:
-    """Parts stay parts: whether and how they are joined is the template's affair. A single one is its text."""
+def parts_of(content: str | tuple[ContentPart, ...]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if len(content) == 1:
-        return content[0].text
-    return [{"type": "text", "text": part.text} for part in content]
+    return content_of([part.medium if isinstance(part, InputImage) else part.text for part in content]) or []
 
 
 def joined_text(content: str | tuple[ContentPart, ...]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    """What an assistant said, who shows no pictures."""
+    if isinstance(content, str):
+        return content
+    return "".join(Unseen("image", taken=True).text if isinstance(part, InputImage) else part.text for part in content)

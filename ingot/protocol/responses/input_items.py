@@ -7,15 +7,18 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from ingot.protocol.chat.media import TEXT_ONLY, MessageList, Unseen
+from ingot.media.layout import PictureWish
+from ingot.media.medium import Medium, PictureMedium
+from ingot.media.picture import Picture
+from ingot.protocol.chat.media import MediaTag, MessageList, Unseen
+from ingot.protocol.chat.media_fields import ABOUT_DETAIL, DETAIL, told
+from ingot.protocol.chat.media_files import PictureUrl
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.schema.terms import Terms
 
-UNSEEN: Final = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
-MEDIA: Final = {name: f"({what}) {TEXT_ONLY}" for name, what in UNSEEN.items()}
 NO_HOSTED: Final = "items belong to a tool that this server does not have."
 HOSTED_ITEMS: Final = dict.fromkeys(
     (
@@ -58,9 +61,26 @@ class PastRefusal:
         return self.refusal
 
 
-ContentPart = InputText | PastText | PastRefusal | Unseen
-CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, refused=MEDIA, unseen=UNSEEN))
-RESULT = text_or(tagged("type", InputText, refused=MEDIA, unseen=UNSEEN))
+@dataclass(frozen=True, slots=True)
+class InputImage:
+    type: str = requires(OneOf(("input_image",)), "The kind of part.")
+    image_url: Picture = requires(PictureUrl(), "The picture, as a data URL.")
+    detail: str | None = accepts(DETAIL, ABOUT_DETAIL)
+    file_id: None = refuses("is not supported: this server keeps no files. Send image_url, a data URL.")
+
+    @property
+    def medium(self) -> Medium:
+        return PictureMedium(self.image_url, told(PictureWish(), detail=self.detail))
+
+
+MEDIA: Final = {
+    "input_image": MediaTag("image", ObjectOf(InputImage)),
+    "input_file": MediaTag("file"),
+    "input_audio": MediaTag("audio"),
+}
+ContentPart = InputText | PastText | PastRefusal | InputImage | Unseen
+CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, media=MEDIA))
+RESULT = text_or(tagged("type", InputText, media=MEDIA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,7 @@ class FunctionCallInput:
 class FunctionOutputInput:
     type: str = requires(OneOf(("function_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the function returned.")
+    output: str | tuple[InputText | InputImage | Unseen, ...] = requires(RESULT, "What the function returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The function that was called.")
     namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that it is of.")
@@ -114,7 +134,7 @@ class CustomCallInput:
 class CustomOutputInput:
     type: str = requires(OneOf(("custom_tool_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText | Unseen, ...] = requires(RESULT, "What the tool returned.")
+    output: str | tuple[InputText | InputImage | Unseen, ...] = requires(RESULT, "What the tool returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The tool that was called.")
     status: str | None = accepts(STATUS, ABOUT_STATUS)

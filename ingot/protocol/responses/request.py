@@ -104,6 +104,7 @@ class ResponsePlan:
             reading=wanted.reading,
             guide=wanted.guide,
             marks=wanted.marks,
+            media=wanted.media,
             max_tokens=None if limit is None else limit - spent,
         )
         self.composer.head = replace(self.composer.head, source=Source.of(self.served, wanted.sources))
@@ -129,6 +130,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
+        media=wanted.media,
         cache=body.cache == "auto",
         salt=body.cache_salt,
         speculate=body.speculate,

@@ -28,6 +28,9 @@ class BodyReading:
     terms: Terms
     ignored: list[str] = field(default_factory=list)
     past: bool = False  # what is being read now was answered before
+    media: int = 0  # pictures and clips that were read,
+    fetched: int = 0  # those of them that have to be fetched,
+    fetched_bytes: int = 0  # and what these have in all
 
     def knows_ignored(self, path: str) -> bool:
         return general(path) in self.ignored

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from ingot.errors import BadRequest, UnknownField, Unsupported
-from ingot.protocol.chat.media import Unseen, unseen_schema
+from ingot.protocol.chat.media import MediaTag, Unseen, unseen_schema
 from ingot.protocol.schema.bounds import FIELD_NAME_CHARS, PARTS
 from ingot.protocol.schema.fields import BodyReading, Either, Kind, ListOf, OneOf, Refused, Schema, Text
 from ingot.protocol.schema.foreign import Alias, Foreign
@@ -115,19 +115,23 @@ class ObjectOf(Kind):
 class Tagged(Kind):
     """An object whose field `tag` says which record it is. `refused` names known tags that cannot be honoured.
 
-    Of those, `unseen` are told to the model in a few words where they are past; it says what they are."""
+    Of those, `unseen` are told to the model in a few words where they are past; it says what they are. `media` are
+    tags of pictures and the like, which depend on what the served model is shown."""
 
     types = (dict,)
     tag: str
     records: Mapping[str, ObjectOf]
     refused: Mapping[str, str] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
+    media: Mapping[str, MediaTag] = field(default_factory=dict)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
         if not isinstance(value, dict):
             raise self.refuse(value, path, reading)
         where = below(path, self.tag)
         held = value.get(self.tag)
+        if isinstance(held, str) and held in self.media:
+            return self.media[held].parse(value, self.tag, path, reading)
         if isinstance(held, str) and held in self.unseen and reading.past:
             note(below(path, held), reading)
             return Unseen(self.unseen[held])
@@ -138,18 +142,23 @@ class Tagged(Kind):
 
     def schema(self, terms: Terms) -> Schema:
         unseen = [unseen_schema(self.tag, name) for name in self.unseen]
-        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen]}
+        media = [each.schema(self.tag, name, terms) for name, each in self.media.items()]
+        return {"anyOf": [*(record.schema(terms) for record in self.records.values()), *unseen, *media]}
 
     def wanted(self, terms: Terms) -> str:
         return f"an object with '{self.tag}'"
 
 
 def tagged(
-    tag: str, *classes: type, refused: Mapping[str, str] | None = None, unseen: Mapping[str, str] | None = None
+    tag: str,
+    *classes: type,
+    refused: Mapping[str, str] | None = None,
+    unseen: Mapping[str, str] | None = None,
+    media: Mapping[str, MediaTag] | None = None,
 ) -> Tagged:
     """Records told apart by what the field `tag` of each may hold."""
     records = {name: ObjectOf(cls) for cls in classes for name in specs_of(cls)[tag].metadata["kind"].values}
-    return Tagged(tag, records, refused or {}, unseen or {})
+    return Tagged(tag, records, refused or {}, unseen or {}, media or {})
 
 
 def text_or(parts: Tagged, least: int = 0) -> Either:

@@ -18,6 +18,15 @@ class EncoderTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaTerms:
+    """What the served model may be shown beside text; the defaults hold for one that reads text alone."""
+
+    kinds: tuple[str, ...] = ()  # "image", "video"
+    hosts: tuple[str, ...] = ()  # that files may be fetched from
+    withheld: bool = False  # it has a vision tower, which the settings leave out
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     models: tuple[str, ...]
     vocab: int
@@ -25,6 +34,7 @@ class Terms:
     strict: bool = False
     template_variables: tuple[str, ...] = ()  # what a request may tell the chat template
     proposers: tuple[str, ...] = ()  # who can guess ahead, by name
+    media: MediaTerms = MediaTerms()
     encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
 
     @property

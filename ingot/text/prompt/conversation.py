@@ -20,7 +20,8 @@ from ingot.text.parse.call_arguments import written
 from ingot.text.prompt.canonical import canonical_messages, ordered_tools, reasoning_of, threads, visible_text
 from ingot.text.prompt.control_tokens import Controls, Quoting
 from ingot.text.prompt.encoded import EncodedTexts
-from ingot.text.prompt.messages import plain_text
+from ingot.text.prompt.messages import plain_text, shown_media
+from ingot.text.prompt.placeholders import Placeholders
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswer, RememberedAnswers
 from ingot.text.prompt.roles import TemplateMessage, in_order
@@ -87,7 +88,9 @@ class PromptBuilder:
         recalls = wanted.remembers and wanted.history == "stable"
         recalled = self._recalled(lines, pieces, messages, named) if recalls else {}
         check_calls_shown(lines, pieces, recalled)
-        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting)
+        media = shown_media(messages)
+        placeholders = Placeholders(media, self._tokenizer) if media else None
+        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, quoting, placeholders)
         self._weave(weaver, lines, pieces, recalled)
         if begun := wanted.appended(weaver.text):
             weaver.add_text(TokenOwner(), begun)
@@ -112,6 +115,7 @@ class PromptBuilder:
             thread=named[-2 if wanted.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
             begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
+            media=() if placeholders is None else placeholders.items(),
         )
 
     def _quoting(self, wanted: Conversation, format: Format) -> Quoting:

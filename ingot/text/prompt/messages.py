@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ingot.errors import BadRequest, Unsupported
+from ingot.media.item import Shown
 from ingot.text.parse.call_arguments import as_object, as_text, is_unparsed
 from ingot.text.template.traits import ContentForm, EmptyForm, TemplateTraits
 
@@ -29,7 +30,8 @@ def _prepared(message: Message, traits: TemplateTraits) -> dict[str, Any]:
         kept["role"] = role = "system"
     if traits.reasoning not in (None, "reasoning_content") and "reasoning_content" in kept:
         kept[traits.reasoning] = kept.pop("reasoning_content")
-    kept["content"] = _content(kept.get("content", ""), traits.content.get(role, "text"))
+    shows = frozenset(kind for shower, kind in traits.media if shower == role)
+    kept["content"] = _content(kept.get("content", ""), traits.content.get(role, "text"), shows)
     if "tool_calls" in kept:
         if not message.get("content"):
             kept["content"] = _no_content(message.get("content"), kept["content"], traits.no_content)
@@ -39,16 +41,31 @@ def _prepared(message: Message, traits: TemplateTraits) -> dict[str, Any]:
     return kept
 
 
+def media_part(shown: Shown) -> dict[str, Any]:
+    """A picture or a clip, as a part of a message's content."""
+    return {"type": shown.kind, "shown": shown}
+
+
+def shown_media(messages: Sequence[Message]) -> list[Shown]:
+    """The pictures and clips of a conversation, in order."""
+    parts = (part for message in messages if isinstance(each := message.get("content"), list) for part in each)
+    return [part["shown"] for part in parts if _shown(part) is not None]
+
+
 def plain_text(content: Any) -> str:
     """A message's content as one text. Raises Unsupported for parts that are no text."""
     return _content(content or "", "text")
 
 
-def _content(content: Any, form: ContentForm) -> Any:
+def _content(content: Any, form: ContentForm, shows: frozenset[str] = frozenset()) -> Any:
+    """`shows` are the kinds of media that the template writes a place for by itself. For others one is written here."""
     if isinstance(content, str):
         return [_part(content)] if form == "parts" else content
     if not isinstance(content, list):
         raise BadRequest("A message's content is neither a string nor a list of parts.", param="messages")
+    media = {shown.kind for part in content if (shown := _shown(part)) is not None}
+    if media and media <= shows:
+        return [{"type": part["type"]} if _shown(part) is not None else _part(_text_of(part)) for part in content]
     texts = [_text_of(part) for part in content]
     return "\n".join(texts) if form == "text" else [_part(text) for text in texts]
 
@@ -61,9 +78,15 @@ def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
+def _shown(part: Any) -> Shown | None:
+    return part.get("shown") if isinstance(part, Mapping) else None
+
+
 def _text_of(part: Any) -> str:
     if not isinstance(part, Mapping):
         raise BadRequest("A part of a message's content is not an object.", param="messages")
+    if (shown := _shown(part)) is not None:
+        return shown.placeholder.whole
     if part.get("type") != "text":
         raise Unsupported(f"Content parts of type {part.get('type')!r} are not supported.", param="messages")
     if not isinstance(part.get("text"), str):

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ingot.media.item import MediaItem
 from ingot.text.template.witness import TemplateHistory
 
 
@@ -46,6 +47,7 @@ class Prompt:
     thread: bytes = b""  # names the conversation, for remembering its answer; nothing where that is not wanted
     call_ids: bool = False  # the ids of calls are part of the name
     begun: str = ""  # what of the answer's content the client wrote itself
+    media: tuple[MediaItem, ...] = ()  # pictures and clips, in the order of their tokens
 
     @property
     def marks(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ingot.errors import Unsupported
 from ingot.text.formats.table import Format
 from ingot.text.parse.call_arguments import as_object
 from ingot.text.parse.events import PastCall
-from ingot.text.prompt.messages import plain_text
+from ingot.text.prompt.messages import plain_text, shown_media
 from ingot.text.prompt.past_calls import render_call
 from ingot.text.prompt.roles import TemplateMessage
 from ingot.text.template.traits import TemplateTraits
@@ -107,6 +107,16 @@ def _with_results_told(lines: list[TemplateMessage]) -> list[TemplateMessage]:
 
 
 def _told(results: list[TemplateMessage]) -> TemplateMessage:
-    texts = [f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>" for line in results]
     sources = tuple(source for line in results for source in line.sources)
+    if shown_media([line.message for line in results]):
+        parts = [part for line in results for part in _told_parts(line.message["content"])]
+        return TemplateMessage({"role": "user", "content": parts}, sources)
+    texts = [f"<tool_response>\n{plain_text(line.message.get('content'))}\n</tool_response>" for line in results]
     return TemplateMessage({"role": "user", "content": "\n".join(texts)}, sources)
+
+
+def _told_parts(content: Any) -> list[Any]:
+    """A result with pictures in it, which stay where they are."""
+    held = content if isinstance(content, list) else [{"type": "text", "text": plain_text(content)}]
+    before, after = ({"type": "text", "text": text} for text in ("<tool_response>\n", "\n</tool_response>\n"))
+    return [before, *held, after]

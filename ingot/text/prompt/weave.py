@@ -11,6 +11,7 @@ from ingot.errors import ContextOverflow
 from ingot.text.cancellation import checkpoint
 from ingot.text.prompt.control_tokens import Quoting
 from ingot.text.prompt.encoded import EncodedText, EncodedTexts
+from ingot.text.prompt.placeholders import Placeholders
 from ingot.text.prompt.prompt import MessageSpan
 
 if TYPE_CHECKING:
@@ -36,8 +37,16 @@ class _Strand:
 class Weaver:
     """Texts that follow one another give the tokens of one text: how they were cut cannot be seen."""
 
-    def __init__(self, tokenizer: Tokenizer, encodings: EncodedTexts, salt: str, quoting: Quoting) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encodings: EncodedTexts,
+        salt: str,
+        quoting: Quoting,
+        placeholders: Placeholders | None = None,
+    ) -> None:
         self._tokenizer, self._encodings, self._salt, self._quoting = tokenizer, encodings, salt, quoting
+        self._placeholders = placeholders
         self._strands: list[_Strand] = []
 
     @property
@@ -45,6 +54,8 @@ class Weaver:
         return "".join(strand.text for strand in self._strands)
 
     def add_text(self, owner: TokenOwner, text: str) -> None:
+        if self._placeholders is not None:  # before quoted text looks like a token again
+            text = self._placeholders.write(text)
         meant, quoted = self._quoting.read(text)
         self._strands.append(_Strand(owner, meant, None, quoted))
 
@@ -54,6 +65,7 @@ class Weaver:
     def check_length(self, most: int) -> None:
         """Raises ContextOverflow where there are more tokens than so many, whatever the texts are encoded to."""
         known = sum(len(strand.tokens) for strand in self._strands if strand.tokens is not None)
+        known += 0 if self._placeholders is None else self._placeholders.further
         text = "".join(strand.text for strand in self._strands if strand.tokens is None)
         # No token is less than a byte, so that most texts need not be looked at.
         least = known + (self._tokenizer.least_tokens(text) if known + 4 * len(text) > most else 0)
@@ -66,7 +78,8 @@ class Weaver:
         spans: list[MessageSpan] = []
         for run in self._runs():
             checkpoint()
-            ids, ends = self._encoded(run, add_special=add_special and not tokens)
+            encoded = self._encoded(run, add_special=add_special and not tokens)
+            ids, ends = self._expanded(encoded, run, len(tokens))
             for strand, end in zip(run, ends, strict=True):
                 _extend(spans, strand.owner, len(tokens) + end)
             tokens.extend(ids)
@@ -102,6 +115,12 @@ class Weaver:
             made = self._encodings.encode(self._tokenizer, text, places, salt=self._salt, quoted=quoted)
         ids, ends = made
         return ids, [*ends[:-1], len(ids)]
+
+    def _expanded(self, encoded: EncodedText, run: list[_Strand], begin: int) -> EncodedText:
+        """Remembered tokens hold no pictures, whatever the model wrote."""
+        if self._placeholders is None or run[0].tokens is not None:
+            return encoded
+        return self._placeholders.expand(encoded, begin)
 
 
 def _moved(run: list[_Strand], ends: list[int]) -> Iterator[int]:

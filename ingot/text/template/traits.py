@@ -25,6 +25,7 @@ _ODD = '{"probe": "' + _MARK
 _CALL_ID = "call00001"  # some templates insist on nine letters and digits
 _FIRST, _SECOND, _LAST = "First-Probe", "Second-Probe", "Last-Probe"
 _TOOL = {"type": "function", "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}}}
+_MEDIA = ("image", "video")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -52,6 +53,7 @@ class TemplateTraits:
     user_after_results: bool = True  # and lets the user speak before the assistant has answered to that
     call_ids: bool = False  # shows the ids of calls
     nine_ids: bool = False  # and refuses any that are not nine letters and digits
+    media: frozenset[tuple[str, str]] = frozenset()  # roles that may show pictures or clips, and which of them
 
 
 def probed(render: Render, literals: Set[str]) -> TemplateTraits:
@@ -80,6 +82,13 @@ def probed(render: Render, literals: Set[str]) -> TemplateTraits:
         user_after_results=not trial.wants_answer_after_results(),
         call_ids=trial.shows_call_ids(),
         nine_ids=trial.insists_on_nine(),
+        media=frozenset(
+            (role, kind)
+            for kind in _MEDIA
+            if kind in literals
+            for role in ("user", "tool")
+            if trial.shows_media(role, kind)
+        ),
     )
 
 
@@ -167,6 +176,11 @@ class _Trial:
         after = [] if role == "user" else [self.user()]
         text = self._render([*before, first, second, *after])
         return _FIRST in text and _SECOND in text
+
+    def shows_media(self, role: str, kind: str) -> bool:
+        """Whether one of them leaves a trace of its own, and the text beside it stays."""
+        with_it, without = self.text(role, [{"type": kind}, _part(_MARK)]), self.text(role, [_part(_MARK)])
+        return _MARK in with_it and with_it != without and not any(f"{q}type{q}" in with_it for q in "'\"")
 
     def said(self, text: str, form: ContentForm) -> Any:
         return [_part(text)] if form == "parts" else text

@@ -57,6 +57,7 @@ async function connect() {
   await models.load();
   settings.recommend(models.card?.default_sampling_params);
   transcript.refresh();
+  composer.attachments.draw();
   composer.draw();
 }
 

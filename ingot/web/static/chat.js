@@ -3,6 +3,7 @@
 
 import { announce } from './announce.js';
 import { Answer } from './answer.js';
+import { withMedia } from './media.js';
 import { notify } from './notice.js';
 import { answerMessage, userMessage } from './store.js';
 
@@ -71,10 +72,10 @@ export class Chat extends EventTarget {
     });
   }
 
-  send(text) {
-    if (this.isAnswering || !text.trim()) return false;
+  send(text, media = []) {
+    if (this.isAnswering || (!text.trim() && media.length === 0)) return false;
     if (!this.settings.isValid()) return false;
-    this.current.messages.push(userMessage(text));
+    this.current.messages.push(userMessage(text, media));
     this.#answer();
     return true;
   }
@@ -84,7 +85,7 @@ export class Chat extends EventTarget {
     if (!this.settings.isValid()) return;
     this.stop();
     this.#truncate(this.#index(message));
-    this.current.messages.push(userMessage(text));
+    this.current.messages.push(userMessage(text, message.media));
     this.#answer();
   }
 
@@ -164,7 +165,11 @@ export class Chat extends EventTarget {
   #body({ system, messages }) {
     const history = messages
       .filter(({ role, content }) => role === 'user' || content !== '')
-      .map(({ role, content, thinking }) => ({ role, content, ...(thinking && { reasoning_content: thinking }) }));
+      .map(({ role, content, thinking, media }) => ({
+        role,
+        content: withMedia(content, media),
+        ...(thinking && { reasoning_content: thinking }),
+      }));
     const preface = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     return { model: this.models.chosen, messages: [...preface, ...history], ...this.settings.sampling() };
   }

@@ -1,5 +1,6 @@
 // Where the user writes, and the button that sends or stops.
 
+import { Attachments } from './attachments.js';
 import { find, icon } from './element.js';
 import { count } from './facts.js';
 import { growing, isSend } from './field.js';
@@ -10,6 +11,8 @@ export class Composer {
     this.field = find('prompt');
     this.fit = growing(this.field);
     this.button = find('send');
+    this.attachments = new Attachments(models, this.field);
+    this.attachments.addEventListener('change', () => this.draw());
     find('composer').addEventListener('submit', (event) => {
       event.preventDefault();
       if (chat.isAnswering) chat.stop();
@@ -28,7 +31,7 @@ export class Composer {
   draw() {
     const { isAnswering } = this.chat;
     const action = isAnswering ? 'stop' : 'send';
-    this.button.disabled = !isAnswering && !this.field.value.trim();
+    this.button.disabled = !isAnswering && !this.field.value.trim() && this.attachments.list.length === 0;
     if (this.button.dataset.action !== action) {
       this.button.dataset.action = action;
       this.button.setAttribute('aria-label', isAnswering ? 'Stop' : 'Send');
@@ -39,7 +42,8 @@ export class Composer {
   }
 
   #send() {
-    if (!this.chat.send(this.field.value)) return;
+    if (!this.chat.send(this.field.value, this.attachments.list)) return;
+    this.attachments.take();
     this.field.value = '';
     this.fit();
     this.draw();

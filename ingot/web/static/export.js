@@ -11,8 +11,9 @@ export function exportMarkdown(conversation) {
 export function asMarkdown({ title, system, messages }) {
   const parts = [`# ${title}`];
   if (system.trim()) parts.push(`**System**\n\n${system.trim()}`);
-  for (const { role, content } of messages) {
-    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${content.trim()}`);
+  for (const { role, content, media = [] } of messages) {
+    const said = [...media.map(({ name }) => `[${name}]`), content.trim()].filter(Boolean).join('\n\n');
+    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${said}`);
   }
   return `${parts.join('\n\n')}\n`;
 }

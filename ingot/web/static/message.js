@@ -6,6 +6,7 @@ import { element, icon, iconButton } from './element.js';
 import { describe } from './facts.js';
 import { growing, isSend } from './field.js';
 import { LiveMarkdown } from './live.js';
+import { mediumView } from './media.js';
 import { Pace } from './pace.js';
 
 export function messageView(message, actions) {
@@ -17,6 +18,9 @@ class QuestionView {
     this.message = message;
     this.actions = actions;
     this.bubble = element('div', { class: 'bubble' }, message.content);
+    const media = (message.media ?? []).map(mediumView);
+    this.media = media.length > 0 ? element('div', { class: 'media' }, ...media) : null;
+    this.bubble.hidden = message.content === '' && media.length > 0;
     this.tools = element(
       'div',
       { class: 'tools' },
@@ -24,7 +28,7 @@ class QuestionView {
       copyButton('Copy message', message),
       iconButton('delete', 'Delete message', () => actions.remove(message)),
     );
-    this.node = element('article', { class: 'message question' }, heading('You said:'), this.bubble, this.tools);
+    this.node = element('article', { class: 'message question' }, heading('You said:'), this.media, this.bubble, this.tools);
   }
 
   edit() {
@@ -39,7 +43,7 @@ class QuestionView {
     );
     form.addEventListener('submit', (event) => {
       event.preventDefault();
-      if (field.value.trim()) this.actions.edit(this.message, field.value);
+      if (field.value.trim() || this.media) this.actions.edit(this.message, field.value);
     });
     form.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') this.#close(form);

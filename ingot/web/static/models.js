@@ -20,6 +20,12 @@ export class Models {
     return this.card?.context_length ?? this.card?.max_model_len ?? null;
   }
 
+  // Whether the chosen model is shown media of this kind; a clip may be shown as its frames.
+  takes(kind) {
+    const taken = this.card?.input_modalities ?? [];
+    return taken.includes(kind) || (kind === 'video' && taken.includes('image'));
+  }
+
   async load() {
     try {
       this.list = await this.api.models();

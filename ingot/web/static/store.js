@@ -1,8 +1,9 @@
 // Conversations, kept in this browser's localStorage under one key each.
 //
-// A conversation is {id, title, named, system, created, updated, messages}; a message is {id, role, content} and,
-// for an answer, {state: 'streaming' | 'done' | 'stopped' | 'failed', thinking?, error?, facts?}. Only conversations
-// that hold a message are written. What cannot be read is left alone, never deleted.
+// A conversation is {id, title, named, system, created, updated, messages}; a message is {id, role, content}, for a
+// question {media?} as media.js has it, and for an answer {state: 'streaming' | 'done' | 'stopped' | 'failed',
+// thinking?, error?, facts?}. Only conversations that hold a message are written. Where there is no room for its media,
+// a conversation is written without them. What cannot be read is left alone, never deleted.
 
 const PREFIX = 'ingot.chat.';
 const TITLE_LENGTH = 60;
@@ -38,16 +39,21 @@ export class Store {
     if (!conversation.named) conversation.title = titleOf(conversation);
     if (conversation.messages.length === 0 && !this.conversations.has(conversation.id)) return;
     this.conversations.set(conversation.id, conversation);
-    try {
-      localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
-    } catch {
-      this.onFull();
-    }
+    if (!this.#write(conversation) && !this.#write(withoutMedia(conversation))) this.onFull();
   }
 
   remove(conversation) {
     this.conversations.delete(conversation.id);
     localStorage.removeItem(PREFIX + conversation.id);
+  }
+
+  #write(conversation) {
+    try {
+      localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+      return true;
+    } catch {
+      return false;
+    }
   }
 
   #read(key) {
@@ -58,8 +64,17 @@ export class Store {
   }
 }
 
-export function userMessage(content) {
-  return { id: freshId(), role: 'user', content };
+export function userMessage(content, media = []) {
+  return { id: freshId(), role: 'user', content, ...(media?.length > 0 && { media }) };
+}
+
+function withoutMedia(conversation) {
+  const bare = ({ media, ...message }) => ({ ...message, ...(media && { media: media.map(nameOnly) }) });
+  return { ...conversation, messages: conversation.messages.map(bare) };
+}
+
+function nameOnly({ kind, name }) {
+  return { kind, name };
 }
 
 export function answerMessage() {
@@ -67,7 +82,8 @@ export function answerMessage() {
 }
 
 function titleOf({ messages }) {
-  const first = messages.find((message) => message.role === 'user')?.content.trim().split('\n', 1)[0] ?? '';
+  const asked = messages.find((message) => message.role === 'user');
+  const first = (asked?.content.trim() || asked?.media?.[0].name)?.split('\n', 1)[0] ?? '';
   return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH - 1).trimEnd()}…` : first || 'New chat';
 }
 
