@@ -1,0 +1,61 @@
+"""Evenly spaced steps between the least and the largest number of a group: 8 or 4 bits a number.
+
+Least and step are kept as bfloat16, whose range is that of whatever is encoded. The least is rounded down and the step
+up, and codes are counted in what is kept: so rounding those two costs a little of the resolution, and nothing else.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ingot.cache.codecs.bits import pack, packed_bytes, unpack
+from ingot.cache.codecs.codec import Codec, Parts, widened
+
+GROUPS = (64, 32, 16)
+"""Numbers that share a least and a step: the most of these that the size is a multiple of."""
+SCALE_BYTES = 2
+SLACK = 1 / 128
+"""What bfloat16 may be off by, twice."""
+
+
+class Affine(Codec):
+    parts = 2  # codes; steps, then leasts
+
+    def __init__(self, bits: int) -> None:
+        self.bits, self.name = bits, f"affine{bits}"
+
+    def problem(self, size: int) -> str | None:
+        return None if size and not size % GROUPS[-1] else f"a head size that is a multiple of 16 is needed; not {size}"
+
+    def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
+        return packed_bytes(size, self.bits) + 2 * SCALE_BYTES * (size // _group(size))
+
+    def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
+        wide = widened(x, centre)
+        size = wide.shape[-1]
+        grouped = wide.reshape(*wide.shape[:-1], -1, _group(size))
+        least, most = grouped.min(axis=-1), grouped.max(axis=-1)
+        least = (least - mx.abs(least) * SLACK).astype(mx.bfloat16)
+        step = ((most - least) * ((1 + SLACK) / self._last)).astype(mx.bfloat16)
+        # All alike: any step will do, and one of zero would not.
+        step = mx.where(step > 0, step, mx.ones_like(step))
+        codes = mx.round((grouped - least[..., None]) / step[..., None].astype(mx.float32))
+        codes = mx.clip(codes, 0, self._last).astype(mx.uint8).reshape(wide.shape)
+        kept = codes if self.bits == 8 else pack(codes, self.bits)
+        return kept, mx.concatenate([step, least], axis=-1)
+
+    def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
+        kept, scales = parts
+        codes = kept if self.bits == 8 else unpack(kept, self.bits)
+        step, least = (each[..., None] for each in mx.split(scales.astype(mx.float32), 2, axis=-1))
+        grouped = codes.reshape(*codes.shape[:-1], step.shape[-2], -1).astype(mx.float32)
+        wide = (grouped * step + least).reshape(codes.shape)
+        return (wide if centre is None else wide + centre.astype(mx.float32)).astype(dtype)
+
+    @property
+    def _last(self) -> int:
+        return (1 << self.bits) - 1
+
+
+def _group(size: int) -> int:
+    return next(group for group in GROUPS if not size % group)
