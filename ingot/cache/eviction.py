@@ -8,6 +8,14 @@ import itertools
 from ingot.cache.shares import Shares
 from ingot.cache.tree import Node
 
+MOST_USES = 16
+"""Uses beyond which a node is worth no more: what many share stays long, and is forgotten in the end."""
+
+
+def worth_of(node: Node, seconds: float, nbytes: int) -> float:
+    """Of so many bytes of a node that take so many seconds to get back."""
+    return node.touched + min(1 + node.uses, MOST_USES) * seconds / max(1, nbytes)
+
 
 def removable(node: Node) -> bool:
     """What nothing in memory goes on from can go; what something does can give up its checkpoint."""
@@ -23,11 +31,11 @@ class EvictionQueue:
         self._loose: dict[str, list[tuple[bool, float, int, Node]]] = {}
         self._order = itertools.count()  # nodes do not compare
 
-    def add(self, tenant: str, node: Node) -> None:
-        heapq.heappush(self._loose.setdefault(tenant, []), (node.pinned, node.worth, next(self._order), node))
+    def add(self, tenant: str, node: Node, worth: float) -> None:
+        heapq.heappush(self._loose.setdefault(tenant, []), (node.pinned, worth, next(self._order), node))
 
-    def pop(self) -> tuple[str, Node] | None:
-        """The next to go, and whose it is; None when nobody is left."""
+    def pop(self) -> tuple[str, float, Node] | None:
+        """The next to go, whose it is and what it is worth; None when nobody is left."""
         tenants = [tenant for tenant, nodes in self._loose.items() if nodes]
         if not tenants:
             return None
@@ -38,4 +46,5 @@ class EvictionQueue:
             return pinned, tenant not in exceeding, worth
 
         tenant = min(tenants, key=rank)
-        return tenant, heapq.heappop(self._loose[tenant])[-1]
+        _, worth, _, node = heapq.heappop(self._loose[tenant])
+        return tenant, worth, node

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
@@ -28,3 +29,4 @@ class Loaded:
     proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
     disk: Disk | None = None  # where computed prefixes are kept beside memory
+    codec: PairCodec = RAW_CODEC  # what they are put into

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ingot.cache.codecs.bits import pack, packed_bytes, unpack
 from ingot.cache.codecs.codec import Codec, Parts, widened
 
-GROUPS = (64, 32, 16)
+GROUPS = (64, 32, 16, 8)
 """Numbers that share a least and a step: the most of these that the size is a multiple of."""
 SCALE_BYTES = 2
 SLACK = 1 / 128
@@ -25,7 +25,7 @@ class Affine(Codec):
         self.bits, self.name = bits, f"affine{bits}"
 
     def problem(self, size: int) -> str | None:
-        return None if size and not size % GROUPS[-1] else f"a head size that is a multiple of 16 is needed; not {size}"
+        return None if size and not size % GROUPS[-1] else f"its head size must be a multiple of 8; not {size}"
 
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
         return packed_bytes(size, self.bits) + 2 * SCALE_BYTES * (size // _group(size))

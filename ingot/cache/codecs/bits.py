@@ -1,7 +1,7 @@
 """Codes of 1 to 4 bits in bytes, without waste.
 
 A byte holds codes that lie far apart: of n bytes, byte j has those of places j, j + n, j + 2n and so on, so that
-reading and writing take whole vectors at a time. Three bits are a plane of two and a plane of one, one behind the other.
+reading and writing take whole vectors at a time. Three bits are a plane of two, then a plane of one.
 """
 
 from __future__ import annotations

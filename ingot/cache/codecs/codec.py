@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import mlx.core as mx
 
+from ingot.cache.arrays import copied
+
 Parts = tuple[mx.array, ...]
 """What vectors [..., tokens, size] became: arrays [..., tokens, some], which can be cut by tokens like the vectors."""
 
@@ -49,7 +51,7 @@ class Raw(Codec):
         return size * dtype.size
 
     def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
-        return (x,)
+        return (copied(x),)  # it may be a view of pages, which others will write to
 
     def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
         return parts[0].astype(dtype)

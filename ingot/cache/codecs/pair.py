@@ -76,3 +76,6 @@ class PairCodec:
     @property
     def _centred(self) -> bool:
         return self.name.keys != RAW
+
+
+RAW_CODEC = PairCodec(CodecName())

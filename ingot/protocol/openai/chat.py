@@ -237,7 +237,7 @@ class ChatBody(GenerationBody):
             thinking_format=self.thinking_format,
             history=self.template_history,
             salt=self.cache_salt,
-            remembers=self.cache == "auto",
+            remembers=self.cache != "off",
         )
 
 
@@ -274,7 +274,8 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         reading=wanted.reading,
         guide=wanted.guide,
         marks=wanted.marks,
-        cache=body.cache == "auto",
+        cache=body.cache != "off",
+        exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
         deadline=body.deadline(served),
