@@ -23,16 +23,16 @@ def removable(node: Node) -> bool:
 
 
 class EvictionQueue:
-    """What may go, by tenant, the least worth first."""
+    """What may go, by tenant, the least worth first, and of those that are worth the same the one not used longest."""
 
     def __init__(self, shares: Shares, most: int) -> None:
         """`most` bytes are shared out to tenants."""
         self._shares, self._most = shares, most
-        self._loose: dict[str, list[tuple[bool, float, int, Node]]] = {}
+        self._loose: dict[str, list[tuple[bool, float, int, int, Node]]] = {}
         self._order = itertools.count()  # nodes do not compare
 
     def add(self, tenant: str, node: Node, worth: float) -> None:
-        heapq.heappush(self._loose.setdefault(tenant, []), (node.pinned, worth, next(self._order), node))
+        heapq.heappush(self._loose.setdefault(tenant, []), (node.pinned, worth, node.turn, next(self._order), node))
 
     def pop(self) -> tuple[str, float, Node] | None:
         """The next to go, whose it is and what it is worth; None when nobody is left."""
@@ -42,9 +42,9 @@ class EvictionQueue:
         exceeding = self._shares.exceeding(self._most)
 
         def rank(tenant: str) -> tuple[bool, bool, float]:
-            pinned, worth, _, _ = self._loose[tenant][0]
+            pinned, worth, *_ = self._loose[tenant][0]
             return pinned, tenant not in exceeding, worth
 
         tenant = min(tenants, key=rank)
-        _, worth, _, node = heapq.heappop(self._loose[tenant])
+        _, worth, _, _, node = heapq.heappop(self._loose[tenant])
         return tenant, worth, node

@@ -78,7 +78,7 @@ class Forest:
         assert node.parent is not None
         cut = at - node.begin
         upper = Node(node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
-        upper.touched = node.touched
+        upper.touched, upper.turn = node.touched, node.turn
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens = upper, node.tokens[cut:]
         upper.children[node.tokens[0]] = node

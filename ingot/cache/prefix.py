@@ -65,7 +65,7 @@ class PrefixIndex:
         """`cost(n)` is the time in seconds that computing n tokens takes."""
         self._needs, self._cost, self._spill, self._condenser = needs, cost, spill, condenser
         self._evicted = Evicted()
-        self._clock = 0.0
+        self._clock, self._turns = 0.0, itertools.count()
         self.shares = Shares(clock)
         self._forest = Forest(self.shares)
 
@@ -210,6 +210,7 @@ class PrefixIndex:
         for tenant in self._forest.tenants:
             for owner in self._forest.owners(tenant):
                 for node in self.nodes(owner):
+                    self._weigh(node)  # all by what computing takes as far as is known now
                     self._enqueue(queue, tenant, node)
         while (self.nbytes > most or not enough()) and (found := queue.pop()) is not None:
             tenant, worth, victim = found
@@ -303,7 +304,10 @@ class PrefixIndex:
             self._give_up_checkpoint(spare)
 
     def _touch(self, node: Node) -> None:
-        node.touched = self._clock
+        node.touched, node.turn = self._clock, next(self._turns)
+        self._weigh(node)
+
+    def _weigh(self, node: Node) -> None:
         if node.record is not None:
             # As small as it can be: it is made smaller before it goes.
             node.worth = worth_of(node, self._cost(len(node.tokens)), self._condenser.least(node))

@@ -33,7 +33,8 @@ class Node:
     end: int = 0
     children: dict[int, Node] = field(default_factory=dict)
     worth: float = 0.0
-    touched: float = 0.0  # how worth counts time, when it was last used
+    touched: float = 0.0  # how worth counts time, when it was last used,
+    turn: int = 0  # and how many times any was before
     uses: int = 0  # prompts that it was a part of
     resumed: int = 0  # sequences that went on from its end
     landmark: bool = False  # its end is one that new conversations share, such as the system prompt's

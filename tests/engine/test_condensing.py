@@ -10,6 +10,7 @@ import pytest
 
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
+from ingot.engine import condensing
 from ingot.engine.engine import Engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
@@ -21,6 +22,12 @@ RULES = pytest.mark.parametrize("rules", [None, GPU], ids=["cpu", "gpu"])
 KINDS = ["llama", "window", "hybrid"]
 TIGHT = 200_000
 """Bytes of kept prefixes: about four of the prompts below."""
+
+
+@pytest.fixture(autouse=True)
+def in_no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does other things besides must not decide what is encoded."""
+    monkeypatch.setattr(condensing, "SLICE_S", 60.0)
 
 
 class Lossless(PairCodec):
@@ -210,3 +217,13 @@ def test_nothing_is_lost_or_left_over_under_pressure_from_running_sequences(rule
             assert warm == run(cold, ask(f"{turn}.{number}", tokens))[0]
     engine.close()
     cold.close()
+
+
+def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condensing, "SLICE_S", -1.0)
+    engine = start("llama", "turbo4")
+    fill(engine, 8)
+    reuse = engine._generation.reuse
+    assert engine._loop.run(lambda: all(node.record.encoded is None for node in reuse.index.nodes()))
+    assert kept(engine)[1] <= TIGHT
+    engine.close()

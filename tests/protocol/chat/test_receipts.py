@@ -37,6 +37,7 @@ def test_a_divergence_names_message_and_character_and_shows_both_sides() -> None
     assert told([report()], source(CONVERSATION)) == {
         "matched_tokens": 6,
         "tier": "ram",
+        "codec": "raw",
         "reason": "diverged",
         "diverged": {"message": 0, "role": "user", "character": 6, "token": 6, "ours": "there", "theirs": "you"},
     }
@@ -53,7 +54,7 @@ def test_a_prompt_that_only_goes_on_has_not_diverged() -> None:
 
 def test_what_took_over_nothing_lay_nowhere() -> None:
     receipt = told([CacheReport(25, 0, 0, "off")], source(CONVERSATION))
-    assert receipt == {"matched_tokens": 0, "tier": None, "reason": "off", "diverged": None}
+    assert receipt == {"matched_tokens": 0, "tier": None, "codec": None, "reason": "off", "diverged": None}
 
 
 def test_thinking_that_one_side_lacks_is_a_rewrite_by_the_template() -> None:
