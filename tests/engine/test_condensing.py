@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ingot.cache.archive import ArchiveError
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.engine import condensing
@@ -18,6 +19,7 @@ from tests import engines, tiny
 from tests.engines import GPU
 
 EOS = tiny.VOCAB - 1
+SECRET = b"of both servers"
 RULES = pytest.mark.parametrize("rules", [None, GPU], ids=["cpu", "gpu"])
 KINDS = ["llama", "window", "hybrid"]
 TIGHT = 200_000
@@ -227,3 +229,23 @@ def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch
     assert engine._loop.run(lambda: all(node.record.encoded is None for node in reuse.index.nodes()))
     assert kept(engine)[1] <= TIGHT
     engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_are_taken_elsewhere_hold_what_the_codec_made(kind: str, tmp_path: Path) -> None:
+    for name, text in (("config.json", kind), ("model.safetensors", kind), ("tokenizer.json", "{}")):
+        (tmp_path / name).write_text(text)
+    here, there = (start(kind, "lossless", cache_bytes=1 << 24, folder=tmp_path) for _ in range(2))
+    fill(here, 2)
+    run(here, ask("exact", prompt(5), exact=True))
+    taken = here.kept.export("", tmp_path / "kept", SECRET)
+    assert there.kept.adopt("", tmp_path / "kept", SECRET) == taken > 400
+    tokens = [*prompt(1), 7, 8]
+    warm, report = run(there, ask("warm", tokens))
+    assert report.matched >= 200 and warm == run(there, ask("cold", tokens, cache=False))[0]
+    assert run(there, ask("other", prompt(5)))[1].matched == 0, "what was kept exact is in no file"
+    other = start(kind, "turbo4", cache_bytes=1 << 24, folder=tmp_path)
+    with pytest.raises(ArchiveError, match="another codec"):
+        other.kept.adopt("", tmp_path / "kept", SECRET)
+    for engine in (here, there, other):
+        engine.close()

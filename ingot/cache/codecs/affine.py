@@ -6,10 +6,14 @@ up, and codes are counted in what is kept: so rounding those two costs a little 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import mlx.core as mx
 
 from ingot.cache.codecs.bits import pack, packed_bytes, unpack
 from ingot.cache.codecs.codec import Codec, Parts, widened
+from ingot.kernels import native
 
 GROUPS = (64, 32, 16, 8)
 """Numbers that share a least and a step: the most of these that the size is a multiple of."""
@@ -31,6 +35,9 @@ class Affine(Codec):
         return packed_bytes(size, self.bits) + 2 * SCALE_BYTES * (size // _group(size))
 
     def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
+        if (kernel := self._kernel(x.shape[-1])) is not None:
+            codes, scales = kernel.encode(x, centre)
+            return codes, scales
         wide = widened(x, centre)
         size = wide.shape[-1]
         grouped = wide.reshape(*wide.shape[:-1], -1, _group(size))
@@ -46,11 +53,18 @@ class Affine(Codec):
 
     def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
         kept, scales = parts
+        if (kernel := self._kernel(kept.shape[-1] * 8 // self.bits)) is not None:
+            decoded: mx.array = kernel.decode(kept, scales, dtype, centre)
+            return decoded
         codes = kept if self.bits == 8 else unpack(kept, self.bits)
         step, least = (each[..., None] for each in mx.split(scales.astype(mx.float32), 2, axis=-1))
         grouped = codes.reshape(*codes.shape[:-1], step.shape[-2], -1).astype(mx.float32)
         wide = (grouped * step + least).reshape(codes.shape)
         return (wide if centre is None else wide + centre.astype(mx.float32)).astype(dtype)
+
+    def _kernel(self, size: int) -> Any:
+        """The native one, where there is one that takes vectors of this size."""
+        return _native(size, self.bits) if native.has_codecs() and size <= native.ROTATED[-1] else None
 
     @property
     def _last(self) -> int:
@@ -59,3 +73,8 @@ class Affine(Codec):
 
 def _group(size: int) -> int:
     return next(group for group in GROUPS if not size % group)
+
+
+@lru_cache(maxsize=16)
+def _native(size: int, bits: int) -> Any:
+    return native.affine_codec(size, _group(size), bits)

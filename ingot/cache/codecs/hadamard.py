@@ -36,14 +36,14 @@ def rotate_back(y: mx.array) -> mx.array:
 
 
 @lru_cache(maxsize=16)
-def _sign_bits(size: int) -> tuple[float, ...]:
+def sign_bits(size: int) -> tuple[float, ...]:
     # A part of the format: what was written with other signs could not be read.
     drawn = shake_256(f"ingot turbo signs, version 1, size {size}".encode()).digest(size)
     return tuple(1.0 if byte & 1 else -1.0 for byte in drawn)
 
 
 def signs(size: int) -> mx.array:
-    return mx.array(_sign_bits(size), dtype=mx.float32)
+    return mx.array(sign_bits(size), dtype=mx.float32)
 
 
 def _matrix(size: int) -> mx.array:

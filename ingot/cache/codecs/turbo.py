@@ -6,12 +6,16 @@ The paper's sketch of what is left over is not here: it raises the variance of p
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import mlx.core as mx
 
 from ingot.cache.codecs.bits import pack, packed_bytes, unpack
 from ingot.cache.codecs.codec import Codec, Parts, widened
-from ingot.cache.codecs.hadamard import rotate, rotate_back, size_problem
+from ingot.cache.codecs.hadamard import rotate, rotate_back, sign_bits, size_problem
 from ingot.cache.codecs.lloyd_max import codebook
+from ingot.kernels import native
 
 LENGTH_BYTES = 2
 KEEPS_LENGTH = 3
@@ -33,6 +37,9 @@ class Turbo(Codec):
         return packed_bytes(size, self.bits) + LENGTH_BYTES
 
     def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
+        if (kernel := self._kernel(x.shape[-1])) is not None:
+            codes, lengths = kernel.encode(x, centre)
+            return codes, lengths
         turned = rotate(widened(x, centre))
         size = turned.shape[-1]
         book = codebook(size, self.bits)
@@ -48,7 +55,23 @@ class Turbo(Codec):
 
     def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
         packed, lengths = parts
+        if (kernel := self._kernel(packed.shape[-1] * 8 // self.bits)) is not None:
+            decoded: mx.array = kernel.decode(packed, lengths, dtype, centre)
+            return decoded
         codes = unpack(packed, self.bits)
         levels = mx.array(codebook(codes.shape[-1], self.bits).levels, dtype=mx.float32)[codes]
         wide = rotate_back(levels * lengths.astype(mx.float32))
         return (wide if centre is None else wide + centre.astype(mx.float32)).astype(dtype)
+
+    def _kernel(self, size: int) -> Any:
+        """The native one, where there is one that takes vectors of this size."""
+        if not native.has_codecs() or size not in native.ROTATED:
+            return None
+        return _native(size, self.bits)
+
+
+@lru_cache(maxsize=16)
+def _native(size: int, bits: int) -> Any:
+    book = codebook(size, bits)
+    positive = [border for border in book.borders if border > 1e-6]
+    return native.turbo_codec(sign_bits(size), positive, book.levels, keeps_length=bits >= KEEPS_LENGTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -86,3 +87,12 @@ def test_headers_say_the_same_in_short() -> None:
 
 def test_a_request_that_never_ran_has_no_receipt_for_the_cache() -> None:
     assert CacheReceipt.of([], None) is msgspec.UNSET
+
+
+def test_a_receipt_names_what_went_through_a_codec() -> None:
+    raw, lossy = report(), replace(report(), codec="turbo3")
+    nothing = replace(report(), matched=0, codec="turbo3")
+    assert told([raw], source(CONVERSATION))["codec"] == "raw"
+    assert told([lossy], source(CONVERSATION))["codec"] == "turbo3"
+    assert told([raw, lossy], source(CONVERSATION, CONVERSATION))["codec"] == "turbo3"
+    assert told([nothing], source(CONVERSATION))["codec"] is None
