@@ -91,8 +91,11 @@ class LossyEncoding(RecordEncoding):
         return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint, deltas, self.name)
 
     def saves(self, record: Record) -> int:
-        """Bytes that letting go of a record's pages would free: less than nothing where others hold them too."""
-        return record.loose_page_bytes - (0 if record.encoded is not None else self._encoded_bytes(record))
+        """Bytes that letting go of a record's pages would free: less than nothing where others hold them too. What is
+        encoded already need not hold any, even those that a running row holds: it only pays for them."""
+        if record.encoded is not None:
+            return sum(part.nbytes for part in record.parts) - sum(part.without_pages().nbytes for part in record.parts)
+        return record.loose_page_bytes - self._encoded_bytes(record)
 
     def least(self, record: Record) -> int:
         """Bytes that a record takes without pages."""

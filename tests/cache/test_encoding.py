@@ -171,3 +171,22 @@ def test_states_that_cannot_be_encoded_are_refused_by_name() -> None:
     object.__setattr__(form.sample, "deltas", (None, None))
     with pytest.raises(ConfigError, match="keeps no keys and values"):
         LossyEncoding(rows, PairCodec(CodecName.parse("turbo3")), form)
+
+
+def test_a_row_that_goes_on_from_what_came_back_keeps_its_pages_when_the_record_lets_go() -> None:
+    rows = new_rows("llama")
+    encoding = encoding_of(rows, "llama")
+    tokens = prompt(100)
+    [record] = records_of(rows, "llama", tokens, [100])
+    [both] = encoding.with_pages([encoding.shrunk(record)], 100)
+    del record
+    row = rows.new()
+    put(rows, row, [both], 100)
+    assert encoding.saves(both) > 0, "it need not pay for what the row holds"
+    small = encoding.shrunk(both)
+    assert both.nbytes - small.nbytes == encoding.saves(both)
+    del both
+    spoil(rows)
+    assert close(feed(rows, "llama", row, [3]), exact("llama", [*tokens, 3]))
+    assert goes_on(rows, "llama", encoding.with_pages([small], 100), tokens)
+    rows.check()
