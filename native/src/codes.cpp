@@ -87,19 +87,27 @@ inline Vec within(Vec v) {
     return v;
 }
 
+// The same of whole vectors.
+template <int Apart, int Vectors>
+INGOT_INLINE inline void across(Vec* v) {
+  if constexpr (Apart < Vectors) {
+    repeated<Vectors>([&](auto i) {
+      if constexpr (!(i & Apart)) {
+        const Vec one = v[i], other = v[i + Apart];
+        v[i] = one + other;
+        v[i + Apart] = one - other;
+      }
+    });
+    across<2 * Apart, Vectors>(v);
+  }
+}
+
 // A Hadamard transform, without the division that makes vectors as long as they were.
 template <int Vectors>
 inline void transform(float* x) {
   Vec v[Vectors];
   repeated<Vectors>([&](auto i) { v[i] = within<1>(loaded<Vec>(x + i * kVector)); });
-#pragma GCC unroll 8
-  for (int apart = 1; apart < Vectors; apart *= 2)
-    for (int i = 0; i < Vectors; i++)
-      if (!(i & apart)) {
-        const Vec one = v[i], other = v[i + apart];
-        v[i] = one + other;
-        v[i + apart] = one - other;
-      }
+  across<1, Vectors>(v);
   repeated<Vectors>([&](auto i) { stored(x + i * kVector, v[i]); });
 }
 
@@ -121,14 +129,48 @@ void transform(float* x, int size) {
   }
 }
 
-// Codes in planes of `width` bits: byte j of n has those of places j, j + n, and so on, above `below` bits of each code.
+typedef uint8_t ByteVec __attribute__((vector_size(kVector)));
+
+inline IntegerVec bytes_at(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (IntegerVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  return (IntegerVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+  ByteVec bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, IntegerVec);
+}
+
+inline void put_bytes(uint8_t* to, IntegerVec numbers) {
+#if defined(__AVX512F__)
+  return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)numbers));
+#endif
+  const ByteVec bytes = __builtin_convertvector(numbers, ByteVec);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+inline IntegerVec integers_at(const int32_t* from) {
+  IntegerVec numbers;
+  std::memcpy(&numbers, from, sizeof numbers);
+  return numbers;
+}
+
+// Codes in planes of `width` bits, which may be whole bytes: byte j of n has those of places j, j + n, and so on, above `below` bits of each code.
 void pack(const int32_t* codes, int size, int width, int below, uint8_t* bytes) {
   const int n = size * width / 8, mask = (1 << width) - 1;
-  int32_t whole[kLargestVector];
-  for (int j = 0; j < n; j++) whole[j] = codes[j] >> below & mask;
-  for (int place = 1; place < 8 / width; place++)
-    for (int j = 0; j < n; j++) whole[j] |= (codes[place * n + j] >> below & mask) << (place * width);
-  for (int j = 0; j < n; j++) bytes[j] = static_cast<uint8_t>(whole[j]);
+  int j = 0;
+  for (; j + kVector <= n; j += kVector) {
+    IntegerVec whole = integers_at(codes + j) >> below & mask;
+    for (int place = 1; place < 8 / width; place++)
+      whole |= (integers_at(codes + place * n + j) >> below & mask) << (place * width);
+    put_bytes(bytes + j, whole);
+  }
+  for (; j < n; j++) {
+    int32_t whole = 0;
+    for (int place = 0; place < 8 / width; place++) whole |= (codes[place * n + j] >> below & mask) << (place * width);
+    bytes[j] = static_cast<uint8_t>(whole);
+  }
 }
 
 template <bool First>
@@ -136,7 +178,13 @@ void unpack(const uint8_t* bytes, int size, int width, int below, int32_t* codes
   const int n = size * width / 8, mask = (1 << width) - 1;
   for (int place = 0; place < 8 / width; place++) {
     int32_t* to = codes + place * n;
-    for (int j = 0; j < n; j++) {
+    int j = 0;
+    for (; j + kVector <= n; j += kVector) {
+      IntegerVec code = (bytes_at(bytes + j) >> (place * width) & mask) << below;
+      if (!First) code |= integers_at(to + j);
+      std::memcpy(to + j, &code, sizeof code);
+    }
+    for (; j < n; j++) {
       const int32_t code = (bytes[j] >> (place * width) & mask) << below;
       to[j] = First ? code : to[j] | code;
     }
@@ -159,6 +207,19 @@ struct Sums {
   float square, product;  // of levels with themselves, and with what they stand for
 };
 
+// Where a number lies above a border, it has one more of them below it, and this level.
+INGOT_INLINE inline void raise(Vec size, float border, float to, IntegerVec& above, Vec& level) {
+#if defined(__AVX512F__)
+  const __mmask16 more = _mm512_cmp_ps_mask((__m512)size, _mm512_set1_ps(border), _CMP_GT_OQ);
+  above = (IntegerVec)_mm512_mask_add_epi32((__m512i)above, more, (__m512i)above, _mm512_set1_epi32(1));
+  level = (Vec)_mm512_mask_mov_ps((__m512)level, more, _mm512_set1_ps(to));
+#else
+  const IntegerVec more = size > border;
+  above -= more;
+  level = more ? Vec{} + to : level;
+#endif
+}
+
 template <int Bits>
 Sums choose(const TurboCode& code, const float* x, float scale, int32_t* found) {
   constexpr int kHalf = 1 << (Bits - 1);
@@ -167,11 +228,7 @@ Sums choose(const TurboCode& code, const float* x, float scale, int32_t* found) 
     const Vec v = loaded<Vec>(x + i) * scale, size = magnitude(v);
     IntegerVec above = {};
     Vec level = Vec{} + code.levels[kHalf];
-    repeated<kHalf - 1>([&](auto k) {
-      const IntegerVec more = size > code.borders[k];
-      above -= more;
-      level = more ? Vec{} + code.levels[kHalf + 1 + k] : level;
-    });
+    repeated<kHalf - 1>([&](auto k) { raise(size, code.borders[k], code.levels[kHalf + 1 + k], above, level); });
     const IntegerVec chosen = v > 0.0f ? above + kHalf : kHalf - 1 - above;
     std::memcpy(found + i, &chosen, sizeof chosen);
     squares = fused(level, level, squares);
@@ -237,15 +294,39 @@ void turbo_decode(const TurboCode& code, const uint8_t* bytes, const uint16_t* l
 constexpr float kSlack = 1.0f / 128;
 constexpr float kRounding = 12582912.0f;  // so large that its last bit is worth one
 
-void affine_group(const float* x, int size, float last, uint16_t& step, uint16_t& least, int32_t* found) {
+// The least and the largest of some numbers.
+inline std::pair<float, float> bounds(const float* x, int size) {
   float low = x[0], high = x[0];
-  for (int i = 1; i < size; i++) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  int i = 0;
+  if (size >= kVector) {
+    Vec lows = loaded<Vec>(x), highs = lows;
+    for (i = kVector; i + kVector <= size; i += kVector) {
+      const Vec v = loaded<Vec>(x + i);
+      lows = v < lows ? v : lows;
+      highs = v > highs ? v : highs;
+    }
+    for (int lane = 0; lane < kVector; lane++) low = std::min(low, lows[lane]), high = std::max(high, highs[lane]);
+  }
+  for (; i < size; i++) low = std::min(low, x[i]), high = std::max(high, x[i]);
+  return {low, high};
+}
+
+void affine_group(const float* x, int size, float last, uint16_t& step, uint16_t& least, int32_t* found) {
+  const auto [low, high] = bounds(x, size);
   least = brain_of(low - std::fabs(low) * kSlack);
   const float from = value(Brain{least});
   step = brain_of((high - from) * ((1 + kSlack) / last));
   if (!(value(Brain{step}) > 0)) step = brain_of(1.0f);
   const float factor = 1.0f / value(Brain{step});
-  for (int i = 0; i < size; i++) {
+  int i = 0;
+  for (; i + kVector <= size; i += kVector) {
+    Vec counted = (loaded<Vec>(x + i) - from) * factor;
+    counted = counted > 0.0f ? counted : Vec{};
+    counted = counted < last ? counted : Vec{} + last;
+    const IntegerVec whole = std::bit_cast<IntegerVec>(counted + kRounding) - std::bit_cast<int32_t>(kRounding);
+    std::memcpy(found + i, &whole, sizeof whole);
+  }
+  for (; i < size; i++) {
     const float counted = std::min(std::max((x[i] - from) * factor, 0.0f), last) + kRounding;
     found[i] = std::bit_cast<int32_t>(counted) - std::bit_cast<int32_t>(kRounding);
   }
@@ -262,10 +343,7 @@ void affine_encode(const AffineCode& code, const Vectors& from, uint8_t* bytes, 
       affine_group(x + group * code.group, code.group, static_cast<float>((1 << code.bits) - 1), own[group], own[groups + group],
                    found + group * code.group);
     uint8_t* to = bytes + row * (code.size * code.bits / 8);
-    if (code.bits == 8)
-      for (int i = 0; i < code.size; i++) to[i] = static_cast<uint8_t>(found[i]);
-    else
-      pack(found, code.size, code.bits, 0, to);
+    pack(found, code.size, code.bits, 0, to);
   }
 }
 
@@ -275,10 +353,7 @@ void affine_decode(const AffineCode& code, const uint8_t* bytes, const uint16_t*
   const int groups = code.size / code.group;
   for (size_t row = 0; row < to.count; row++) {
     const uint8_t* from = bytes + row * (code.size * code.bits / 8);
-    if (code.bits == 8)
-      for (int i = 0; i < code.size; i++) found[i] = from[i];
-    else
-      unpack<true>(from, code.size, code.bits, 0, found);
+    unpack<true>(from, code.size, code.bits, 0, found);
     const uint16_t* own = scales + row * 2 * groups;
     for (int group = 0; group < groups; group++) {
       const float step = value(Brain{own[group]}), least = value(Brain{own[groups + group]});

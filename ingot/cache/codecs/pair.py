@@ -2,7 +2,7 @@
 
 In many models keys have a large part in common, a bias say, which attention does not see: only differences between keys
 matter to softmax. An error that is a share of the whole length would drown them. So the mean of a record's keys, by
-head and channel, is kept apart, once.
+head and channel, is kept apart, once; that of some of them does as well, and takes less time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ingot.cache.codecs.codec import Codec, Parts, Raw
 from ingot.cache.codecs.names import RAW, CodecName
 from ingot.cache.codecs.turbo import Turbo
 
+SAMPLE = 128
+"""Keys that the mean is taken of, at most."""
 CODECS: dict[str, Callable[[], Codec]] = {
     RAW: Raw,
     **{f"affine{bits}": partial(Affine, bits) for bits in (8, 4)},
@@ -59,7 +61,8 @@ class PairCodec:
     def encode(self, keys: mx.array, values: mx.array) -> Parts:
         centre = None
         if self._centred:
-            centre = mx.mean(keys.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype)
+            some = keys[:, :, :: -(-keys.shape[2] // SAMPLE)]
+            centre = mx.mean(some.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype)
         around = () if centre is None else (centre,)
         return (*around, *self.keys.encode(keys, centre), *self.values.encode(values))
 
