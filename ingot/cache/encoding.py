@@ -91,11 +91,12 @@ class LossyEncoding(RecordEncoding):
         return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint, deltas, self.name)
 
     def saves(self, record: Record) -> int:
-        """Bytes that letting go of a record's pages would free: less than nothing where others hold them too. What is
-        encoded already need not hold any, even those that a running row holds: it only pays for them."""
+        """Bytes that letting go of a record's pages would free: less than nothing where running rows hold them too. A
+        page that another record holds counts: that one can let go of it as well. What is encoded already need not hold
+        any, not even those that a row holds: it only pays for them."""
         if record.encoded is not None:
             return sum(part.nbytes for part in record.parts) - sum(part.without_pages().nbytes for part in record.parts)
-        return record.loose_page_bytes - self._encoded_bytes(record)
+        return sum(part.idle_bytes for part in record.parts) - self._encoded_bytes(record)
 
     def least(self, record: Record) -> int:
         """Bytes that a record takes without pages."""

@@ -51,9 +51,9 @@ class KVPart:
         )
 
     def without_pages(self) -> KVPart:
-        """The same tokens, which are held otherwise. The last page stays where others hold it too: they go on from
-        inside of it, and count on this one to pay for it."""
-        numbers = self.table.numbers[-1:]
+        """The same tokens, which are held otherwise. The last page stays where others hold it too, and count on this
+        one to pay for it: they go on from inside of it."""
+        numbers = self.table.numbers[-1:] if self.table.end > self.paid else ()
         kept = [page for page in numbers if not self.group.pages.is_loose(page)]
         return replace(self, table=Table(self.group.pages, self.table.end - len(kept), kept, kept=True))
 
@@ -64,6 +64,10 @@ class KVPart:
     @property
     def loose_bytes(self) -> int:
         return self.group.page_bytes * sum(map(self.group.pages.is_loose, self.table.numbers))
+
+    @property
+    def idle_bytes(self) -> int:
+        return self.group.page_bytes * sum(map(self.group.pages.is_idle, self.table.numbers))
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]
@@ -86,11 +90,7 @@ class Record:
     @property
     def loose_bytes(self) -> int:
         """What would be free without it, as nobody else holds it."""
-        return self.loose_page_bytes + self.encoded_bytes + self.checkpoint_bytes
-
-    @property
-    def loose_page_bytes(self) -> int:
-        return sum(part.loose_bytes for part in self.parts)
+        return sum(part.loose_bytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
 
     @property
     def encoded_bytes(self) -> int:

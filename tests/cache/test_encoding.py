@@ -123,6 +123,18 @@ def test_pages_are_paid_for_while_somebody_holds_them() -> None:
     assert group.pages.kept == 0 and small.nbytes == small.encoded_bytes
 
 
+def test_records_that_share_a_page_let_go_of_it_one_after_the_other() -> None:
+    rows = new_rows("llama")
+    [group] = rows.groups
+    encoding = encoding_of(rows, "llama", "turbo4")
+    first, second = records_of(rows, "llama", prompt(106), [100, 106])
+    assert second.nbytes == 0, "the first pays for the page"
+    assert encoding.saves(second) > 0
+    second = encoding.shrunk(second)
+    first = encoding.shrunk(first)
+    assert group.pages.kept == 0 and first.has_pages is second.has_pages is False
+
+
 def test_what_running_rows_hold_is_not_worth_encoding() -> None:
     rows = new_rows("llama")
     encoding = encoding_of(rows, "llama", "turbo1")
