@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_models import write_tokenizer
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import Files
 from ingot.cache.disk.store import DiskLimits
@@ -77,9 +78,12 @@ def start(
     disk: Path | None = None,
     disk_limits: DiskLimits = DISK_LIMITS,
     files: Files | None = None,
+    codec: PairCodec = RAW_CODEC,
+    folder: Path | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
-    gives the model a head, `disk` is the folder that it keeps records in, if there is one."""
+    gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
+    into, and `folder` has files that the model is known by."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -112,7 +116,11 @@ def start(
             proposers=tuple(proposer.name for proposer in proposers),
         )
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
-        kept = None if disk is None else Disk.open(disk, {"model": kind, "device": here.kind}, disk_limits, files)
+        kept = (
+            None
+            if disk is None
+            else Disk.open(disk, {"model": kind, "device": here.kind, "codec": codec.described}, disk_limits, files)
+        )
         return Loaded(
             adapter,
             tokenizer,
@@ -120,6 +128,8 @@ def start(
             budget,
             cache_bytes,
             offered.encoders,
+            folder,
+            codec=codec,
             proposers=proposers,
             guessed_tokens=guessed_tokens,
             disk=kept,

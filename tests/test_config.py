@@ -215,3 +215,9 @@ def test_what_is_about_the_caches_folder_needs_one(tmp_path: Path) -> None:
         assert "cache_dir" in refusal(flags={name: value})
         assert load({name: value, "cache_dir": str(tmp_path)}, {}).settings.cache_dir == tmp_path
     assert "choose one" in refusal(flags={"cache_dir": str(tmp_path), "prefix_cache": False})
+
+
+def test_a_codec_is_known_by_name_and_needs_prefixes_to_keep() -> None:
+    assert load({"cache_codec": "affine8/turbo3"}, {}).settings.cache_codec == "affine8/turbo3"
+    assert "did you mean turbo4" in refusal(flags={"cache_codec": "turbo44"})
+    assert "choose one" in refusal(flags={"cache_codec": "turbo4", "prefix_cache": False})

@@ -138,6 +138,8 @@ def test_no_json_makes_vllms_form_fail_otherwise_than_in_words(config: dict[str,
         {"speculate_tokens": "3", "num_draft_tokens": "3"},
         {"mtp_num_draft_tokens": "2", "num_draft_tokens": "3"},
         {"speculate_tokens": "3", "speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
+        {"turbo_kv_bits": "3", "kv_cache_quantization": True},
+        {"cache_codec": "k8v4", "turbo_kv_bits": "4"},
     ],
 )
 def test_what_is_said_twice_is_refused_with_both_names(flags: dict[str, Any]) -> None:
@@ -171,3 +173,16 @@ def test_what_only_switches_on_cannot_be_switched_off() -> None:
 
 def test_an_empty_variable_says_nothing() -> None:
     assert chosen(load({"speculate": "mtp"}, {"INGOT_DRAFT_MODEL": ""})).names == ("mtp",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "codec"),
+    [({"turbo_kv_bits": "3"}, "turbo3"), ({"kv_cache_quantization": True}, "affine8"), ({}, "raw")],
+)
+def test_the_lineages_codecs_are_ours(flags: dict[str, Any], codec: str) -> None:
+    assert settled(**flags).settings.cache_codec == codec
+
+
+@pytest.mark.parametrize("bits", ["0", "5", "8"])
+def test_bits_that_no_codec_has_are_refused(bits: str) -> None:
+    assert refusal(turbo_kv_bits=bits).startswith("--turbo-kv-bits")

@@ -19,7 +19,7 @@ FLOORS = (
     *("upstream", "config", "text", "media", "observe", "web", "errors", "version"),
 )
 """From the top down. Imports go down, or stay."""
-CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine")}
+CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine"), ("config", "cache")}
 """Settings are checked by who reads them, inside of functions, so that nothing else depends on it."""
 WITHOUT = {
     "text": MLX,

@@ -17,7 +17,7 @@ from ingot.cache.tree import Node, Owner, agreement
 
 class Forest:
     def __init__(self, shares: Shares) -> None:
-        self._roots: dict[str, dict[str, Node]] = {}  # by tenant and salt
+        self._roots: dict[str, dict[Owner, Node]] = {}  # by tenant
         self.shares = shares
 
     # Finding
@@ -46,7 +46,7 @@ class Forest:
             root = self._root(owner)
             roots = [] if root is None else [root]
         else:
-            roots = [root for salts in self._roots.values() for root in salts.values()]
+            roots = [root for owned in self._roots.values() for root in owned.values()]
         for root in roots:
             yield from _below(root)
 
@@ -54,18 +54,18 @@ class Forest:
     def tenants(self) -> list[str]:
         return list(self._roots)
 
-    def salts(self, tenant: str) -> list[str]:
-        """Under which something of a tenant's is kept."""
+    def owners(self, tenant: str) -> list[Owner]:
+        """As whom something of a tenant's is kept."""
         return list(self._roots.get(tenant, {}))
 
     def _root(self, owner: Owner) -> Node | None:
-        return self._roots.get(owner.tenant, {}).get(owner.salt)
+        return self._roots.get(owner.tenant, {}).get(owner)
 
     # Changing
 
     def planted(self, owner: Owner) -> Node:
         """An owner's root."""
-        return self._roots.setdefault(owner.tenant, {}).setdefault(owner.salt, Node(None, (), None, owner=owner))
+        return self._roots.setdefault(owner.tenant, {}).setdefault(owner, Node(None, (), None, owner=owner))
 
     def hold(self, node: Node, record: Record | None) -> None:
         """Have a record in memory, another one than before, or none any more."""
@@ -78,6 +78,7 @@ class Forest:
         assert node.parent is not None
         cut = at - node.begin
         upper = Node(node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
+        upper.touched, upper.turn = node.touched, node.turn
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens = upper, node.tokens[cut:]
         upper.children[node.tokens[0]] = node
@@ -122,9 +123,9 @@ class Forest:
         assert parent is not None
         del parent.children[node.tokens[0]]
         if parent.owner is not None and not parent.children:
-            salts = self._roots[parent.owner.tenant]
-            del salts[parent.owner.salt]
-            if not salts:
+            owners = self._roots[parent.owner.tenant]
+            del owners[parent.owner]
+            if not owners:
                 del self._roots[parent.owner.tenant]
 
     def sweep(self) -> None:
@@ -135,10 +136,7 @@ class Forest:
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
         freed = sum(
-            node.record.nbytes
-            for salt in self.salts(tenant)
-            for node in self.nodes(Owner(tenant, salt))
-            if node.record is not None
+            node.record.nbytes for owner in self.owners(tenant) for node in self.nodes(owner) if node.record is not None
         )
         self._roots.pop(tenant, None)
         self.shares.add(tenant, -freed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from ingot.cache.codecs.names import RAW
 from ingot.cache.records import Record
 
 Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt"]
@@ -31,6 +33,15 @@ class Match:
     length: int = 0
     records: tuple[Record, ...] = ()
 
+    @property
+    def codec(self) -> str:
+        return codec_of(self.records)
+
+
+def codec_of(records: Iterable[Record]) -> str:
+    """What states went through, or some of them."""
+    return next((record.codec for record in records if record.codec != RAW), RAW)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -50,3 +61,4 @@ class Explanation:
     reason: Reason
     theirs: tuple[int, ...] = ()
     filed: int = 0  # tokens of the first `length` that would have to be read from disk
+    codec: str = RAW  # what the rest went through

@@ -10,11 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchiveError
+from ingot.cache.deltas import TOKENS, Deltas, KVDelta, arrays_of
 from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE, Table
-from ingot.cache.records import Checkpoint, Record, kept_part
+from ingot.cache.records import Checkpoint, KVPart, Record, kept_part
 from ingot.cache.rows import Rows
 from ingot.cache.stored import StoredRecord, TensorShape
 
@@ -32,53 +33,33 @@ _BYTES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "U32": "<u4",
 
 
 @dataclass(frozen=True, slots=True)
-class KVDelta:
-    """Keys and values [1, heads, tokens, size] of tokens [begin, end) in one layer; no arrays when that is empty."""
-
-    begin: int
-    end: int
-    arrays: tuple[mx.array, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LooseRecord:
     """What a record holds, outside of any pages."""
 
     begin: int
     end: int
-    deltas: tuple[KVDelta | None, ...]  # one per layer state, None for recurrent ones
+    deltas: Deltas
     checkpoint: Checkpoint | None
 
     def arrays(self) -> list[mx.array]:
-        held = [array for delta in self.deltas if delta is not None for array in delta.arrays]
-        return held + [array for layer in self.checkpoint or () for array in layer if array is not None]
+        states = [array for layer in self.checkpoint or () for array in layer if array is not None]
+        return arrays_of(self.deltas) + states
 
     def behind(self, begin: int) -> LooseRecord:
         """What of it lies behind a token. What reaches back before it does so still."""
-        deltas = tuple(delta if delta is None else _behind(delta, self.begin, begin) for delta in self.deltas)
+        deltas = tuple(delta if delta is None else delta.behind(begin, self.begin) for delta in self.deltas)
         return self if begin == self.begin else replace(self, begin=begin, deltas=deltas)
 
     def before(self, end: int) -> LooseRecord:
         """What of it lies before a token. What the states at its end looked like goes with that end."""
         if end == self.end:
             return self
-        deltas = tuple(delta if delta is None else _before(delta, self.begin, end) for delta in self.deltas)
+        deltas = tuple(delta if delta is None else delta.before(end, self.begin) for delta in self.deltas)
         return replace(self, end=end, deltas=deltas, checkpoint=None)
 
 
-def _behind(delta: KVDelta, whole: int, begin: int) -> KVDelta:
-    if delta.begin < whole or delta.begin >= begin:
-        return delta
-    return KVDelta(begin, delta.end, tuple(array[:, :, begin - delta.begin :] for array in delta.arrays))
-
-
-def _before(delta: KVDelta, whole: int, end: int) -> KVDelta:
-    if delta.begin < whole or delta.begin >= end:
-        return KVDelta(end, end, ())
-    return KVDelta(delta.begin, min(delta.end, end), tuple(array[:, :, : end - delta.begin] for array in delta.arrays))
-
-
 def loosened(rows: Rows, record: Record) -> LooseRecord:
+    """Of a record that has its pages."""
     deltas = tuple(_delta(state, record) if isinstance(state, AppendState) else None for state in rows.states)
     return LooseRecord(record.begin, record.end, deltas, record.checkpoint)
 
@@ -95,29 +76,30 @@ def _delta(state: AppendState, record: Record) -> KVDelta:
 
 def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
     """Put what a record holds into pages. `before` are records of the tokens before it; every state has storage."""
-    parts = []
-    for group in rows.groups:
-        states = [
-            (number, state)
-            for number, state in enumerate(rows.states)
-            if isinstance(state, AppendState) and state.group is group
-        ]
-        begin, end = _extent(loose, states[0][0])
-        table, held = _begun(group, before, begin)
-        copies = table.grow(held, end)
-        rows.provide(group)
-        if copies:
-            group.copy(copies)
-        for number, state in states:
-            delta = loose.deltas[number]
-            assert delta is not None
-            if delta.arrays:
-                # What nobody has of the page before it will not be seen, but is read by plain operations.
-                keys, values = (_by_token(array, begin - held) for array in delta.arrays)
-                state.stored.write(keys, values, _runs(table, held, end))
-        parts.append(kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin))
+    parts = tuple(laid_part(rows, group, before, loose.deltas) for group in rows.groups)
     mx.eval(rows.pending())
-    return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint)
+    return Record(loose.begin, loose.end, parts, loose.checkpoint)
+
+
+def laid_part(rows: Rows, group: PageGroup, before: Sequence[Record], deltas: Deltas) -> KVPart:
+    """The same for the layers of one group; the caller has what is pending computed."""
+    states = [
+        (delta, state)
+        for delta, state in zip(deltas, rows.states, strict=True)
+        if delta is not None and isinstance(state, AppendState) and state.group is group
+    ]
+    begin, end = states[0][0].begin, states[0][0].end
+    table, held = _begun(group, before, begin)
+    copies = table.grow(held, end)
+    rows.provide(group)
+    if copies:
+        group.copy(copies)
+    for delta, state in states:
+        if delta.arrays:
+            # What nobody has of the page before it will not be seen, but is read by plain operations.
+            keys, values = (_by_token(array, begin - held) for array in delta.arrays)
+            state.stored.write(keys, values, _runs(table, held, end))
+    return kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin)
 
 
 def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Table, int]:
@@ -129,12 +111,6 @@ def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Tabl
             page = part.table.numbers[number - part.table.first]
             return Table(group.pages, number, [page]), min(begin, part.end)
     return Table(group.pages, number), number * PAGE
-
-
-def _extent(loose: LooseRecord, layer: int) -> tuple[int, int]:
-    delta = loose.deltas[layer]
-    assert delta is not None
-    return delta.begin, delta.end
 
 
 def _by_token(array: mx.array, blank: int) -> mx.array:
@@ -240,7 +216,8 @@ def _same_shapes(mine: KVDelta, theirs: KVDelta) -> bool:
     if len(mine.arrays) != len(theirs.arrays):
         return False
     for array, known in zip(mine.arrays, theirs.arrays, strict=True):
-        expected = (*known.shape[:2], mine.end - mine.begin, *known.shape[3:])
+        tokens = mine.end - mine.begin if known.shape[TOKENS] == theirs.end - theirs.begin else 1
+        expected = (*known.shape[:2], tokens, *known.shape[3:])
         if tuple(array.shape) != expected or array.dtype != known.dtype:
             return False
     return True

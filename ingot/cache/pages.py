@@ -105,6 +105,10 @@ class Pages:
         """Whether it becomes free when the one record that holds it goes."""
         return self._by_records[page] == 1 and not self._by_rows[page]
 
+    def is_idle(self, page: int) -> bool:
+        """Whether no running row holds it."""
+        return not self._by_rows[page]
+
     def written(self, page: int) -> int:
         return self._written[page]
 

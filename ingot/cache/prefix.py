@@ -11,7 +11,8 @@ disk, or both. The contract:
 - `pin` keeps a prefix for as long as anything else can go instead.
 - `shrink` evicts until the index holds no more than so many bytes, of tenants that hold more than their share: least
   worth first, where worth is the time it takes to compute again per byte, times how often it was used, and is
-  forgotten with age. Pinned nodes go last. What `spill` gets to disk first stays, as what it is there.
+  forgotten with age. Pinned nodes go last. What `spill` gets to disk first stays, as what it is there. With a codec,
+  a record may be made smaller instead, and is back as soon as it is decoded: that time is what its pages are worth.
 - `check` raises if the books are wrong.
 
 Pure Python: it asks of a record only its bytes, its split, and what its layers hold.
@@ -23,11 +24,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from ingot.cache.condenser import Condenser, NoCondenser
 from ingot.cache.disk.entry import Entry
 from ingot.cache.evicted import Evicted
-from ingot.cache.eviction import EvictionQueue, removable
+from ingot.cache.eviction import EvictionQueue, removable, worth_of
 from ingot.cache.forest import Forest
-from ingot.cache.matches import Explanation, Match, Needs, Reason
+from ingot.cache.matches import Explanation, Match, Needs, Reason, codec_of
 from ingot.cache.records import Record
 from ingot.cache.resuming import Reach, Tier, is_complete, resumable, sees, within
 from ingot.cache.shares import Shares
@@ -40,13 +42,12 @@ TELLING = 16
 """Tokens that must be known under another salt before that is given as the reason."""
 BEHIND = 64
 """Tokens that a model must resume behind what is known before that is."""
-MOST_USES = 16
-"""Uses beyond which a node is worth no more: what many share stays long, and is forgotten in the end."""
 SNIPPET = 12
 """Tokens of another continuation that an explanation shows."""
 SALTS = 64
 """Other salts of a tenant that an explanation looks at."""
 
+NO_CONDENSER = NoCondenser()
 Making = Callable[[int, int], Record]
 Spill = Callable[[Node], bool]
 """Sees to it that a node's record is on disk, and gives the node its file. False where that cannot be now."""
@@ -59,11 +60,12 @@ class PrefixIndex:
         cost: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
         spill: Spill = lambda node: False,
+        condenser: Condenser = NO_CONDENSER,
     ) -> None:
         """`cost(n)` is the time in seconds that computing n tokens takes."""
-        self._needs, self._cost, self._spill = needs, cost, spill
+        self._needs, self._cost, self._spill, self._condenser = needs, cost, spill, condenser
         self._evicted = Evicted()
-        self._clock = 0.0
+        self._clock, self._turns = 0.0, itertools.count()
         self.shares = Shares(clock)
         self._forest = Forest(self.shares)
 
@@ -109,10 +111,11 @@ class PrefixIndex:
         length, depth = resumable(nodes, known, limit, self._needs, tier)
         theirs = _continuation(nodes[-1], known) if nodes and known < len(tokens) else ()
         filed = sum(min(node.end, length) - node.begin for node in nodes[:depth] if node.record is None)
+        codec = codec_of(_records(nodes[:depth]))
         if min(known, limit) - length >= BEHIND:
             lost = any(node.lost or node.record is None for node in nodes[depth:] if node.end <= known)
-            return Explanation(known, length, "evicted" if lost else "checkpoint", theirs, filed)
-        return Explanation(known, length, self._reason(owner, tokens, limit, known, theirs), theirs, filed)
+            return Explanation(known, length, "evicted" if lost else "checkpoint", theirs, filed, codec)
+        return Explanation(known, length, self._reason(owner, tokens, limit, known, theirs), theirs, filed, codec)
 
     # What is on disk
 
@@ -205,20 +208,44 @@ class PrefixIndex:
         self._forest.sweep()
         queue = EvictionQueue(self.shares, most)
         for tenant in self._forest.tenants:
-            for salt in self.salts(tenant):
-                for node in filter(removable, self.nodes(Owner(tenant, salt))):
-                    queue.add(tenant, node)
+            for owner in self._forest.owners(tenant):
+                for node in self.nodes(owner):
+                    self._weigh(node)  # all by what computing takes as far as is known now
+                    self._enqueue(queue, tenant, node)
         while (self.nbytes > most or not enough()) and (found := queue.pop()) is not None:
-            tenant, victim = found
+            tenant, worth, victim = found
             assert victim.record is not None
             if self.nbytes <= most and not victim.record.loose_bytes:
                 continue
-            self._clock = max(self._clock, victim.worth)
+            if self._condense(victim, worth) or worth < victim.worth:
+                if removable(victim):  # and may have to go as a whole, when that is the least worth
+                    queue.add(tenant, victim, victim.worth)
+                continue
+            if not removable(victim):
+                continue
+            self._clock = max(self._clock, worth)
             self._evict(victim)
             parent = victim.parent
             # A parent with a checkpoint is in the queue already.
             if parent is not None and parent.is_last_in_memory and parent.record and not parent.has_checkpoint:
-                queue.add(tenant, parent)
+                queue.add(tenant, parent, parent.worth)
+
+    def _enqueue(self, queue: EvictionQueue, tenant: str, node: Node) -> None:
+        if self._condenser.may(node):
+            assert node.record is not None
+            back = min(self._condenser.seconds(node), self._cost(len(node.tokens)))
+            freed = node.record.nbytes - self._condenser.least(node)
+            queue.add(tenant, node, min(node.worth, worth_of(node, back, freed)))
+        elif removable(node):
+            queue.add(tenant, node, node.worth)
+
+    def _condense(self, node: Node, worth: float) -> bool:
+        """Let go of what a node's record takes in pages, if that frees something. Whether it did."""
+        if not self._condenser.may(node) or self._condenser.saves(node) <= 0:
+            return False
+        self._clock = max(self._clock, worth)
+        self._forest.hold(node, self._condenser.condensed(node))
+        return True
 
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
@@ -228,9 +255,9 @@ class PrefixIndex:
         """An owner's, or all of them."""
         return self._forest.nodes(owner)
 
-    def salts(self, tenant: str) -> list[str]:
-        """Under which something of a tenant's is kept."""
-        return self._forest.salts(tenant)
+    def owners(self, tenant: str) -> list[Owner]:
+        """As whom something of a tenant's is kept."""
+        return self._forest.owners(tenant)
 
     def check(self) -> None:
         self._forest.check()
@@ -240,7 +267,7 @@ class PrefixIndex:
     def _reason(self, owner: Owner, tokens: Sequence[int], limit: int, known: int, theirs: tuple[int, ...]) -> Reason:
         if known >= limit:
             return "complete"
-        if self._evicted.holds(owner, tokens, known):
+        if self._evicted.holds(owner.words, tokens, known):
             return "evicted"
         if self._elsewhere(owner, tokens) - known >= TELLING:
             return "salt"
@@ -250,9 +277,8 @@ class PrefixIndex:
 
     def _elsewhere(self, owner: Owner, tokens: Sequence[int]) -> int:
         """How many of `tokens` are known under another salt of the same tenant."""
-        others = (salt for salt in self.salts(owner.tenant) if salt != owner.salt)
-        salts = itertools.islice(others, SALTS)
-        return max((self._forest.walk(Owner(owner.tenant, salt), tokens)[1] for salt in salts), default=0)
+        others = (each for each in self.owners(owner.tenant) if each.salt != owner.salt)
+        return max((self._forest.walk(other, tokens)[1] for other in itertools.islice(others, SALTS)), default=0)
 
     # Changing
 
@@ -278,9 +304,13 @@ class PrefixIndex:
             self._give_up_checkpoint(spare)
 
     def _touch(self, node: Node) -> None:
+        node.touched, node.turn = self._clock, next(self._turns)
+        self._weigh(node)
+
+    def _weigh(self, node: Node) -> None:
         if node.record is not None:
-            uses = min(1 + node.uses, MOST_USES)
-            node.worth = self._clock + uses * self._cost(len(node.tokens)) / max(1, node.record.nbytes)
+            # As small as it can be: it is made smaller before it goes.
+            node.worth = worth_of(node, self._cost(len(node.tokens)), self._condenser.least(node))
 
     def _evict(self, node: Node) -> None:
         """What nothing in memory goes on from leaves it; a node that something does gives up its checkpoint."""
@@ -301,7 +331,7 @@ class PrefixIndex:
     def _drop(self, node: Node) -> None:
         owner = node.root.owner
         assert owner is not None and node.parent is not None
-        self._evicted.add(owner, node.parent.path_tokens, node.tokens)
+        self._evicted.add(owner.words, node.parent.path_tokens, node.tokens)
         self._forest.hold(node, None)
         self._forest.prune(node)
 

@@ -1,8 +1,9 @@
 """Immutable pieces of computed state: what tokens [begin, end) of some sequence left in every layer.
 
 Of append and window layers a record holds the pages that the tokens lie in, which it shares with the row that computed
-them and with whoever goes on from there (of a window only those that a token at `end` can still see). Of recurrent
-layers it owns a checkpoint, a copy of their state after token `end`, where one was taken.
+them and with whoever goes on from there (of a window only those that a token at `end` can still see); or what those
+were encoded to, or both. Of recurrent layers it owns a checkpoint, a copy of their state after token `end`, where one
+was taken.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.codecs.names import RAW
+from ingot.cache.deltas import Deltas, split
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Row
 from ingot.cache.layers import RecurrentState
@@ -41,12 +44,30 @@ class KVPart:
         return KVPart(self.group, begin, end, self.table.part(begin, end), paid)
 
     @property
+    def has_pages(self) -> bool:
+        """All that its tokens lie in."""
+        return self.begin >= self.end or (
+            self.table.first <= self.begin // PAGE and self.table.end >= pages_of(self.end)
+        )
+
+    def without_pages(self) -> KVPart:
+        """The same tokens, which are held otherwise. The last page stays where others hold it too, and count on this
+        one to pay for it: they go on from inside of it."""
+        numbers = self.table.numbers[-1:] if self.table.end > self.paid else ()
+        kept = [page for page in numbers if not self.group.pages.is_loose(page)]
+        return replace(self, table=Table(self.group.pages, self.table.end - len(kept), kept, kept=True))
+
+    @property
     def nbytes(self) -> int:
         return self.group.page_bytes * max(0, self.table.end - max(self.paid, self.table.first))
 
     @property
     def loose_bytes(self) -> int:
         return self.group.page_bytes * sum(map(self.group.pages.is_loose, self.table.numbers))
+
+    @property
+    def idle_bytes(self) -> int:
+        return self.group.page_bytes * sum(map(self.group.pages.is_idle, self.table.numbers))
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]
@@ -59,22 +80,32 @@ class Record:
     end: int
     parts: tuple[KVPart, ...]  # one for each group
     checkpoint: Checkpoint | None = None
+    encoded: Deltas | None = None  # the same keys and values in fewer bits, beside pages or instead of them
+    codec: str = RAW  # what these states went through, or those that they were computed from
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts) + self._checkpoint_bytes
+        return sum(part.nbytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
 
     @property
     def loose_bytes(self) -> int:
         """What would be free without it, as nobody else holds it."""
-        return sum(part.loose_bytes for part in self.parts) + self._checkpoint_bytes
+        return sum(part.loose_bytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
+
+    @property
+    def encoded_bytes(self) -> int:
+        return sum(delta.nbytes for delta in self.encoded or () if delta is not None)
+
+    @property
+    def has_pages(self) -> bool:
+        return all(part.has_pages for part in self.parts)
 
     @property
     def has_checkpoint(self) -> bool:
         return self.checkpoint is not None
 
     @property
-    def _checkpoint_bytes(self) -> int:
+    def checkpoint_bytes(self) -> int:
         return sum(array.nbytes for array in self.checkpoint_arrays())
 
     def checkpoint_arrays(self) -> list[mx.array]:
@@ -84,7 +115,11 @@ class Record:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
         parts = [self._split(part, at) for part in self.parts]
         first, second = tuple(one for one, _ in parts), tuple(other for _, other in parts)
-        return Record(self.begin, at, first), Record(at, self.end, second, self.checkpoint)
+        upper, lower = (None, None) if self.encoded is None else split(self.encoded, at, self.begin)
+        return (
+            Record(self.begin, at, first, None, upper, self.codec),
+            Record(at, self.end, second, self.checkpoint, lower, self.codec),
+        )
 
     def _split(self, part: KVPart, at: int) -> tuple[KVPart, KVPart]:
         if part.begin < self.begin:
@@ -93,10 +128,15 @@ class Record:
 
     def renewed(self, newer: Record) -> Record:
         """The same tokens' record with what it lacks from one that was made later."""
+        if self.encoded is not None and any(
+            mine.begin > other.begin for mine, other in zip(self.parts, newer.parts, strict=True)
+        ):
+            return newer  # what is encoded is so as a whole
         parts = (
             mine if mine.begin <= other.begin else other for mine, other in zip(self.parts, newer.parts, strict=True)
         )
-        return replace(self, parts=tuple(parts), checkpoint=newer.checkpoint)
+        codec = self.codec if newer.codec == RAW else newer.codec
+        return replace(self, parts=tuple(parts), checkpoint=newer.checkpoint, codec=codec)
 
     def without_checkpoint(self) -> Record:
         return replace(self, checkpoint=None)

@@ -15,6 +15,11 @@ class Owner(NamedTuple):
 
     tenant: str = ""
     salt: str = ""
+    exact: bool = False  # takes and leaves nothing that went through a codec, where others do
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        return self.tenant, self.salt, "exact" if self.exact else ""
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +33,8 @@ class Node:
     end: int = 0
     children: dict[int, Node] = field(default_factory=dict)
     worth: float = 0.0
+    touched: float = 0.0  # how worth counts time, when it was last used,
+    turn: int = 0  # and how many times any was before
     uses: int = 0  # prompts that it was a part of
     resumed: int = 0  # sequences that went on from its end
     landmark: bool = False  # its end is one that new conversations share, such as the system prompt's
@@ -48,10 +55,14 @@ class Node:
         return node
 
     @property
-    def tenant(self) -> str:
+    def root_owner(self) -> Owner:
         owner = self.root.owner
         assert owner is not None
-        return owner.tenant
+        return owner
+
+    @property
+    def tenant(self) -> str:
+        return self.root_owner.tenant
 
     @property
     def path(self) -> list[Node]:

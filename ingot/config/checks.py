@@ -77,6 +77,12 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
     return variables_problem(variables)
 
 
+def codec_problem(name: str) -> str | None:
+    from ingot.cache.codecs.names import codec_problem
+
+    return codec_problem(name)
+
+
 def speculate_problem(text: str) -> str | None:
     from ingot.engine.speculation.choice import Choice
 

@@ -43,15 +43,21 @@ HARMLESS: Final = (("draft_tensor_parallel_size", 1),)
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
-    """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens."""
+class Meaning:
+    """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens; or what kept
+    prefixes are put into."""
 
     words: str | None = None
     tokens: Any = None
+    codec: str | None = None
 
 
 def on_problem(on: bool) -> str | None:
     return None if on else "it can only be switched on; --speculate says who guesses ahead, and off for nobody"
+
+
+def quantization_problem(on: bool) -> str | None:
+    return None if on else "it can only be switched on; --cache-codec raw is what is without it"
 
 
 def model_problem(model: str) -> str | None:
@@ -78,11 +84,13 @@ class ForeignSettings:
     enable_mtp: bool = setting(False, "the same as --speculate mtp", check=on_problem)
     suffix_decoding: bool = setting(False, "the same as --speculate lookup", check=on_problem)
     draft_model: str | None = setting(None, "the same as --speculate draft:MODEL", check=model_problem)
+    turbo_kv_bits: int | None = setting(None, "the same as --cache-codec turboN", low=1, high=4)
+    kv_cache_quantization: bool = setting(False, "the same as --cache-codec affine8", check=quantization_problem)
     num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
     mtp_num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
 
 
-def from_vllm(config: Mapping[str, Any]) -> Speculation:
+def from_vllm(config: Mapping[str, Any]) -> Meaning:
     """Raises ConfigError for whatever cannot be honoured, by its name."""
     said = {name: value for name, value in config.items() if value is not None and (name, value) not in HARMLESS}
     for name in said:
@@ -93,7 +101,7 @@ def from_vllm(config: Mapping[str, Any]) -> Speculation:
             raise ConfigError(f"{name!r} must be the name of a {name}")
     if "method" not in said and "model" not in said:
         raise ConfigError("it says neither a 'method' nor a 'model'")
-    return Speculation(_words(said.get("method", "draft_model"), said.get("model")), said.get("num_speculative_tokens"))
+    return Meaning(_words(said.get("method", "draft_model"), said.get("model")), said.get("num_speculative_tokens"))
 
 
 def _words(method: str, model: str | None) -> str:
@@ -112,13 +120,15 @@ def _words(method: str, model: str | None) -> str:
 
 
 FOREIGN: Final[Mapping[str, Setting]] = {known.name: known for known in settings_of(ForeignSettings)}
-MEANINGS: Final[Mapping[str, Callable[[Any], Speculation]]] = {
+MEANINGS: Final[Mapping[str, Callable[[Any], Meaning]]] = {
     "speculative_config": from_vllm,
-    "enable_mtp": lambda on: Speculation("mtp"),
-    "suffix_decoding": lambda on: Speculation("lookup"),
-    "draft_model": lambda model: Speculation(f"draft:{model}"),
-    "num_draft_tokens": lambda tokens: Speculation(tokens=tokens),
-    "mtp_num_draft_tokens": lambda tokens: Speculation(tokens=tokens),
+    "enable_mtp": lambda on: Meaning("mtp"),
+    "suffix_decoding": lambda on: Meaning("lookup"),
+    "draft_model": lambda model: Meaning(f"draft:{model}"),
+    "turbo_kv_bits": lambda bits: Meaning(codec=f"turbo{bits}"),
+    "kv_cache_quantization": lambda on: Meaning(codec="affine8"),
+    "num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
+    "mtp_num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
 }
 
 
@@ -130,7 +140,8 @@ def in_our_words(source: Iterable[Given]) -> list[Given]:
     meant = [(given, MEANINGS[given.known.name](given.value)) for given in foreign]
     words = [_as("speculate", given, meaning.words) for given, meaning in meant if meaning.words is not None]
     tokens = [_as("speculate_tokens", given, meaning.tokens) for given, meaning in meant if meaning.tokens is not None]
-    made = [*own, *_joined(words), *tokens]
+    codecs = [_as("cache_codec", given, meaning.codec) for given, meaning in meant if meaning.codec is not None]
+    made = [*own, *_joined(words), *tokens, *codecs]
     _refuse_twice(made)
     return made
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.config.checks import (
     alias_problem,
+    codec_problem,
     host_problem,
     is_loopback,
     mcp_problem,
@@ -172,6 +173,12 @@ class Settings:
         "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
         check=memory_problem,
     )
+    cache_codec: str = setting(
+        "raw",
+        "what kept prefixes are put into when memory is short, and on disk: raw, affine8, affine4, turbo4 to turbo1, "
+        "k8v4 (keys affine8, values turbo4), or KEYS/VALUES; all but raw lose a little",
+        check=codec_problem,
+    )
     archive_key_file: Path = setting(  # noqa: RUF009
         Path("~/.local/share/ingot/archive.key"),
         "the secret that `ingot cache export` seals files with and import asks for; made at its first use",
@@ -252,6 +259,8 @@ class Settings:
             raise ConfigError("warm_prompts keeps what it computes, which prefix_cache = false forbids: choose one")
         if self.cache_dir is not None and not self.prefix_cache:
             raise ConfigError("cache_dir keeps prefixes on disk, which prefix_cache = false forbids: choose one")
+        if self.cache_codec != "raw" and not self.prefix_cache:
+            raise ConfigError("cache_codec is about kept prefixes, which prefix_cache = false forbids: choose one")
         self._refuse_what_needs_a_folder()
         if self.held_bytes < self.max_body_bytes:
             raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")

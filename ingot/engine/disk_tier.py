@@ -9,11 +9,13 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from ingot.cache.disk.disk import Disk
+from ingot.cache.encoding import RecordEncoding
 from ingot.cache.packing import Form
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
 from ingot.engine.promotion import Promotions
+from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.spilling import Spiller
 
@@ -81,14 +83,16 @@ class DiskTier:
         disk: Disk,
         index: PrefixIndex,
         rows: Rows,
+        encoding: RecordEncoding,
         form: Form,
         seconds: Callable[[int], float],
         make_room: Callable[[], bool],
+        owner: Callable[[Request], Owner],
     ) -> None:
         """See `Promotions`."""
         self._index = index
-        self._spiller = Spiller(disk, rows)
-        self._promotions = Promotions(disk, index, rows, form, seconds, make_room)
+        self._spiller = Spiller(disk, rows, encoding)
+        self._promotions = Promotions(disk, index, rows, encoding, form, seconds, make_room, owner)
         self.spill, self.plant = self._spiller.spill, self._promotions.plant
         self.expect, self.waits = self._promotions.expect, self._promotions.waits
         self.settle, self.pause = self._promotions.settle, self._promotions.pause

@@ -81,7 +81,11 @@ class Engine:
         """The prefixes that are kept."""
         loaded, loop = self._loaded, self._loop
         return KeptPrefixes(
-            lambda work: loop.run(lambda: work(self._generation.reuse)), loaded.adapter, loaded.folder, loaded.disk
+            lambda work: loop.run(lambda: work(self._generation.reuse)),
+            loaded.adapter,
+            loaded.folder,
+            loaded.disk,
+            loaded.codec,
         )
 
     async def open(self, request: Request) -> Stream:

@@ -168,7 +168,8 @@ class Generation:
     def _make_rooms(self) -> None:
         costs = StepCosts(mixes=self._loaded.adapter.mixed)
         budget = self._loaded.budget
-        self._runner = Runner(self._loaded.adapter, budget, costs, self._loaded.cache_bytes, self._loaded.disk)
+        loaded = self._loaded
+        self._runner = Runner(loaded.adapter, budget, costs, loaded.cache_bytes, loaded.disk, loaded.codec)
         proposers = [*self._loaded.proposers]
         if self._loaded.adapter.head is not None:
             self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)

@@ -6,14 +6,17 @@ A caller names the tenant it speaks for, and is told about that one alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 from ingot.cache.archive import ArchiveSeal
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import tenant_digest
-from ingot.cache.tree import Node, Owner
+from ingot.cache.prefix import PrefixIndex
+from ingot.cache.tree import Node
 from ingot.engine.prefix_files import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
@@ -32,9 +35,11 @@ def always() -> bool:
 
 
 class KeptPrefixes:
-    def __init__(self, run: OnThread, adapter: Adapter, folder: Path | None, disk: Disk | None = None) -> None:
+    def __init__(
+        self, run: OnThread, adapter: Adapter, folder: Path | None, disk: Disk | None, codec: PairCodec
+    ) -> None:
         """`folder` has the model's files; without any, what is kept cannot be moved."""
-        self._run, self._adapter, self._folder, self._disk = run, adapter, folder, disk
+        self._run, self._adapter, self._folder, self._disk, self._codec = run, adapter, folder, disk, codec
 
     def status(self, tenant: str) -> CacheStatus:
         known = self._run(lambda reuse: _status(reuse, tenant))
@@ -73,7 +78,7 @@ class KeptPrefixes:
         """Names everything that kept states depend on."""
         if self._folder is None:
             raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
-        return ArchiveSeal(states_key(self._adapter, self._folder), secret)
+        return ArchiveSeal(states_key(self._adapter, self._folder, self._codec), secret)
 
 
 def _disk_totals(disk: Disk) -> DiskTotals:
@@ -83,6 +88,7 @@ def _disk_totals(disk: Disk) -> DiskTotals:
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:
     index, counts = reuse.index, reuse.counts[tenant]
+    salts = dict.fromkeys(owner.salt for owner in index.owners(tenant))
     return CacheStatus(
         limit_bytes=reuse.limit,
         used_bytes=index.shares.held[tenant],
@@ -92,8 +98,13 @@ def _status(reuse: Reuse, tenant: str) -> CacheStatus:
         hits=counts.hits,
         prompt_tokens=counts.prompt_tokens,
         matched_tokens=counts.matched_tokens,
-        salts=tuple(_salt(salt, index.nodes(Owner(tenant, salt))) for salt in index.salts(tenant)),
+        salts=tuple(_salt(salt, _nodes(index, tenant, salt)) for salt in salts),
     )
+
+
+def _nodes(index: PrefixIndex, tenant: str, salt: str) -> Iterator[Node]:
+    """What is kept under a salt, exact or not."""
+    return chain.from_iterable(index.nodes(owner) for owner in index.owners(tenant) if owner.salt == salt)
 
 
 def _salt(salt: str, nodes: Iterable[Node]) -> SaltStatus:

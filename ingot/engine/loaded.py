@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
@@ -30,3 +31,4 @@ class Loaded:
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
     processor: Processor | None = None  # how the model is shown pictures and clips; None: it has no vision tower
     disk: Disk | None = None  # where computed prefixes are kept beside memory
+    codec: PairCodec = RAW_CODEC  # what they are put into

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
-from ingot.cache.packing import Form, check_fits, described, loosened, packed, unpacked
+from ingot.cache.packing import Form, check_fits, described, packed, unpacked
 from ingot.cache.records import Record
 from ingot.cache.tree import Node, Owner
 from ingot.engine.form import form_of
@@ -36,7 +36,7 @@ def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Cal
 
     def data(number: int) -> list[bytes]:
         check_going(going)
-        return run(lambda reuse: packed(loosened(reuse.rows, taken.records[number])))
+        return run(lambda reuse: packed(reuse.encoding.loose(taken.records[number])))
 
     try:
         archive.write(path, seal, taken.pieces, data)
@@ -47,18 +47,19 @@ def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Cal
 
 def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
     taken = Snapshot()
-    for salt in reuse.index.salts(tenant):
+    # Files hold what went through the codec, where there is one, and nothing else.
+    for owner in (owner for owner in reuse.index.owners(tenant) if not owner.exact):
         numbers: dict[Node, int] = {}
         # Parents come before their children.
-        for node in sorted(reuse.index.nodes(Owner(tenant, salt)), key=lambda node: node.end):
+        for node in sorted(reuse.index.nodes(owner), key=lambda node: node.end):
             if node.record is None:  # on disk alone
                 continue
             assert node.parent is not None
             parent = numbers.get(node.parent, -1)
             numbers[node] = len(taken.pieces)
-            loose = loosened(reuse.rows, node.record)
+            loose = reuse.encoding.loose(node.record)
             stored = described(loose, node.tokens, landmark=node.landmark)
-            taken.pieces.append(ArchivedRecord.of(stored, salt=salt, parent=parent))
+            taken.pieces.append(ArchivedRecord.of(stored, salt=owner.salt, parent=parent))
             taken.records.append(node.record)
     return taken
 
@@ -72,7 +73,7 @@ def adopt(
     soon after `going` says no, with what was kept until then.
     """
     opened = Archive.open(path, seal, going)
-    form = [run(lambda reuse: form_of(adapter, reuse.rows))]
+    form = [run(lambda reuse: reuse.encoding.form(form_of(adapter, reuse.rows)))]
     paths: list[tuple[int, ...]] = []
     added = 0
     try:

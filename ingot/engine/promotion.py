@@ -21,10 +21,12 @@ from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import digest
 from ingot.cache.disk.reader import Reading
 from ingot.cache.disk.record_file import StoredData
-from ingot.cache.packing import Form, LooseRecord, check_fits, laid, unpacked
+from ingot.cache.encoding import RecordEncoding
+from ingot.cache.packing import Form, LooseRecord, check_fits, unpacked
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
+from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.spilling import record_owner
 from ingot.errors import IngotError
@@ -80,14 +82,17 @@ class Promotions:
         disk: Disk,
         index: PrefixIndex,
         rows: Rows,
+        encoding: RecordEncoding,
         form: Form,
         seconds: Callable[[int], float],
         make_room: Callable[[], bool],
+        owner: Callable[[Request], Owner],
     ) -> None:
         """`seconds(n)` is what computing n tokens takes, 0 where that is not known; `make_room` sees to it that
-        `reserved` bytes are free, and says whether they are."""
-        self._disk, self._index, self._rows, self._form = disk, index, rows, form
-        self._seconds, self._make_room = seconds, make_room
+        `reserved` bytes are free, and says whether they are; `owner` says whose prefixes a request takes over."""
+        self._disk, self._index, self._rows = disk, index, rows
+        self._encoding, self._form = encoding, encoding.form(form)
+        self._seconds, self._make_room, self._owner = seconds, make_room, owner
         self._known: dict[Sequence, Promotion | None] = {}  # those in the queue; None: nothing is to be read
         self._planted: dict[Owner, int] = {}  # as of which generation of the store
         self._speed = FIRST_SPEED
@@ -99,12 +104,12 @@ class Promotions:
     def plant(self, owner: Owner) -> None:
         """Let the index know what is on disk of an owner's, if it does not."""
         store = self._disk.store
-        if self._planted.get(owner) == store.generation:
+        if owner.exact or self._planted.get(owner) == store.generation:
             return
         self._planted[owner] = store.generation
         paths: dict[str, tuple[int, ...]] = {digest([]): ()}
         within: dict[str, tuple[int, ...]] = {}
-        for entry in store.entries(record_owner(*owner)):
+        for entry in store.entries(record_owner(owner.tenant, owner.salt)):
             before = paths.get(entry.before, within.get(entry.within, ())[: entry.begin])
             tokens = (*before, *entry.tokens)
             if digest(tokens) == entry.path and self._index.plant(owner, tokens, entry):
@@ -134,7 +139,9 @@ class Promotions:
             self._disk.counts.hits += read > 0
             self._disk.counts.misses += read == 0 and len(sequence.tokens) - length > WORTH_READING
         used = [
-            node.filed.entry for node in self._index.along(_owner(sequence), sequence.tokens[:length]) if node.filed
+            node.filed.entry
+            for node in self._index.along(self._owner(sequence.request), sequence.tokens[:length])
+            if node.filed
         ]
         self._disk.store.touch(used)
         return read
@@ -149,7 +156,7 @@ class Promotions:
     # Beginning
 
     def _begun(self, sequence: Sequence, attempts: int = 1) -> Promotion | None:
-        owner = _owner(sequence)
+        owner = self._owner(sequence.request)
         self.plant(owner)
         found = self._index.reach(owner, sequence.tokens, len(sequence.tokens) - 1)
         entries = list(dict.fromkeys(node.filed.entry for node in found.lacking if node.filed is not None))
@@ -260,7 +267,7 @@ class Promotions:
         if node.record is None:
             before = [each.record for each in above if each.record is not None]
             part = record.before(node.end).behind(node.begin)
-            self._index.fill(node, laid(self._rows, before, part))
+            self._index.fill(node, self._encoding.taken(before, part))
         elif node.record.checkpoint is None and node.has_filed_checkpoint:
             self._index.fill(node, replace(node.record, checkpoint=record.checkpoint))
 
@@ -273,7 +280,3 @@ class Promotions:
         promotion.ahead.clear()
         for reading in mine.difference(self._readings()):
             reading.cancelled = True
-
-
-def _owner(sequence: Sequence) -> Owner:
-    return Owner(sequence.request.tenant, sequence.request.salt)

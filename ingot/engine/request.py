@@ -95,6 +95,7 @@ class Request:
     reading: AnswerParsing | None = None  # None: the text is delivered as it stands
     guide: GuidePlan | None = None  # what each answer is held to
     cache: bool = True  # may take over computed prefixes and leave its own
+    exact: bool = False  # takes over only what is the very same as if it were computed anew
     salt: str = ""  # requests with different salts share nothing
     tenant: str = ""  # whose request it is; tenants share nothing and see nothing of each other
     pin: bool = False  # what is computed of its prompts is kept while anything else can go
@@ -155,6 +156,11 @@ class CacheReport:
     ours: tuple[int, ...] = ()
     theirs: tuple[int, ...] = ()
     read: int = 0  # of the matched tokens, those that were read from disk
+    codec: str = "raw"  # what they went through, or some of them
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec != "raw"
 
     @property
     def tier(self) -> Literal["ram", "disk"] | None:

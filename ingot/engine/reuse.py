@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from ingot.cache.disk.disk import Disk
+from ingot.cache.encoding import LossyEncoding, RecordEncoding
 from ingot.cache.launch import Row
-from ingot.cache.packing import Form, LooseRecord, laid
+from ingot.cache.packing import Form, LooseRecord
 from ingot.cache.pages import joined
-from ingot.cache.prefix import SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
+from ingot.cache.prefix import NO_CONDENSER, SNIPPET, Match, Needs, Owner, PrefixIndex, agreement
 from ingot.cache.records import Record, put, take
 from ingot.cache.resuming import Tier as Where
 from ingot.cache.rows import Rows
 from ingot.cache.thinning import CLOSE
 from ingot.engine.budget import Budget
+from ingot.engine.condensing import RecordCondenser
 from ingot.engine.costs import StepCosts
 from ingot.engine.disk_tier import DiskTier, NoTier, Tier
 from ingot.engine.request import CacheReason, CacheReport, Request
@@ -65,11 +67,17 @@ class Counts:
 
 
 class Reuse:
-    def __init__(self, rows: Rows, budget: Budget, costs: StepCosts, limit: int) -> None:
+    def __init__(
+        self, rows: Rows, budget: Budget, costs: StepCosts, limit: int, encoding: RecordEncoding | None = None
+    ) -> None:
         needs = needs_of(rows)
         self._costs = costs
         self._tier: Tier = NoTier()
-        self.index = PrefixIndex(needs, self._seconds, spill=lambda node: self._tier.spill(node))
+        self.encoding = RecordEncoding(rows) if encoding is None else encoding
+        self._condenser = RecordCondenser(self.encoding) if isinstance(self.encoding, LossyEncoding) else None
+        self.index = PrefixIndex(
+            needs, self._seconds, spill=lambda node: self._tier.spill(node), condenser=self._condenser or NO_CONDENSER
+        )
         self.limit = limit
         self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
         self.rows, self._needs, self._budget = rows, needs, budget
@@ -82,9 +90,11 @@ class Reuse:
         return self._costs.prefill_ms(tokens) / 1000
 
     def attach(self, disk: Disk, form: Form) -> None:
-        """Keep on disk what memory has no room for."""
+        """Keep on disk what memory has no room for. `form` is that of raw records."""
         if self.limit:
-            self._tier = DiskTier(disk, self.index, self.rows, form, self._seconds, self._make_room)
+            self._tier = DiskTier(
+                disk, self.index, self.rows, self.encoding, form, self._seconds, self._make_room, self.owner
+            )
 
     # Planning
 
@@ -99,17 +109,18 @@ class Reuse:
             sequence.report = self.explain(sequence.request, sequence.tokens, "ram")
         if not self._uses(sequence.request):
             return
-        owner = _owner(sequence.request)
+        owner = self.owner(sequence.request)
         found = self.index.match(owner, sequence.tokens, len(sequence.tokens) - 1)
         read = self._tier.settle(sequence, found.length)
         if found.length:
             self._found[sequence] = found
         sequence.computed = sequence.kept = found.length
+        sequence.codec = found.codec
         sequence.agreed.clear()
         if first:
             sequence.stops = self._stops(sequence, found)
             sequence.cached = found.length
-            sequence.report = sequence.report and replace(sequence.report, read=read)
+            sequence.report = sequence.report and replace(sequence.report, read=read, codec=found.codec)
             self.counts[owner.tenant].add(len(sequence.tokens), found.length)
 
     def _stops(self, sequence: Sequence, found: Match) -> frozenset[int]:
@@ -129,10 +140,12 @@ class Reuse:
         more."""
         if (reason := self._unused(request)) is not None:
             return CacheReport(len(tokens), 0, 0, reason)
-        self._tier.plant(_owner(request))
-        found = self.index.explain(_owner(request), tokens, len(tokens) - 1, tier)
+        owner = self.owner(request)
+        self._tier.plant(owner)
+        found = self.index.explain(owner, tokens, len(tokens) - 1, tier)
         ours = tuple(tokens[found.known : found.known + SNIPPET])
-        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs, found.filed)
+        codec = self.encoding.name if found.filed else found.codec
+        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs, found.filed, codec)
 
     def _unused(self, request: Request) -> CacheReason | None:
         """Why a request has nothing to do with what is kept, if so."""
@@ -142,6 +155,11 @@ class Reuse:
             return "off"
         # A prompt that is scored is computed whole: its logprobs are not part of any record.
         return "scored" if request.sampling.prompt_logprobs is not None else None
+
+    def owner(self, request: Request) -> Owner:
+        """Whose prefixes a request takes over. Who wants exact states has some of their own, where others' go through a
+        codec."""
+        return Owner(request.tenant, request.salt, request.exact and self.encoding.lossy)
 
     def _uses(self, request: Request) -> bool:
         return self._unused(request) is None
@@ -155,7 +173,7 @@ class Reuse:
         )
 
     def _shares(self, sequence: Sequence, other: Sequence) -> bool:
-        if _owner(other.request) != _owner(sequence.request) or not self._uses(other.request):
+        if self.owner(other.request) != self.owner(sequence.request) or not self._uses(other.request):
             return False
         shared = min(_agreement(sequence, other), len(sequence.tokens) - 1)
         if not self._needs.anywhere:
@@ -185,7 +203,7 @@ class Reuse:
         """By group, the pages that a sequence would take over if it were admitted now. Leaves no trace."""
         if not self._uses(sequence.request):
             return []
-        found = self.index.peek(_owner(sequence.request), sequence.tokens, len(sequence.tokens) - 1)
+        found = self.index.peek(self.owner(sequence.request), sequence.tokens, len(sequence.tokens) - 1)
         pages: list[list[int]] = []
         for group in self.rows.groups:
             oldest = 0 if group.window is None else max(0, found.length - group.window + 1)
@@ -201,7 +219,24 @@ class Reuse:
         found = self._found.pop(sequence, None)
         if found is not None:
             assert sequence.row is not None
-            put(self.rows, sequence.row, found.records, found.length)
+            put(self.rows, sequence.row, self._with_pages(sequence, found), found.length)
+
+    def lacks_pages(self, sequence: Sequence) -> bool:
+        """Whether restoring a sequence that was just admitted takes new pages."""
+        found = self._found.get(sequence)
+        return found is not None and not all(record.has_pages for record in found.records)
+
+    def _with_pages(self, sequence: Sequence, found: Match) -> Many[Record]:
+        """What is only there encoded gets pages again, which the next ones share."""
+        if self._condenser is None:
+            return found.records
+        restored = self._condenser.restored(found.records, found.length)
+        same = {id(record): made for record, made in zip(found.records, restored, strict=True) if record is not made}
+        for node in self.index.along(self.owner(sequence.request), sequence.tokens[: found.length]):
+            made = same.get(id(node.record))
+            if made is not None and made.end == node.end:
+                self.index.fill(node, made)
+        return restored
 
     def keep(self, sequence: Sequence, *, last: bool = False) -> None:
         """Keep what the sequence computed since the last time, if this is a place to do so."""
@@ -222,10 +257,10 @@ class Reuse:
     def _insert(self, row: Row, sequence: Sequence) -> None:
         computed = row.length
         made = self.index.insert(
-            _owner(sequence.request),
+            self.owner(sequence.request),
             sequence.stored,
             computed,
-            lambda begin, back: take(self.rows, row, begin, back),
+            lambda begin, back: replace(take(self.rows, row, begin, back), codec=sequence.codec),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],
         )
         sequence.kept = computed
@@ -237,7 +272,7 @@ class Reuse:
 
     def _pin(self, sequence: Sequence) -> None:
         """Pins must leave room for others: those that would take more than their share are kept like anything else."""
-        owner = _owner(sequence.request)
+        owner = self.owner(sequence.request)
         wanted = self.index.unpinned_bytes(owner, sequence.prompt)
         if self.index.pinned_bytes() + wanted <= PINNED_SHARE * self.limit:
             self.index.pin(owner, sequence.prompt)
@@ -249,7 +284,7 @@ class Reuse:
             return 0  # it is here already, or what it builds on had to go
 
         def make(begin: int, back: int) -> Record:
-            return laid(self.rows, self.index.records(owner, tokens[:begin]), record.behind(begin))
+            return self.encoding.taken(self.index.records(owner, tokens[:begin]), record.behind(begin))
 
         self.index.insert(owner, tokens, record.end, make, landmark=landmark)
         self.make_way(self._needed)
@@ -259,6 +294,8 @@ class Reuse:
         """Hold no more than running sequences leave, which need so many bytes."""
         self._needed = needed
         kept = self._tier.reserved
+        if self._condenser is not None:
+            self._condenser.begin()
         self.index.shrink(self.limit - kept, lambda: needed + self._alone + kept <= self._budget.states)
 
     def _make_room(self) -> bool:
@@ -296,10 +333,6 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
     if held is None or held[:2] != lengths:
         held = sequence.agreed[other.ticket] = (*lengths, agreement(sequence.tokens, other.tokens))
     return held[2]
-
-
-def _owner(request: Request) -> Owner:
-    return Owner(request.tenant, request.salt)
 
 
 class OnThread(Protocol):

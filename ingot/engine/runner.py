@@ -15,7 +15,9 @@ from itertools import accumulate, zip_longest
 
 import mlx.core as mx
 
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
+from ingot.cache.encoding import encoding_of
 from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
@@ -53,14 +55,22 @@ class Runner:
     """Owns the rows. Only the engine thread may call it."""
 
     def __init__(
-        self, adapter: Adapter, budget: Budget, costs: StepCosts, cache_bytes: int, disk: Disk | None = None
+        self,
+        adapter: Adapter,
+        budget: Budget,
+        costs: StepCosts,
+        cache_bytes: int,
+        disk: Disk | None = None,
+        codec: PairCodec = RAW_CODEC,
     ) -> None:
+        """Raises ConfigError where the model's states cannot be put into that codec."""
         self._adapter, self._budget, self._costs = adapter, budget, costs
         self.rows: Rows = adapter.new_rows(budget.states, budget.earlier)
         self.seated: list[Sequence] = []  # those that have a row
-        self.reuse = Reuse(self.rows, budget, costs, cache_bytes)
-        if disk is not None:
-            self.reuse.attach(disk, form_of(adapter, self.rows))
+        form = form_of(adapter, self.rows) if codec.lossy or disk is not None else None
+        self.reuse = Reuse(self.rows, budget, costs, cache_bytes, encoding_of(self.rows, codec, form))
+        if disk is not None and form is not None:
+            self.reuse.attach(disk, form)
         self.room = Room(budget, self.reuse.known_pages)
         self._passes = Passes(adapter, budget)
         # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
@@ -140,6 +150,9 @@ class Runner:
             self._keep(sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
             self._leave(sequence)
+        if any(map(self.reuse.lacks_pages, plan.admitted)):
+            coming = [(sequence, sequence.reserved) for sequence in (*self.seated, *plan.admitted)]
+            self.reuse.make_way(self.room.needed(coming))
         for sequence in plan.admitted:
             sequence.row = self.rows.new()
             self.seated.append(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from ingot.cache.codecs.names import RAW
 from ingot.cache.launch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
 from ingot.errors import IngotError
@@ -43,6 +44,7 @@ class Sequence:
     cached: int = 0  # tokens that were taken over when it first ran
     report: CacheReport | None = None  # the same, explained
     kept: int = 0  # tokens that the prefix index holds of it
+    codec: str = RAW  # what its states went through that were taken over
     proposed: int = 0  # tokens that were guessed ahead for it
     accepted: int = 0  # those of them that it would have drawn anyway
     passes: int = 0  # forward passes that drew for it, behind its prompt's

@@ -14,8 +14,9 @@ from typing import Final
 
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import Header, RecordOwner, digest
+from ingot.cache.encoding import RecordEncoding
 from ingot.cache.filed import FiledRecord
-from ingot.cache.packing import described, loosened, packed
+from ingot.cache.packing import described, packed
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
 
@@ -30,14 +31,18 @@ CLOSING_S: Final = 20.0
 
 
 class Spiller:
-    def __init__(self, disk: Disk, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
-        self._disk, self._rows, self._clock = disk, rows, clock
+    def __init__(
+        self, disk: Disk, rows: Rows, encoding: RecordEncoding, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._disk, self._rows, self._encoding, self._clock = disk, rows, encoding, clock
         self._left, self._since = BURST_S, clock()
 
     def spill(self, node: Node) -> bool:
         """Whether a node's record is on disk, or on its way there. Never waits for a file."""
         if node.is_saved:
             return True
+        if node.root_owner.exact:  # files hold what went through the codec
+            return False
         now = self._clock()
         self._left = min(BURST_S, self._left + BUSY_SHARE * (now - self._since))
         self._since = now
@@ -72,7 +77,8 @@ class Spiller:
     def _unsaved(nodes: Iterable[Node]) -> list[Node]:
         """Beginnings before what goes on from them: without those it would be of no use. What was saved and had to go
         is left out, or a disk that is too small for all would be written to forever."""
-        unsaved = (node for node in nodes if node.record is not None and not node.is_saved)
+        held = (node for node in nodes if node.record is not None and not node.root_owner.exact)
+        unsaved = (node for node in held if not node.is_saved)
         return sorted((node for node in unsaved if node.filed is None or node.filed.there), key=lambda node: node.end)
 
     def _hand_over(self, node: Node) -> bool:
@@ -89,7 +95,7 @@ class Spiller:
     def _packed(self, node: Node) -> tuple[Header, tuple[bytes, ...]]:
         record, owner, parent = node.record, node.root.owner, node.parent
         assert record is not None and owner is not None and parent is not None
-        loose = loosened(self._rows, record)
+        loose = self._encoding.loose(record)
         amid = parent.filed is not None and parent.filed.there and parent.filed.end < parent.filed.entry.end
         header = Header(
             self._disk.store.key,

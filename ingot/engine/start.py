@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import FOLDER_MODE
 from ingot.cache.disk.store import DiskLimits
@@ -124,6 +126,7 @@ def load(
         kernels="" if compiled is None else str(compiled),
     )
     cache_bytes = _cache_bytes(settings, budget)
+    codec = _codec(settings, adapter)
     return Loaded(
         adapter,
         tokenizer,
@@ -134,7 +137,8 @@ def load(
         folder,
         proposers=proposers,
         guessed_tokens=choice.tokens,
-        disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder),
+        disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder, codec),
+        codec=codec,
     )
 
 
@@ -156,13 +160,25 @@ def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
     return replace(footprint, recurrent=2 * footprint.recurrent)
 
 
-def _disk(settings: Settings, where: Path, adapter: Adapter, folder: Path) -> Disk:
+def _codec(settings: Settings, adapter: Adapter) -> PairCodec:
+    """What kept records are put into. Raises ConfigError where that would wreck the model."""
+    codec = PairCodec(CodecName.parse(settings.cache_codec))
+    if codec.lossy and adapter.has_sinks:
+        raise ConfigError(
+            f"cache_codec {codec.name} cannot be used: this model's attention has sinks, which weigh keys against a "
+            "fixed number, so that small errors in keys change what it attends to. Use cache_codec raw.",
+            param="cache_codec",
+        )
+    return codec
+
+
+def _disk(settings: Settings, where: Path, adapter: Adapter, folder: Path, codec: PairCodec) -> Disk:
     limits = DiskLimits(
         int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
     )
     try:
         where.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        key = exact_key(adapter, folder, where / "digests.json", deterministic=settings.deterministic)
+        key = exact_key(adapter, folder, codec, where / "digests.json", deterministic=settings.deterministic)
         return Disk.open(where, key, limits)
     except OSError as error:
         raise ConfigError(f"cache_dir {where} cannot be used: {error.strerror}", param="cache_dir") from error

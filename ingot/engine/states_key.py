@@ -5,31 +5,32 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.layers import AppendState
 from ingot.cache.rows import Rows
 from ingot.models.adapter import Adapter
 from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
 
-CODEC = "raw"
 
-
-def states_key(adapter: Adapter, folder: Path) -> dict[str, str]:
+def states_key(adapter: Adapter, folder: Path, codec: PairCodec) -> dict[str, str]:
     return {
         "model": model_digest(folder),
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
-        "codec": CODEC,
+        "codec": codec.described,
     }
 
 
-def exact_key(adapter: Adapter, folder: Path, digests: Path, *, deterministic: bool) -> dict[str, str]:
+def exact_key(
+    adapter: Adapter, folder: Path, codec: PairCodec, digests: Path, *, deterministic: bool
+) -> dict[str, str]:
     """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
     remembers what models' files were found to be."""
     return {
         "model": remembered_digest(folder, digests),
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
-        "codec": CODEC,
+        "codec": codec.described,
         "states": str(adapter.formats),
         "layout": _layout(adapter.new_rows()),
         "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",

@@ -26,6 +26,8 @@ INTERFACE = 2
 """Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
+ROTATED = (16, 32, 64, 128, 256, 512)
+"""Sizes of vectors that the codecs of kept keys and values rotate."""
 MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
 
 
@@ -450,3 +452,20 @@ def scan(
         skip=skip,
         norm=norm,
     )
+
+
+def has_codecs() -> bool:
+    """Whether the codecs of kept keys and values are there, which an older build lacks."""
+    return available() and hasattr(_loaded(), "Codec")
+
+
+def turbo_codec(
+    signs: Sequence[float], borders: Sequence[float], levels: Sequence[float], *, keeps_length: bool
+) -> Any:
+    """See `ingot.cache.codecs.turbo`; the borders are the positive ones. Sizes are those that are `ROTATED`."""
+    return _loaded().Codec.turbo(list(signs), list(borders), list(levels), keeps_length)
+
+
+def affine_codec(size: int, group: int, bits: int) -> Any:
+    """See `ingot.cache.codecs.affine`."""
+    return _loaded().Codec.affine(size, group, bits)

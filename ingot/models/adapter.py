@@ -95,6 +95,11 @@ class Adapter:
         return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
 
     @property
+    def has_sinks(self) -> bool:
+        """Whether attention weighs keys against learned numbers, whatever its class calls them."""
+        return any("sink" in name.rsplit(".", 1)[-1] for name, _ in parameters(self.model))
+
+    @property
     def formats(self) -> NumberFormats:
         return NumberFormats(
             weights=weight_format(self.config, self.dtype),

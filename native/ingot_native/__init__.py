@@ -9,6 +9,7 @@ if mlx.core.__version__ != built_for.MLX:
 
 from ingot_native._native import (
     Attention,
+    Codec,
     Convolution,
     Gate,
     GatedDelta,
@@ -43,6 +44,7 @@ INTERFACE = 2
 __all__ = [
     "INTERFACE",
     "Attention",
+    "Codec",
     "Convolution",
     "Gate",
     "GatedDelta",

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "attend.h"
+#include "codec.h"
 #include "draw.h"
 #include "experts.h"
 #include "floats.h"
@@ -128,6 +129,26 @@ void bind_attention(nb::module_& module) {
           "What was attended to, the keys and the values. A token sees the `window` newest ones, or all where it is 0.");
 }
 
+void bind_codecs(nb::module_& module) {
+  nb::class_<ingot::Codec>(module, "Codec", "How vectors are put into fewer bits.")
+      .def_static("turbo", &ingot::Codec::turbo, "signs"_a, "borders"_a, "levels"_a, "keeps_length"_a,
+                  "Directions, rotated; the borders are the positive ones.")
+      .def_static("affine", &ingot::Codec::affine, "size"_a, "group"_a, "bits"_a, "Even steps within groups.")
+      .def(
+          "encode",
+          [](std::shared_ptr<ingot::Codec> codec, const mlx::core::array& x, const std::optional<mlx::core::array>& centre) {
+            return ingot::encode(lent(std::move(codec)), x, centre);
+          },
+          "x"_a, "centre"_a.none() = nb::none(), "Codes and scales of vectors [..., tokens, size].")
+      .def(
+          "decode",
+          [](std::shared_ptr<ingot::Codec> codec, const mlx::core::array& codes, const mlx::core::array& scales,
+             mlx::core::Dtype dtype, const std::optional<mlx::core::array>& centre) {
+            return ingot::decode(lent(std::move(codec)), codes, scales, dtype, centre);
+          },
+          "codes"_a, "scales"_a, "dtype"_a, "centre"_a.none() = nb::none());
+}
+
 void bind_rows(nb::module_& module) {
   module.def("rms_norm", [](const mlx::core::array& x, const mlx::core::array& weight, float eps) {
     return ingot::rms_norm(x, weight, eps);
@@ -154,6 +175,7 @@ NB_MODULE(_native, module) {
   bind_stack(module);
   bind_attention(module);
   bind_rows(module);
+  bind_codecs(module);
   ingot::bind_recurrent(module);
   bind_experts(module);
   module.def(

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "codes.h"
 #include "dense.h"
 #include "floats.h"
 #include "kernels.h"
@@ -31,13 +32,15 @@ struct Set {
   const Floats& floats;
   const Recurrence& recurrence;
   const Dense& dense;
+  const Codes& codes;
 };
 #define INGOT_SET(name)                      \
   extern const Kernels kernels_##name;       \
   extern const Floats floats_##name;         \
   extern const Recurrence recurrence_##name; \
   extern const Dense dense_##name;           \
-  const Set name{kernels_##name, floats_##name, recurrence_##name, dense_##name};
+  extern const Codes codes_##name;           \
+  const Set name{kernels_##name, floats_##name, recurrence_##name, dense_##name, codes_##name};
 
 INGOT_SET(portable)
 #if defined(__x86_64__)
@@ -108,5 +111,7 @@ const Floats& floats() { return set().floats; }
 const Recurrence& recurrence() { return set().recurrence; }
 
 const Dense& dense() { return set().dense; }
+
+const Codes& codes() { return set().codes; }
 
 }  // namespace ingot

@@ -38,6 +38,9 @@ class Paper:
     def has_checkpoint(self) -> bool:
         return self.checkpoint is not None
 
+    codec = "raw"
+    parts = ()
+
     @property
     def loose_bytes(self) -> int:
         return self.nbytes

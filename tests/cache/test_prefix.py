@@ -157,7 +157,7 @@ def test_nothing_is_left_of_an_owner_whose_last_piece_went() -> None:
     for salt in "abc":
         store(held, [1] * 5, APPEND, Owner("me", salt))
     held.shrink(0)
-    assert held.salts("me") == [] and held._forest.tenants == []
+    assert held.owners("me") == [] and held._forest.tenants == []
 
 
 def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:
@@ -166,5 +166,5 @@ def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:
         store(held, [1] * 5, APPEND, owner)
     assert held.clear("me") == 100
     held.check()
-    assert (held.nbytes, held.salts("me"), held.salts("you")) == (50, [], ["a"])
+    assert (held.nbytes, held.owners("me"), held.owners("you")) == (50, [], [Owner("you", "a")])
     assert held.clear("nobody") == 0

@@ -24,6 +24,7 @@ from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, In
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
+from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -215,9 +216,7 @@ class MessagesBody(PromptBody):
     metadata: Metadata | None = accepts(ObjectOf(Metadata), "About the request.")
     service_tier: str | None = accepts(OneOf(("auto", "standard_only")), "Every request is served alike.")
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    cache: str = accepts(
-        OneOf(("auto", "off")), "`off` computes everything anew and keeps nothing of this request.", default="auto"
-    )
+    cache: str = accepts(REUSE, WHAT_IS_REUSED, default="auto")
     cache_salt: str = accepts(
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
@@ -265,7 +264,8 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         guide=wanted.guide,
         marks=wanted.marks,
         media=wanted.media,
-        cache=body.cache == "auto",
+        cache=body.cache != "off",
+        exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
         deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
@@ -278,7 +278,7 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         served.seal,
         len(wanted.prompt),
         body.max_tokens,
-        marked=body.marked and body.cache == "auto" and served.keeps_prefixes,
+        marked=body.marked and body.cache != "off" and served.keeps_prefixes,
         hides_thinking=body.hides_thinking,
         may_think=wanted.may_think,
         edits=edits,
@@ -303,7 +303,7 @@ def prepare(body: PromptBody, served: Served, reading: BodyReading) -> tuple[Pre
         raise Unsupported("output_format is the older name of output_config.format: send one.", param="output_format")
     ask, edits = body.ask(served, reading)
     if isinstance(body, MessagesBody):
-        ask = replace(ask, salt=body.cache_salt, remembers=body.cache == "auto")
+        ask = replace(ask, salt=body.cache_salt, remembers=body.cache != "off")
     wanted = prepare_ask(served, ask, names=NAMES)
     reading.ignored.extend(name for name in wanted.ignored if name not in reading.ignored)
     return wanted, edits

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ingot.engine.request import Sampling, Stop
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Bool, Int, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.fields import Bool, Int, Number, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
 from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
+from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP, stop_strings
 from ingot.protocol.schema.token_ids import Biases, TokenIds
 from ingot.protocol.served import DEFAULT_NAME, Served
@@ -67,9 +68,7 @@ class GenerationBody:
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    cache: str = accepts(
-        OneOf(("auto", "off")), "`off` computes everything anew and keeps nothing of this request.", default="auto"
-    )
+    cache: str = accepts(REUSE, WHAT_IS_REUSED, default="auto")
     cache_salt: str = accepts(
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )

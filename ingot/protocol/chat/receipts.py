@@ -86,10 +86,12 @@ class PromptNote(Struct):
 
 
 class CacheReceipt(Struct):
-    """`matched_tokens` of all prompts were taken over from `tier`; `reason` says why no more."""
+    """`matched_tokens` of all prompts were taken over from `tier`; `reason` says why no more. `codec` is what they went
+    through, or some of them: `raw` where they are as they were computed."""
 
     matched_tokens: int
     tier: Literal["ram", "disk"] | None
+    codec: str | None
     reason: ReceiptReason | Literal["several"]
     diverged: Divergence | None = None
     prompts: list[PromptReceipt] | UnsetType = UNSET
@@ -105,10 +107,16 @@ class CacheReceipt(Struct):
         return cls(
             matched,
             min((report.tier for report in reports if report.tier is not None), default=None),  # disk before ram
+            _codec([report for report in reports if report.matched]),
             reasons.pop() if len(reasons) == 1 else "several",
             each[0].diverged if len(each) == 1 else None,
             each if len(each) > 1 else UNSET,
         )
+
+
+def _codec(reports: Sequence[CacheReport]) -> str | None:
+    """Of several prompts', the one that is lossy, if one is."""
+    return next((report.codec for report in reports if report.lossy), reports[0].codec if reports else None)
 
 
 def divergence(report: CacheReport, number: int, source: Source | None) -> Divergence | None:

@@ -252,7 +252,7 @@ class ChatBody(GenerationBody):
             thinking_format=self.thinking_format,
             history=self.template_history,
             salt=self.cache_salt,
-            remembers=self.cache == "auto",
+            remembers=self.cache != "off",
         )
 
 
@@ -290,7 +290,8 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         guide=wanted.guide,
         marks=wanted.marks,
         media=wanted.media,
-        cache=body.cache == "auto",
+        cache=body.cache != "off",
+        exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
         deadline=body.deadline(served),

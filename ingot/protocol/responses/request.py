@@ -131,7 +131,8 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         guide=wanted.guide,
         marks=wanted.marks,
         media=wanted.media,
-        cache=body.cache == "auto",
+        cache=body.cache != "off",
+        exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
         deadline=body.deadline(served),
@@ -241,7 +242,7 @@ def wanted_of(
         output=body.output,
         variables=body.chat_template_kwargs,
         salt=body.cache_salt,
-        remembers=body.cache == "auto",
+        remembers=body.cache != "off",
     )
     wanted = prepare_ask(served, ask, names=NAMES)
     return replace(wanted, ignored=(*wanted.ignored, *dict.fromkeys(conversation.left_out)))

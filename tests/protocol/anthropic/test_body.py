@@ -87,6 +87,7 @@ def test_sampling_and_stopping_reach_the_engine() -> None:
     assert made.sampling.seed == 2**64 - 1
     assert made.stop == Stop(strings=("END", "\n\n"))
     assert not made.cache
+    assert request(cache="exact").exact and request(cache="exact").cache
 
 
 @pytest.mark.parametrize("system", ["Be kind.", [{"type": "text", "text": "Be kind."}]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ def test_a_divergence_names_message_and_character_and_shows_both_sides() -> None
     assert told([report()], source(CONVERSATION)) == {
         "matched_tokens": 6,
         "tier": "ram",
+        "codec": "raw",
         "reason": "diverged",
         "diverged": {"message": 0, "role": "user", "character": 6, "token": 6, "ours": "there", "theirs": "you"},
     }
@@ -53,7 +55,7 @@ def test_a_prompt_that_only_goes_on_has_not_diverged() -> None:
 
 def test_what_took_over_nothing_lay_nowhere() -> None:
     receipt = told([CacheReport(25, 0, 0, "off")], source(CONVERSATION))
-    assert receipt == {"matched_tokens": 0, "tier": None, "reason": "off", "diverged": None}
+    assert receipt == {"matched_tokens": 0, "tier": None, "codec": None, "reason": "off", "diverged": None}
 
 
 def test_thinking_that_one_side_lacks_is_a_rewrite_by_the_template() -> None:
@@ -85,3 +87,12 @@ def test_headers_say_the_same_in_short() -> None:
 
 def test_a_request_that_never_ran_has_no_receipt_for_the_cache() -> None:
     assert CacheReceipt.of([], None) is msgspec.UNSET
+
+
+def test_a_receipt_names_what_went_through_a_codec() -> None:
+    raw, lossy = report(), replace(report(), codec="turbo3")
+    nothing = replace(report(), matched=0, codec="turbo3")
+    assert told([raw], source(CONVERSATION))["codec"] == "raw"
+    assert told([lossy], source(CONVERSATION))["codec"] == "turbo3"
+    assert told([raw, lossy], source(CONVERSATION, CONVERSATION))["codec"] == "turbo3"
+    assert told([nothing], source(CONVERSATION))["codec"] is None

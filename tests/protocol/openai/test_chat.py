@@ -259,6 +259,7 @@ def test_what_is_said_of_the_cache_reaches_the_engine() -> None:
     assert (request().cache, request().salt) == (True, "")
     made = request(cache="off", cache_salt="tenant")
     assert (made.cache, made.salt) == (False, "tenant")
+    assert (request(cache="exact").cache, request(cache="exact").exact, request().exact) == (True, True, False)
 
 
 def test_a_model_without_a_template_says_where_to_go() -> None:

@@ -202,6 +202,8 @@ def test_the_request_carries_what_the_body_says() -> None:
     made = read(max_output_tokens=7, temperature=0.5, seed=3, stop="x", cache="off", cache_salt="s").first.request
     assert (made.id, made.max_tokens, made.sampling.temperature, made.sampling.seed) == (ID, 7, 0.5, 3)
     assert (made.stop.strings, made.cache, made.salt) == (("x",), False, "s")
+    exact = read(cache="exact").first.request
+    assert (exact.cache, exact.exact) == (True, True)
 
 
 # What went before

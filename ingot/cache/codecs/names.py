@@ -1,0 +1,53 @@
+"""What codecs are called. Pure Python: settings are checked before mlx is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ingot.errors import nearest
+
+RAW: Final = "raw"
+SINGLE: Final = (RAW, "affine8", "affine4", "turbo4", "turbo3", "turbo2", "turbo1")
+"""Each may stand alone, for keys and values alike, or on either side of a pair."""
+SHORT: Final = {"k8v4": "affine8/turbo4"}
+"""Pairs that have a name of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecName:
+    """Which codec keys are put into, and which values."""
+
+    keys: str = RAW
+    values: str = RAW
+
+    def __str__(self) -> str:
+        pair = f"{self.keys}/{self.values}"
+        short = {meaning: name for name, meaning in SHORT.items()}
+        return self.keys if self.keys == self.values else short.get(pair, pair)
+
+    @property
+    def lossy(self) -> bool:
+        return (self.keys, self.values) != (RAW, RAW)
+
+    @classmethod
+    def parse(cls, text: str) -> CodecName:
+        """Raises ValueError that says what there is."""
+        keys, slash, values = SHORT.get(text, text).partition("/")
+        for side in (keys, values) if slash else (keys,):
+            if side not in SINGLE:
+                near = nearest(side, (*SINGLE, *SHORT))
+                known = f"{', '.join(SINGLE)}, {', '.join(SHORT)}, or KEYS/VALUES such as affine8/turbo3"
+                raise ValueError(
+                    f"{side!r} is no codec; known are {known}" + (f"; did you mean {near}?" if near else "")
+                )
+        return cls(keys, values if slash else keys)
+
+
+def codec_problem(text: str) -> str | None:
+    """What is wrong with a codec's name, in words."""
+    try:
+        CodecName.parse(text)
+    except ValueError as error:
+        return str(error)
+    return None
