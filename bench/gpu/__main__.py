@@ -36,10 +36,10 @@ class Section:
 SECTIONS = {
     # Products of float32 in full: in fewer bits, which is what mlx does by default, rounding depends on the batch.
     "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
-    "attention": Section("kernels:attention", 45),
-    "delta": Section("kernels:delta", 35),
+    "attention": Section("kernels:attention", 40),
+    "delta": Section("kernels:delta", 25),
     "dense": Section("serving:dense", 85),
-    "packed": Section("serving:packed", 65),
+    "packed": Section("serving:packed", 90),
     "hybrid": Section("serving:hybrid", 75),
     "long": Section("serving:long", 60),
 }

@@ -15,11 +15,11 @@ from ingot.engine.speculation.lookup import Lookup
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kinds import Kind, kind_of
 from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.kernels.paged.kernels import available
 from ingot.models.adapter import adapt
 from tests import engines, tiny
+from tests.kernels.paged.memory import emulated
 
-pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+pytestmark = emulated
 
 
 @pytest.fixture
