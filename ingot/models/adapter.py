@@ -325,9 +325,11 @@ def run(
     *,
     mixed: bool,
 ) -> mx.array:
-    """See `Adapter.run`."""
+    """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens alone."""
     count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
+    if chosen is not None and isinstance(model, CompiledSteps):
+        model = model.model
     with rows.launch(parts, mixed=mixed) as layers:
         logits = _selected(model, selection, tokens.reshape(count, -1), layers, chosen)
     return logits.reshape(-1, logits.shape[-1])

@@ -64,7 +64,7 @@ class CompiledSteps:
     """Of one model. Only the engine thread may call it."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         self._angles: tuple[Angles, ...] | None = None  # which the model asks for; None: it was not seen yet
         self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # and how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _Arrays]]] = OrderedDict()
@@ -87,7 +87,7 @@ class CompiledSteps:
         return self._compiled(tokens, opened)
 
     def _plain(self, tokens: mx.array, layers: Sequence[LayerState]) -> mx.array:
-        logits: mx.array = self._model(tokens, cache=layers)
+        logits: mx.array = self.model(tokens, cache=layers)
         return logits
 
     def _learn(self, opened: _Open) -> None:
@@ -95,7 +95,7 @@ class CompiledSteps:
         memo = opened.mixed.memo
         unknown = [key for key in memo if not _is_known(key)]
         if unknown or any(("rows", group, (0,)) not in memo for group in opened.groups):
-            self.refused = f"{self._model.model_type} looks at its rows in a way that cannot be compiled"
+            self.refused = f"{self.model.model_type} looks at its rows in a way that cannot be compiled"
             return
         self._cuts = {group: opened.rows(group).asked for group in opened.groups}
         self._angles = tuple(key for key in memo if isinstance(key, Angles))

@@ -128,3 +128,15 @@ def test_few_graphs_are_kept(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) 
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60, 130], 60)
     assert len(steps._steps) == 2 and steps.refused is None
+
+
+def test_logits_after_some_tokens_alone_are_the_models_own(adapter: Adapter) -> None:
+    steps = CompiledSteps(adapter.model)
+    compare(adapter, steps, [3, 60], 12)
+    assert steps.refused is None and steps._steps
+    session = Session(adapter, steps, [3, 60])
+    for at in ([], [1], [0]):
+        given, part = mx.array([4, 5], mx.uint32), Part(tuple(session.rows), 1)
+        logits = run(steps, adapter.selection, session.states, given, [part], at, mixed=True)
+        mx.eval(logits, session.states.pending())
+        assert logits.shape[0] == len(at)
