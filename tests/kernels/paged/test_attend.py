@@ -106,9 +106,9 @@ def test_sixteen_queries_beside_one_with_caps_and_sinks(kind: str, size: int) ->
 
 def test_groups_before_a_window_are_not_launched() -> None:
     rows = Rows.of([range(2000)], [100_000])
-    assert rows.stretches(512, 0) == 196
+    assert rows.stretches(512, 0) == 256, "room for 196"
     assert rows.stretches(512, 128) == 1
-    assert rows.stretches(512, 1024) == 3
+    assert rows.stretches(512, 1024) == 4
 
 
 class Launched(Emulator):
