@@ -38,10 +38,10 @@ SECTIONS = {
     "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
     "attention": Section("kernels:attention", 40),
     "delta": Section("kernels:delta", 25),
-    "dense": Section("serving:dense", 85),
+    "dense": Section("serving:dense", 80),
     "packed": Section("serving:packed", 90),
     "hybrid": Section("serving:hybrid", 75),
-    "long": Section("serving:long", 60),
+    "long": Section("serving:long", 55),
 }
 
 FIGURE = "figure: "
