@@ -26,6 +26,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, launcher
 from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.models.layers.packed_linear import FEW
 from ingot.models.layers.turning import Angles
 
 log = logging.getLogger("ingot.models")
@@ -95,7 +96,7 @@ class CompiledSteps:
         memo = opened.mixed.memo
         unknown = [key for key in memo if not _is_known(key)]
         if unknown or any(("rows", group, (0,)) not in memo for group in opened.groups):
-            self.refused = f"{self.model.model_type} looks at its rows in a way that cannot be compiled"
+            self._refuse(f"{self.model.model_type} looks at its rows in a way that cannot be compiled")
             return
         self._cuts = {group: opened.rows(group).asked for group in opened.groups}
         self._angles = tuple(key for key in memo if isinstance(key, Angles))
@@ -107,12 +108,14 @@ class CompiledSteps:
         again = self._compiled(tokens, opened)
         if self.refused is None and not mx.array_equal(logits, again).item():
             apart = mx.abs(logits.astype(mx.float32) - again.astype(mx.float32)).max().item()
-            self.refused = f"compiled steps differ by {apart:.2g}"
-        if self.refused is not None:
-            log.warning("decode steps are not compiled: %s", self.refused)
-        elif len(self._steps) == known:  # it was made of another step
+            self._refuse(f"compiled steps differ by {apart:.2g}")
+        if len(self._steps) == known:  # it was made of another step
             self._agreed += 1
         return logits
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        log.warning("decode steps are not compiled, which is slower: %s", reason)
 
     def _compiled(self, tokens: mx.array, opened: _Open) -> mx.array:
         given, key = self._given(tokens, opened)
@@ -126,7 +129,7 @@ class CompiledSteps:
         try:
             logits, after = step(*given)
         except (ValueError, RuntimeError) as error:
-            self.refused = " ".join(str(error).split())[:300]
+            self._refuse(" ".join(str(error).split())[:300])
             return self._plain(tokens, opened.layers)
         finally:
             self._open = None
@@ -186,10 +189,14 @@ class CompiledSteps:
 
 
 def _decoding(layers: Sequence[LayerState]) -> _Open | None:
-    """None where something else is open than one token of each of some rows, all of it in the kernels' pages."""
+    """None where something else is open than one token of each of some rows, all of it in the kernels' pages; and for
+    so many rows that packed weights are unpacked for them, into memory that layers have in turn: who had it before is
+    no data of a step."""
     states = [layer for layer in layers if isinstance(layer, AppendState)]
     mixed = layers[0].whole
     if len(states) != len(layers) or mixed is None or len(mixed.parts) != 1 or mixed.is_stated:
+        return None
+    if mixed.tokens > FEW:
         return None
     storages = tuple(state.storage for state in states if isinstance(state.storage, KernelStorage))
     if mixed.parts[0].width != 1 or len(storages) != len(states) or not all(each.by_address for each in storages):

@@ -140,3 +140,17 @@ def test_logits_after_some_tokens_alone_are_the_models_own(adapter: Adapter) -> 
         logits = run(steps, adapter.selection, session.states, given, [part], at, mixed=True)
         mx.eval(logits, session.states.pending())
         assert logits.shape[0] == len(at)
+
+
+def test_more_rows_than_packed_weights_are_multiplied_by_as_they_are_are_not_compiled(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(adapter.model)
+    steps = CompiledSteps(counted)
+    compare(adapter, steps, [3, 60, 130], 24)
+    graphs, calls = len(steps._steps), counted.calls
+    monkeypatch.setattr(module, "FEW", 1)
+    session = Session(adapter, steps, [3, 60])
+    for _ in range(3):
+        session.step([4, 5], session.rows)
+    assert counted.calls == calls + 2 + 3 and len(steps._steps) == graphs, "prompts, and steps by the model itself"

@@ -33,14 +33,7 @@ class CubinFolder:
 
     def write(self, key: str, cubin: bytes) -> None:
         """Raises OSError. Nobody sees half of a file."""
-        descriptor, aside = tempfile.mkstemp(dir=self.folder, prefix=".")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(cubin).digest() + cubin)
-            Path(aside).replace(self._file(key))
-        except OSError:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        put(self._file(key), hashlib.sha256(cubin).digest() + cubin)
 
     def prune(self) -> None:
         """Let go of what is too much; what another process let go of meanwhile is gone as well."""
@@ -74,3 +67,15 @@ def private(folder: Path) -> Path:
 def cubin_key(*parts: str) -> str:
     """Of everything that a cubin depends on."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def put(file: Path, content: bytes) -> None:
+    """Write a file of which nobody sees half. Raises OSError."""
+    descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".")
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(content)
+        Path(aside).replace(file)
+    except OSError:
+        Path(aside).unlink(missing_ok=True)
+        raise

@@ -8,10 +8,9 @@ name for no bytes at all is launched with none. Where MLX looks elsewhere, loadi
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-from ingot.kernels.gpu.cubins import USUAL, private
+from ingot.kernels.gpu.cubins import USUAL, private, put
 
 VARIABLE = "MLX_PTX_CACHE_DIR"
 NO_BYTES = 0x553E93901E462A6E
@@ -36,16 +35,5 @@ class Shelf:
         kernel = self.folder / f"{name}_{NO_BYTES:x}.ptx"
         if kernel.exists() and kernel.read_bytes() == cubin:
             return
-        self._put(kernel.with_suffix(".txt"), f"{name}\t{function}\n".encode())
-        self._put(kernel, cubin)
-
-    def _put(self, file: Path, content: bytes) -> None:
-        """Nobody sees half of it."""
-        descriptor, aside = tempfile.mkstemp(dir=self.folder, prefix=".")
-        try:
-            with os.fdopen(descriptor, "wb") as written:
-                written.write(content)
-            Path(aside).replace(file)
-        except OSError:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        put(kernel.with_suffix(".txt"), f"{name}\t{function}\n".encode())
+        put(kernel, cubin)
