@@ -29,6 +29,7 @@ from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
+from ingot.models.layers.captured import stack_of
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
@@ -223,8 +224,14 @@ def adapt(
         (*notes, *_remarks(selection, found, kernels)),
         rounded,
         kernels,
-        CompiledSteps(model) if found.mixed and compiles(device) else None,
+        CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
     )
+
+
+def _is_captured(model: Any) -> bool:
+    """Whether its steps are graphs, of which MLX has nothing to compile."""
+    stack = stack_of(model)
+    return stack is not None and stack.refused is None
 
 
 def attends_natively(model: Any) -> bool:

@@ -97,6 +97,15 @@ class CudaLauncher:
         if self._folder is not None and False in found:
             self._folder.prune()
 
+    def compiled(self, kind: Kind) -> tuple[bytes, str]:
+        """A cubin and its function, whose arguments are arrays in, arrays out, and sizes, as `Program` says. Raises
+        what compiling it did."""
+        self.prepare([kind])
+        loaded = self._loaded[kind]
+        if isinstance(loaded, Exception):
+            raise loaded
+        return loaded.cubin
+
     def _first(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> tuple[Run, list[mx.array]]:
         """What runs such a kernel from now on, and what it gave: waited for, to see that it runs. It is launched but
         once, as it may write in place what it read."""
@@ -165,6 +174,10 @@ class _Loaded:
         self.name, self._shaped, self._strided = made.name, made.shaped, made.strided
         self._function, self._cubin, self._given, self.found = made.name, cubin, cubin, found
         self._launch: Any = mx.fast.precompiled_cuda_kernel
+
+    @property
+    def cubin(self) -> tuple[bytes, str]:
+        return self._cubin, self._function
 
     def lay(self, shelf: Shelf, key: str) -> None:
         """Launch it by a name from now on. Raises OSError."""

@@ -36,6 +36,10 @@ typedef unsigned long uint64_t;
 """What the prelude takes for granted. Headers of MLX and cooperative groups would take seconds to compile."""
 
 
+AFTER_OTHERS = "AFTER_OTHERS()"
+"""Where a kernel in a graph waits for the one before it: what it reads behind it may be that one's."""
+
+
 class Kind(NamedTuple):
     kernel: Kernel
     template: Template
@@ -90,7 +94,8 @@ def program(kind: Kind) -> Program:
     arguments = [f"const {TYPES[dtype]}* {name}" for name, dtype in zip(text.inputs, kind.inputs, strict=True)]
     arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in zip(text.outputs, kind.outputs, strict=True)]
     arguments += [f"int {size}" for each in sizes.values() for size in each]
-    lines = [*_shapes(sizes), *_constants(kind.template), text.body]
+    waits = [] if AFTER_OTHERS in text.body + kind.kernel.header else [AFTER_OTHERS]
+    lines = [*_shapes(sizes), *_constants(kind.template), *waits, text.body]
     body = "\n".join([f"({', '.join(arguments)}) {{", *lines, "}\n"])
     name = f"{text.name}_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
     source = f'{NUMBERS}{text.header}extern "C" __global__ void {name}{body}'

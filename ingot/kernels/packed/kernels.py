@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -119,8 +120,18 @@ class PackedProduct:
 
     def __call__(self, x: mx.array, weights: PackedWeights) -> mx.array:
         """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are."""
+        return self.launched(mx.contiguous(x), weights)
+
+    def launched(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """The same of x [rows, ...] in contiguous memory."""
         eights = 1 if x.shape[0] <= 8 else 2
-        return self._launched("multiply", [mx.contiguous(x), *weights.inputs], x.shape[0], eights)
+        return self._launched("multiply", [x, *weights.inputs], x.shape[0], eights)
+
+    def by(self, run: Launcher) -> PackedProduct:
+        """The same, launched otherwise."""
+        other = copy(self)
+        other._run = run
+        return other
 
     def gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
         """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:

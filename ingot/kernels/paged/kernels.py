@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -309,6 +310,16 @@ class PagedAttention:
             ),
         )
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
+
+    def bound(self, rows: Rows) -> tuple[int, ...]:
+        """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
+        return len(rows.spans), rows.most, rows.stretches(self._tuning.stretch, self._window)
+
+    def by(self, run: Launcher) -> PagedAttention:
+        """The same, launched otherwise."""
+        other = copy(self)
+        other._run = run
+        return other
 
     def _merged(self, partial: mx.array, rows: Rows, cut: _Cut, attended: Output) -> mx.array:
         groups = (1, self._shape.heads, len(rows.spans) * rows.most)

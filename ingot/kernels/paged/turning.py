@@ -4,6 +4,7 @@ keys and values to their pages."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -66,6 +67,12 @@ class Turning:
             *(("DIMS", shape.dims), ("NEIGHBOURS", shape.neighbours), ("NORMED", shape.normed)),
             ("Q_STEP", shape.query_step),
         )
+
+    def by(self, run: Launcher) -> Turning:
+        """The same, launched otherwise."""
+        other = copy(self)
+        other._run = run
+        return other
 
     def __call__(
         self, projected: mx.array, angles: mx.array, slots: mx.array, slabs: Slabs, after: mx.array

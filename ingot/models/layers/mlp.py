@@ -71,6 +71,10 @@ class JoinedMLP(nn.Module):
     _into: Product
     _out: Product
 
+    @property
+    def is_silu(self) -> bool:
+        return self._gate is _silu
+
     def __call__(self, x: mx.array) -> Any:
         gate, up = mx.split(self._into(x.reshape(-1, x.shape[-1])), 2, axis=-1)
         return self._out(self._gate(gate, up)).reshape(*x.shape[:-1], -1)

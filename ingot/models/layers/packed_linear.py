@@ -92,13 +92,12 @@ KERNELS: dict[type, type] = {
 
 def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
     """Swap packed layers for ones that multiply faster, where that is right; returns how many were swapped.
-    Where a product stands for layers, which nobody multiplies by any more, it is swapped instead."""
+    Products that stand for several layers are swapped, and so are those layers, which launches of one kind multiply by:
+    to MLX's own products nothing is left, as it takes half a minute to compile the first of them."""
     products = _products(model)
     for product in products:
         product.linear = _swapped(product.linear, kernels) or product.linear
-    stood_for = {id(part) for product in products for part in product.parts}
-    alone = [(path, module) for path, module in model.named_modules() if id(module) not in stood_for]
-    found = [(path, _swapped(module, kernels)) for path, module in alone]
+    found = [(path, _swapped(module, kernels)) for path, module in model.named_modules()]
     swapped = [(path, module) for path, module in found if module is not None]
     model.update_modules(tree_unflatten(swapped))
     return len(swapped) + sum(type(product.linear) is KernelLinear for product in products)

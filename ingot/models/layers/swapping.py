@@ -7,6 +7,7 @@ import mlx.nn as nn
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.layers.captured import capture_layers
 from ingot.models.layers.fused import fuse_layers
 from ingot.models.layers.mixers import swap_mixers
 from ingot.models.layers.mlp import join_gates, swap_gates
@@ -25,6 +26,8 @@ def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | Non
         join_gates(model)
         if kernels is not None:
             swap_packed(model, kernels.packed)
+        if device.kind == "cuda" and not apart:
+            capture_layers(model, device)
         return False
     fused = not apart and fuse_layers(model)
     swap_recurrences(model)

@@ -17,6 +17,18 @@
 typedef __nv_bfloat16 Brain;
 typedef __half Half;
 
+// What a kernel launched before this one in a graph has made may be read behind this, and nothing before it: the graph
+// lets a kernel begin when the one before it has begun. A text that does not say it anywhere says it first.
+#if __CUDA_ARCH__ >= 900
+#define AFTER_OTHERS()                                             \
+  {                                                                \
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); \
+    asm volatile("griddepcontrol.wait;" ::: "memory");             \
+  }
+#else
+#define AFTER_OTHERS() {}
+#endif
+
 INLINE void group_barrier() { __syncthreads(); }
 INLINE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE float power_of_two(float x) { return exp2f(x); }

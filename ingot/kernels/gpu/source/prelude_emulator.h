@@ -15,6 +15,7 @@
 #define LOCAL
 #define INLINE inline
 #define SHARED_FLOATS(name, count) float* name = emulator::shared(__LINE__, count)
+#define AFTER_OTHERS() {}
 #define CONSTANT static constexpr
 
 #define threadgroup_position_in_grid emulator::group

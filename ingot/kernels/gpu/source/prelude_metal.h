@@ -7,6 +7,7 @@
 #define SHARED_FLOATS(name, count)         \
   threadgroup float4 name##_fours[((count) + 3) / 4]; \
   SHARED float* name = (SHARED float*)name##_fours
+#define AFTER_OTHERS() {}
 #define CONSTANT static constant constexpr const
 
 typedef bfloat Brain;
