@@ -1,0 +1,81 @@
+"""Products of few rows with weights of 16 bits, for NVIDIA GPUs, as fast as memory gives those."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from ingot.kernels.dense.tuning import STAGE, TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
+
+SOURCE = Path(__file__).parent / "source"
+DTYPES = (mx.float16, mx.bfloat16)
+MOST_ROWS = WIDTHS[-1]
+CHUNK = 8
+"""Columns come in so many: they are read at once."""
+
+
+@cache
+def dense_kernel(*, biased: bool, added: bool) -> Kernel:
+    """What multiplies; `biased` takes a bias, `added` something that is added to what was rounded."""
+    header = ("#define BIASED\n" if biased else "") + ("#define ADDED\n" if added else "") + read(SOURCE / "chunks.h")
+    inputs = ("given", "weight", *(("bias",) if biased else ()), *(("residual",) if added else ()))
+    return Kernel("dense", "multiply", inputs, ("y",), header, read(SOURCE / "multiply.h"), True)
+
+
+def unsupported(weight: mx.array) -> str | None:
+    """Why there is no kernel for such weights; None where there is one."""
+    if weight.dtype not in DTYPES:
+        return f"weights in {weight.dtype}: there are kernels for {' and '.join(map(str, DTYPES))}"
+    if weight.shape[-1] % CHUNK:
+        return f"weights of {weight.shape[-1]} columns: there are kernels for multiples of {CHUNK}"
+    return None
+
+
+class DenseProduct:
+    """Multiplies up to 64 rows. The bits of a row depend on it and the weights alone."""
+
+    def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
+        self._run, self._tuning = run, tuning
+
+    def __call__(
+        self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
+    ) -> mx.array:
+        """x [rows, columns] times weight [outputs, columns], all of one format: [rows, outputs]. `bias` [outputs] is
+        added before the product is rounded, `residual` [rows, outputs] after that."""
+        rows, outputs = x.shape[0], weight.shape[0]
+        width = next(width for width in WIDTHS if rows <= width)
+        cut = self._tuning.cut_of(outputs, width)
+        kernel = dense_kernel(biased=bias is not None, added=residual is not None)
+        others = [mx.contiguous(array) for array in (bias, residual) if array is not None]
+        work = Work(
+            _template(weight, width, self._tuning.spans, cut),
+            (-(-outputs // cut.outputs), 1, 1),
+            cut.warps * 32,
+            (Output((rows, outputs), weight.dtype),),
+        )
+        [y] = self._run(kernel, [mx.contiguous(x), weight, *others], work)
+        return y
+
+
+def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
+    columns = weight.shape[1]
+    aligned = columns % (STAGE * spans) == 0
+    even = aligned and columns // STAGE // cut.sharers % cut.turns == 0
+    return (
+        *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
+        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
+        *(("ALIGNED", aligned), ("EVEN", even)),
+    )
+
+
+def dense_product(device: Device) -> DenseProduct:
+    """Raises ValueError where there is none."""
+    run = launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    return DenseProduct(run)
