@@ -17,14 +17,21 @@ DTYPES = (mx.float16, mx.bfloat16)
 MOST_ROWS = WIDTHS[-1]
 CHUNK = 8
 """Columns come in so many: they are read at once."""
+ENDS = {
+    "multiply": (),
+    "multiply_biased": ("bias",),
+    "multiply_added": ("residual",),
+    "multiply_biased_added": ("bias", "residual"),
+    "multiply_gated": (),
+}
+"""What becomes of a product, and what that takes."""
 
 
 @cache
-def dense_kernel(*, biased: bool, added: bool) -> Kernel:
-    """What multiplies; `biased` takes a bias, `added` something that is added to what was rounded."""
-    header = ("#define BIASED\n" if biased else "") + ("#define ADDED\n" if added else "") + read(SOURCE / "chunks.h")
-    inputs = ("given", "weight", *(("bias",) if biased else ()), *(("residual",) if added else ()))
-    return Kernel("dense", "multiply", inputs, ("y",), header, read(SOURCE / "multiply.h"), True)
+def dense_kernel(name: str) -> Kernel:
+    header = "".join(f"#define {end.upper()}\n" for end in name.split("_")[1:])
+    header += read(SOURCE / "chunks.h") + (read(SOURCE / "gate.h") if name == "multiply_gated" else "")
+    return Kernel("dense", name, ("given", "weight", *ENDS[name]), ("y",), header, read(SOURCE / "multiply.h"), True)
 
 
 def unsupported(weight: mx.array) -> str | None:
@@ -37,7 +44,8 @@ def unsupported(weight: mx.array) -> str | None:
 
 
 class DenseProduct:
-    """Multiplies up to 64 rows. The bits of a row depend on it and the weights alone."""
+    """Multiplies up to 64 rows x [rows, columns] by weight [outputs, columns], all arrays of one format. The bits of a
+    row depend on it and the weights alone."""
 
     def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
         self._run, self._tuning = run, tuning
@@ -45,20 +53,27 @@ class DenseProduct:
     def __call__(
         self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
     ) -> mx.array:
-        """x [rows, columns] times weight [outputs, columns], all of one format: [rows, outputs]. `bias` [outputs] is
-        added before the product is rounded, `residual` [rows, outputs] after that."""
-        rows, outputs = x.shape[0], weight.shape[0]
+        """[rows, outputs]. `bias` [outputs] is added before the product is rounded, `residual` [rows, outputs] after
+        that."""
+        name = f"multiply{'' if bias is None else '_biased'}{'' if residual is None else '_added'}"
+        return self._launched(name, [x, weight, *(array for array in (bias, residual) if array is not None)])
+
+    def gated(self, x: mx.array, weight: mx.array) -> mx.array:
+        """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
+        products by each."""
+        return self._launched("multiply_gated", [x, weight], parts=2)
+
+    def _launched(self, name: str, inputs: list[mx.array], parts: int = 1) -> mx.array:
+        rows, weight = inputs[0].shape[0], inputs[1]
         width = next(width for width in WIDTHS if rows <= width)
-        cut = self._tuning.cut_of(outputs, width)
-        kernel = dense_kernel(biased=bias is not None, added=residual is not None)
-        others = [mx.contiguous(array) for array in (bias, residual) if array is not None]
+        cut = self._tuning.cut_of(weight.shape[0], width)
         work = Work(
             _template(weight, width, self._tuning.spans, cut),
-            (-(-outputs // cut.outputs), 1, 1),
+            (-(-weight.shape[0] // cut.outputs), 1, 1),
             cut.warps * 32,
-            (Output((rows, outputs), weight.dtype),),
+            (Output((rows, weight.shape[0] // parts), weight.dtype),),
         )
-        [y] = self._run(kernel, [mx.contiguous(x), weight, *others], work)
+        [y] = self._run(dense_kernel(name), [mx.contiguous(array) for array in inputs], work)
         return y
 
 

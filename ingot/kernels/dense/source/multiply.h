@@ -11,9 +11,16 @@
 //
 // given [rows, columns], weight [outputs, columns] -> y [rows, outputs]
 // BIASED: bias [outputs] is added before rounding. ADDED: residual [rows, outputs] is added to what was rounded.
+// GATED: weight [2 * outputs, columns], of a gate and what it lets pass; a threadgroup takes half of its rows from each.
 constexpr int WIDTH = EIGHTS * 8;
 constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers of
 constexpr int OUTS = BESIDE * TILES * 16;
+#ifdef GATED
+constexpr int PARTS = 2;
+#else
+constexpr int PARTS = 1;
+#endif
+constexpr int OWN = OUTS / PARTS;
 constexpr int PITCH = OUTS + 4;        // so that lanes write to different banks
 constexpr int EACH = SPANS / SHARERS;  // spans of a warp
 constexpr int TURNS = RING ? 2 : DEPTH;  // stages that are written out one behind another
@@ -26,9 +33,9 @@ const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 const int share = warp / BESIDE, beside = warp % BESIDE;
-const int rows = given_shape[0], outputs = weight_shape[0], chunks = weight_shape[1] / 8;
+const int rows = given_shape[0], outputs = weight_shape[0] / PARTS, chunks = weight_shape[1] / 8;
 const int stages = (chunks + 7) / 8, span = (stages + SPANS - 1) / SPANS;
-const int first_output = int(threadgroup_position_in_grid.x) * OUTS;
+const int first_output = int(threadgroup_position_in_grid.x) * OWN;
 const int first_stage = share * EACH * span;
 const int end_stage = first_stage + EACH * span < stages ? first_stage + EACH * span : stages;
 
@@ -36,8 +43,9 @@ const int end_stage = first_stage + EACH * span < stages ? first_stage + EACH * 
 const DEVICE uint4* lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
-  const int line = first_output + beside * TILES * 16 + i * 8 + up;
-  lines[i] = (const DEVICE uint4*)weight + (size_t)(line < outputs ? line : outputs - 1) * chunks + across;
+  const int line = beside * TILES * 16 + i * 8 + up, output = first_output + line % OWN;
+  const int row = (output < outputs ? output : outputs - 1) + line / OWN * outputs;
+  lines[i] = (const DEVICE uint4*)weight + (size_t)row * chunks + across;
 }
 const DEVICE uint4* own = (const DEVICE uint4*)given + (size_t)up * chunks + across;
 
@@ -60,7 +68,7 @@ SHARED float* const ring = found + (warp * DEPTH * SLOT + lane * 4);
   }
 
 // Activations are few, and near: the next stage's are enough, or none where registers are dear.
-constexpr int AHEAD = EIGHTS <= 2 ? 2 : 1;
+constexpr int AHEAD = EIGHTS <= 2 && TURNS % 2 == 0 ? 2 : 1;
 uint4 met[AHEAD][EIGHTS * 2];
 #define MEET(to, stage)                                                                              \
   _Pragma("unroll") for (int i = 0; i < EIGHTS * 2; ++i) {                                           \
@@ -161,17 +169,22 @@ for (int i = 0; i < SUMS; ++i) {
   found[(share * WIDTH + row) * PITCH + beside * TILES * 16 + output] = sums[i];
 }
 group_barrier();
-for (int i = warp * 32 + lane; i < rows * OUTS; i += SHARERS * BESIDE * 32) {
-  const int row = i / OUTS, output = first_output + i % OUTS;
+for (int i = warp * 32 + lane; i < rows * OWN; i += SHARERS * BESIDE * 32) {
+  const int row = i / OWN, output = first_output + i % OWN;
+  const SHARED float* const own_sums = found + row * PITCH + i % OWN;
   if (output < outputs) {
-    float sum = Pairwise<SHARERS>::sum(found + row * PITCH + i % OUTS, WIDTH * PITCH);
+    float sum = Pairwise<SHARERS>::sum(own_sums, WIDTH * PITCH);
+    const size_t at = (size_t)row * outputs + output;
 #ifdef BIASED
     sum += float(bias[output]);
 #endif
-    const size_t at = (size_t)row * outputs + output;
 #ifdef ADDED
     sum = float(T(sum)) + float(residual[at]);
 #endif
+#ifdef GATED
+    y[at] = gated(T(sum), T(Pairwise<SHARERS>::sum(own_sums + OWN, WIDTH * PITCH)));
+#else
     y[at] = T(sum);
+#endif
   }
 }
