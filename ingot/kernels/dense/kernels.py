@@ -44,8 +44,8 @@ def unsupported(weight: mx.array) -> str | None:
 
 
 class DenseProduct:
-    """Multiplies up to 64 rows x [rows, columns] by weight [outputs, columns], all arrays of one format. The bits of a
-    row depend on it and the weights alone."""
+    """Multiplies up to 64 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
+    behind another in memory. The bits of a row depend on it and the weights alone."""
 
     def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
         self._run, self._tuning = run, tuning
@@ -55,13 +55,17 @@ class DenseProduct:
     ) -> mx.array:
         """[rows, outputs]. `bias` [outputs] is added before the product is rounded, `residual` [rows, outputs] after
         that."""
-        name = f"multiply{'' if bias is None else '_biased'}{'' if residual is None else '_added'}"
-        return self._launched(name, [x, weight, *(array for array in (bias, residual) if array is not None)])
+        inputs, name = [mx.contiguous(x), weight], "multiply"
+        if bias is not None:
+            inputs, name = [*inputs, bias], f"{name}_biased"
+        if residual is not None:
+            inputs, name = [*inputs, mx.contiguous(residual)], f"{name}_added"
+        return self._launched(name, inputs)
 
     def gated(self, x: mx.array, weight: mx.array) -> mx.array:
         """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
         products by each."""
-        return self._launched("multiply_gated", [x, weight], parts=2)
+        return self._launched("multiply_gated", [mx.contiguous(x), weight], parts=2)
 
     def _launched(self, name: str, inputs: list[mx.array], parts: int = 1) -> mx.array:
         rows, weight = inputs[0].shape[0], inputs[1]
@@ -73,7 +77,7 @@ class DenseProduct:
             cut.warps * 32,
             (Output((rows, weight.shape[0] // parts), weight.dtype),),
         )
-        [y] = self._run(dense_kernel(name), [mx.contiguous(array) for array in inputs], work)
+        [y] = self._run(dense_kernel(name), inputs, work)
         return y
 
 

@@ -7,6 +7,7 @@ import mlx.nn as nn
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.layers.dense_linear import swap_dense
 from ingot.models.layers.fused import fuse_layers
 from ingot.models.layers.mixers import swap_mixers
 from ingot.models.layers.mlp import join_gates, swap_gates
@@ -25,6 +26,7 @@ def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | Non
         join_gates(model)
         if kernels is not None:
             swap_packed(model, kernels.packed)
+            swap_dense(model, kernels.dense)
         return False
     fused = not apart and fuse_layers(model)
     swap_recurrences(model)
