@@ -306,6 +306,7 @@ def _unused(kernels: CheckedKernels) -> list[str]:
         "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
         "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_turns.values() if why],
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
+        "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
         "gated delta token by token, slower:": kernels.delta.wrong.values(),
     }
     return [f"{what} {why}" for what, all_of_them in reasons.items() for why in sorted({*all_of_them})]

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.kernels.delta.checked import CheckedDelta
+from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
@@ -30,6 +31,7 @@ class CheckedKernels:
         """Why what turns queries and keys of such layers is not used; None where it is right."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
+        self.dense = CheckedDense(device)
 
     def attention(
         self,

@@ -29,6 +29,7 @@ from ingot.kernels.paged.turning import Turning
 from ingot.kernels.stack.kernels import Norm, add, gate, shift
 from ingot.kernels.stack.replays import Replay, Stage, stage
 from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.dense_linear import DenseKernelLinear
 from ingot.models.layers.fused import layers_of
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import adopt
@@ -190,9 +191,15 @@ class Stack:
 def multiply(score: Score, product: Product, x: mx.array) -> mx.array:
     """Of states of which each token's are one behind another."""
     linear = product.linear
+    if isinstance(linear, DenseKernelLinear):
+        return linear._product.by(score).launched(x, linear.weight, bias=linear.get("bias"))
     assert isinstance(linear, KernelLinear)
     y = linear._product.by(score).launched(x, linear._packed)
     return shift(score, y, linear.bias) if "bias" in linear else y
+
+
+def _is_known(product: Product | None) -> bool:
+    return product is not None and isinstance(product.linear, DenseKernelLinear | KernelLinear)
 
 
 def _storage(state: Any, attention: MixedAttention, first: AppendState, dtype: mx.Dtype) -> KernelStorage | None:
@@ -276,7 +283,7 @@ def _known(layer: Any) -> _Layer | None:
         return None
     products = (attention._into, attention._out, mlp._into, mlp._out)
     factors = [factor(norm) for norm in norms]
-    if not all(product is not None and isinstance(product.linear, KernelLinear) for product in products):
+    if not all(map(_is_known, products)):
         return None
     made = [Norm(weight, norm.eps) for weight, norm in zip(factors, norms, strict=True) if weight is not None]
     return _Layer(attention, mlp, (made[0], made[1])) if len(made) == 2 else None

@@ -25,6 +25,10 @@ class Product:
         self._transposed = self.linear.weight.T if type(self.linear) is nn.Linear else None
         mx.eval(self._transposed)
 
+    def take(self, linear: nn.Module) -> None:
+        """Multiply by another layer of the same weights from now on."""
+        self.linear, self._transposed = linear, None
+
     def __call__(self, x: mx.array) -> mx.array:
         """Of states [tokens, size]."""
         if self._transposed is None:
@@ -47,6 +51,11 @@ def _joined(layers: Sequence[Any]) -> Any:
             mx.eval(layer[name])
             begin = end
     return joined
+
+
+def products_of(model: nn.Module) -> list[Product]:
+    """All that a model's modules have."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
 
 
 def product_of(*layers: nn.Module) -> Product | None:

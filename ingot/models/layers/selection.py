@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ingot.models.layers.dense_linear import DenseKernelEmbedding, DenseKernelLinear
 from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, adopt
 from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear
 
@@ -117,6 +118,14 @@ class SelectiveKernelEmbedding(_SelectsBeforeHead, KernelEmbedding):
     pass
 
 
+class SelectiveDenseKernelLinear(_SelectsBeforeCall, DenseKernelLinear):
+    pass
+
+
+class SelectiveDenseKernelEmbedding(_SelectsBeforeHead, DenseKernelEmbedding):
+    pass
+
+
 SELECTIVE: dict[type, type] = {
     nn.Linear: SelectiveLinear,
     nn.QuantizedLinear: SelectiveQuantizedLinear,
@@ -128,6 +137,8 @@ SELECTIVE: dict[type, type] = {
     DenseEmbedding: SelectiveDenseEmbedding,
     KernelLinear: SelectiveKernelLinear,
     KernelEmbedding: SelectiveKernelEmbedding,
+    DenseKernelLinear: SelectiveDenseKernelLinear,
+    DenseKernelEmbedding: SelectiveDenseKernelEmbedding,
 }
 
 

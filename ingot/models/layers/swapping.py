@@ -8,6 +8,7 @@ from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.captured import capture_layers
+from ingot.models.layers.dense_linear import swap_dense
 from ingot.models.layers.fused import fuse_layers
 from ingot.models.layers.mixers import swap_mixers
 from ingot.models.layers.mlp import join_gates, swap_gates
@@ -26,6 +27,7 @@ def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | Non
         join_gates(model)
         if kernels is not None:
             swap_packed(model, kernels.packed)
+            swap_dense(model, kernels.dense)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
         return False

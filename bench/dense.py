@@ -1,0 +1,166 @@
+"""Products with weights of 16 bits: the GPU's kernel against MLX's own, in one run, turn by turn.
+
+python -m bench.dense                       an 8B model's products, 1 to 64 rows; other cuts
+python -m bench.dense --rows 1,8 --shapes 4096x4096
+python -m bench.dense --only cuts
+
+Bytes are those of the weights. Each product waits for the one before, as in a model, and comes with other weights, so
+that no cache of the device holds them; what waiting alone costs is taken off. On a CPU it asks for INGOT_AS=cuda, and
+measures the emulator, which says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import cycle
+
+import mlx.core as mx
+
+from bench.packed import Clock
+from ingot.kernels.dense.kernels import DenseProduct
+from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.device import Device, current
+from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
+
+SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
+TRIED = "4096x4096,28672x4096,4096x14336"
+CUTS: dict[int, tuple[tuple[int, Cut], ...]] = {
+    8: (
+        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4))),
+        *((8, Cut(8, 1, 1, 2, True)), (8, Cut(8, 1, 1, 3, True)), (8, Cut(4, 2, 1, 4)), (8, Cut(4, 4, 1, 2))),
+        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 4)), (4, Cut(4, 2, 1, 3, True)), (16, Cut(16, 1, 1, 2))),
+    ),
+    16: (
+        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 2, True)), (8, Cut(8, 1, 1, 3, True))),
+        *((8, Cut(4, 2, 1, 2)), (4, Cut(4, 2, 1, 3, True))),
+    ),
+    32: (
+        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 3, True)), (8, Cut(4, 2, 1, 3, True)), (8, Cut(4, 2, 2, 2))),
+        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(2, 4, 1, 3, True))),
+    ),
+    64: (
+        *((8, Cut(4, 2, 1, 2)), (8, Cut(4, 2, 1, 3, True)), (8, Cut(2, 4, 1, 3, True))),
+        *((4, Cut(4, 2, 1, 2, True)), (4, Cut(4, 2, 1, 3, True)), (4, Cut(2, 4, 1, 3, True))),
+    ),
+}
+"""By the width, spans and a cut."""
+BEYOND_CACHES, QUEUED, LARGE = 256 << 20, 4 << 30, 1 << 29
+WRONG = 0.02
+SECTIONS = ("products", "cuts")
+
+
+class Trial:
+    """Weights of one shape, as many of them as no cache holds."""
+
+    def __init__(self, outputs: int, columns: int, *, beyond: int) -> None:
+        self.outputs, self.columns, self.bytes = outputs, columns, 2 * outputs * columns
+        self.repeats = max(2, min(64, QUEUED // self.bytes, beyond))
+        self._weights = [self._drawn() for _ in range(max(1, -(-beyond // self.bytes)))]
+        self._next = cycle(self._weights)
+
+    def _drawn(self) -> mx.array:
+        weight = mx.random.normal((self.outputs, self.columns), mx.bfloat16) * 0.02
+        mx.eval(weight)
+        return weight
+
+    def drawn(self, rows: int) -> mx.array:
+        x = mx.random.normal((rows, self.columns), mx.bfloat16)
+        mx.eval(x)
+        return x
+
+    def ours(self, product: DenseProduct, x: mx.array) -> mx.array:
+        return product(x, next(self._next))
+
+    def theirs(self, x: mx.array) -> mx.array:
+        return x @ next(self._next).T
+
+    def off(self, product: DenseProduct, x: mx.array) -> float:
+        """The largest difference from MLX's own, of the largest product."""
+        weight = self._weights[0]
+        found, wanted = (each.astype(mx.float32) for each in (product(x, weight), x @ weight.T))
+        return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
+
+    def __str__(self) -> str:
+        return f"{self.outputs}x{self.columns}"
+
+
+def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
+    product = DenseProduct(_launcher(device))
+    for trial in _trials(arguments.shapes, arguments):
+        for rows in arguments.rows:
+            x = trial.drawn(rows)
+            off = trial.off(product, x)
+            taken = (clock.seconds(work, x, trial.repeats) for work in (partial(trial.ours, product), trial.theirs))
+            speeds = " | ".join(f"{each * 1e6:9.1f} {trial.bytes / each / 1e12:6.2f}" for each in taken)
+            print(f"{trial!s:>14} {rows:4} {speeds} | {_judged(off)}", flush=True)
+
+
+def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    trials = list(_trials(arguments.shapes if arguments.tiny else TRIED, arguments))
+    tried = {width: several[-1:] if arguments.tiny else several for width, several in CUTS.items()}
+    tunings = [(width, _everywhere(*each)) for width, several in tried.items() for each in several]
+    prepare(device, lambda run: [_rehearse(run, trials, *each) for each in tunings])
+    for width, tuning in tunings:
+        product, found = DenseProduct(_launcher(device), tuning), []
+        for trial in trials:
+            for rows in (1, 8) if width == 8 else (width,):
+                x = trial.drawn(rows)
+                off = trial.off(product, x)
+                taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
+                found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
+        cut = tuning.few[0]
+        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} deep{', ring' if cut.ring else ''}"
+        print(f"{width:3}: {tuning.spans} spans, {how:40} TB/s {'  '.join(found)}", flush=True)
+
+
+def _everywhere(spans: int, cut: Cut) -> Tuning:
+    return Tuning(spans=spans, few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
+
+
+def _rehearse(run: Launcher, trials: list[Trial], width: int, tuning: Tuning) -> None:
+    for trial in trials:
+        trial.ours(DenseProduct(run, tuning), trial.drawn(width))
+
+
+def _launcher(device: Device) -> Launcher:
+    run = launcher(device)
+    if run is None:
+        raise SystemExit("bench.dense: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
+    return run
+
+
+def _trials(shapes: str, arguments: argparse.Namespace) -> Iterator[Trial]:
+    for shape in shapes.split(","):
+        outputs, columns = map(int, shape.split("x"))
+        yield Trial(outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES)
+
+
+def _judged(off: float) -> str:
+    return f"{off:.4f}{'' if off < WRONG else ' WRONG'}"
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
+    rows = [1, 2, 4, 8, 16, 32, 64]
+    parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=rows)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
+    arguments, device = parser.parse_args(given), current()
+    arguments.shapes = arguments.shapes or ("48x512" if arguments.tiny else SHAPES)
+    _launcher(device)
+    clock = Clock(32 if arguments.tiny else LARGE)
+    print(f"{device.name}; {TUNING}")
+    for name, section in zip(SECTIONS, (products, cuts), strict=True):
+        if arguments.only in (None, name):
+            begun = time.perf_counter()
+            section(device, clock, arguments)
+            print(f"{name}: {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Products of few rows with weights of 16 bits, for NVIDIA GPUs, as fast as memory gives those."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from ingot.kernels.dense.tuning import STAGE, TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
+
+SOURCE = Path(__file__).parent / "source"
+DTYPES = (mx.float16, mx.bfloat16)
+MOST_ROWS = WIDTHS[-1]
+CHUNK = 8
+"""Columns come in so many: they are read at once."""
+ENDS = {
+    "multiply": (),
+    "multiply_biased": ("bias",),
+    "multiply_added": ("residual",),
+    "multiply_biased_added": ("bias", "residual"),
+    "multiply_gated": (),
+}
+"""What becomes of a product, and what that takes."""
+
+
+@cache
+def dense_kernel(name: str) -> Kernel:
+    header = "".join(f"#define {end.upper()}\n" for end in name.split("_")[1:])
+    header += read(SOURCE / "chunks.h") + (read(SOURCE / "gate.h") if name == "multiply_gated" else "")
+    return Kernel("dense", name, ("given", "weight", *ENDS[name]), ("y",), header, read(SOURCE / "multiply.h"), True)
+
+
+def unsupported(weight: mx.array) -> str | None:
+    """Why there is no kernel for such weights; None where there is one."""
+    if weight.dtype not in DTYPES:
+        return f"weights in {weight.dtype}: there are kernels for {' and '.join(map(str, DTYPES))}"
+    if weight.shape[-1] % CHUNK:
+        return f"weights of {weight.shape[-1]} columns: there are kernels for multiples of {CHUNK}"
+    return None
+
+
+class DenseProduct:
+    """Multiplies up to 64 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
+    behind another in memory. The bits of a row depend on it and the weights alone."""
+
+    def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
+        self._run, self._tuning = run, tuning
+
+    def __call__(
+        self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
+    ) -> mx.array:
+        """[rows, outputs]. `bias` [outputs] is added before the product is rounded, `residual` [rows, outputs] after
+        that."""
+        return self.launched(
+            mx.contiguous(x), weight, bias=bias, residual=None if residual is None else mx.contiguous(residual)
+        )
+
+    def launched(
+        self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
+    ) -> mx.array:
+        """The same of what is in contiguous memory."""
+        inputs, name = [x, weight], "multiply"
+        if bias is not None:
+            inputs, name = [*inputs, bias], f"{name}_biased"
+        if residual is not None:
+            inputs, name = [*inputs, residual], f"{name}_added"
+        return self._launched(name, inputs)
+
+    def by(self, run: Launcher) -> DenseProduct:
+        """The same, launched otherwise."""
+        return DenseProduct(run, self._tuning)
+
+    def gated(self, x: mx.array, weight: mx.array) -> mx.array:
+        """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
+        products by each."""
+        return self._launched("multiply_gated", [mx.contiguous(x), weight], parts=2)
+
+    def _launched(self, name: str, inputs: list[mx.array], parts: int = 1) -> mx.array:
+        rows, weight = inputs[0].shape[0], inputs[1]
+        width = next(width for width in WIDTHS if rows <= width)
+        cut = self._tuning.cut_of(weight.shape[0], width)
+        work = Work(
+            _template(weight, width, self._tuning.spans, cut),
+            (-(-weight.shape[0] // cut.outputs), 1, 1),
+            cut.warps * 32,
+            (Output((rows, weight.shape[0] // parts), weight.dtype),),
+        )
+        [y] = self._run(dense_kernel(name), inputs, work)
+        return y
+
+
+def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
+    columns = weight.shape[1]
+    aligned = columns % (STAGE * spans) == 0
+    even = aligned and columns // STAGE // cut.sharers % cut.turns == 0
+    return (
+        *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
+        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
+        *(("ALIGNED", aligned), ("EVEN", even)),
+    )
+
+
+def dense_product(device: Device) -> DenseProduct:
+    """Raises ValueError where there is none."""
+    run = launcher(device)
+    if run is None:
+        raise ValueError(f"no kernels for {device.name}")
+    return DenseProduct(run)

@@ -1,0 +1,103 @@
+"""What is compared with MLX's own products at load, and what is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, chain, cycle
+
+import mlx.core as mx
+import pytest
+
+from ingot.kernels.dense import checked, kernels
+from ingot.kernels.dense.checked import CheckedDense
+from ingot.kernels.dense.kernels import DTYPES, DenseProduct
+from ingot.kernels.dense.selfcheck import RACED, ROUNDS, selfcheck, slower
+from ingot.kernels.device import Device
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import KernelText
+from tests.kernels.paged.memory import emulated
+
+pytestmark = emulated
+GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
+
+
+def weights(outputs: int = 40, columns: int = 584, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
+    return mx.random.normal((outputs, columns), key=mx.random.key(1)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
+    assert selfcheck(GPU, weights(dtype=dtype)) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("now + DEPTH < end_stage", "now + DEPTH + 1 < end_stage", "multiply differs for 40x584 of mlx.core.bfloat16"),
+        ("const size_t at = (size_t)row * outputs + output;", "const size_t at = output;", "multiply differs"),
+        (
+            "y[at] = T(sum);",
+            "y[at] = T(sum * (1.0f + rows * 1e-4f));",
+            "a row's product depends on how many rows there are",
+        ),
+        ("sum += float(bias[output]);", "", "multiply with a bias differs"),
+        ("T(sum)", "T(summ)", "does not run: a kernel does not compile"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            assert old in text.body
+            return text._replace(body=text.body.replace(old, new))
+
+    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    dense = CheckedDense(GPU)
+    assert dense.of(weights()) is None
+    assert next(iter(dense.wrong.values())).startswith(said)
+
+
+def ticking(*spans: float) -> Iterator[float]:
+    """What a clock says when works take so long by turns."""
+    return accumulate(chain([0.0], *([span, 0.0] for span in spans)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"), [((1.0, 1.0), None), ((1.04, 1.0), None), ((1.0, 1.2), "takes 1.20 times as long")]
+)
+def test_a_kernel_that_loses_a_race_by_more_than_a_twentieth_is_named(
+    ours: tuple[float, float], said: str | None
+) -> None:
+    spans = [span for mine in ours for span in (mine, 1.0) * ROUNDS]
+    assert len(spans) == 2 * ROUNDS * len(RACED)
+    clock = ticking(*spans)
+    found = slower(DenseProduct(Emulator()), weights(8, 16), lambda: next(clock))
+    assert found is said is None or str(found).startswith(str(said))
+
+
+def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = weights(40, 64), weights(8, 64)
+    monkeypatch.setattr(checked, "RACED_BYTES", large.nbytes)
+    monkeypatch.setattr(checked, "Emulator", type(None))  # on a GPU there is none
+    asked: list[mx.array] = []
+    verdicts = cycle(["takes long", None])
+    monkeypatch.setattr(checked, "slower", lambda product, weight: asked.append(weight) or next(verdicts))
+    lost, won = CheckedDense(GPU), CheckedDense(GPU)
+    for dense in (lost, won):
+        dense.meet([small, large])
+    assert [weight.shape for weight in asked] == [large.shape] * 2
+    assert lost.of(small) is None and [*lost.wrong.values()] == ["takes long"]
+    assert won.of(small) is not None and not won.wrong
+
+
+def test_the_emulator_is_in_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "RACED_BYTES", 1)
+    monkeypatch.setattr(checked, "slower", lambda product, weight: "takes long")
+    dense = CheckedDense(GPU)
+    dense.meet([weights(8, 64)])
+    assert dense.of(weights(8, 64)) is not None
+
+
+def test_a_mac_is_left_mlxs_own_kernels_and_that_is_nothing_wrong() -> None:
+    dense = CheckedDense(MAC)
+    dense.meet([weights()])
+    assert dense.of(weights()) is None and not dense.wrong
