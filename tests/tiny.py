@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+
 from bench import random_models
 
 VOCAB = 96
@@ -51,6 +54,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
     "kernel": {"model_type": "qwen3", **_SHARED, "num_hidden_layers": 2, "head_dim": 16},
+    # Its layers are one graph on CUDA.
+    "kernel-packed": {
+        "model_type": "qwen3",
+        **_SHARED,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "quantization": {"group_size": 32, "bits": 8},
+    },
     "kernel-window": {
         "model_type": "gemma3_text",
         **_SHARED,
@@ -97,7 +109,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def build(kind: str, seed: int = 0) -> Any:
     """A model with random weights large enough that its greedy choices are far from ties."""
-    return random_models.build(CONFIGS[kind], seed=seed, spread=0.2)
+    model = random_models.build(CONFIGS[kind], seed=seed, spread=0.2)
+    packing = CONFIGS[kind].get("quantization")
+    if packing is not None:
+        nn.quantize(model, **packing)
+        mx.eval(model.parameters())
+    return model
 
 
 @cache

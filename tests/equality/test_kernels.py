@@ -27,7 +27,7 @@ from ingot.models.layers.gated_delta import KernelDelta
 from ingot.models.probe import apart
 from tests import engines, tiny
 
-KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
+KINDS = ["kernel", "kernel-packed", "kernel-window", "kernel-hybrid"]
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 
 

@@ -1,0 +1,151 @@
+"""All layers as one graph: emulated, where a graph is its kernels one by one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from bench import random_models
+from ingot.cache.launch import Part, Row
+from ingot.cache.rows import Rows
+from ingot.kernels.paged.kernels import MOST_QUERIES, available
+from ingot.kernels.stack import replays
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.layers import captured
+from ingot.models.layers.captured import Stack, stack_of
+from ingot.models.layers.packed_linear import FEW
+from tests import engines, tiny
+
+pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
+
+
+def adapted(kind: str) -> Adapter:
+    if kind == "packed":
+        return adapt(tiny.build("kernel-packed"), tiny.CONFIGS["kernel-packed"], engines.GPU)
+    model = random_models.build(PLAIN, spread=0.2, dtype=mx.bfloat16)
+    return adapt(model, PLAIN, engines.GPU)
+
+
+def stacked(adapter: Adapter) -> Stack:
+    stack = stack_of(adapter.model)
+    assert stack is not None
+    return stack
+
+
+class Session:
+    """Rows that begin with prompts of these lengths."""
+
+    def __init__(self, adapter: Adapter, lengths: list[int]) -> None:
+        self._adapter = adapter
+        self.states: Rows = adapter.new_rows()
+        self.rows: list[Row] = [self.states.new() for _ in lengths]
+        for number, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+            self.run([5 + number] * length, [Part((row,), length)])
+
+    def run(self, tokens: list[int], parts: list[Part]) -> mx.array:
+        logits = self._adapter.run(self.states, mx.array(tokens, mx.uint32), parts)
+        mx.eval(logits, self.states.pending())
+        return logits
+
+
+@pytest.mark.parametrize("kind", ["packed", "plain"])
+def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(kind)
+    stack, found = stacked(adapter), []
+    assert stack.refused is None and adapter.steps is None
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refused", "for comparison")
+        session = Session(adapter, [3, 70])
+        before = len(stack._replays)
+        found.append([session.run([9, 8], [Part(tuple(session.rows), 1)]) for _ in range(4)])
+        assert plainly or len(stack._replays) == before + 1, "one graph for all these steps"
+    largest = max(float(mx.abs(each).max()) for each in found[1])
+    bound = 1e-4 if kind == "packed" else 2**-5
+    assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["packed", "plain"])
+def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
+    adapter = adapted(kind)
+    alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
+    for token in (9, 8, 7):
+        one = alone.run([token], [Part(tuple(alone.rows), 1)])
+        assert mx.array_equal(one[0], among.run([token, 4, 5], [Part(tuple(among.rows), 1)])[0])
+
+
+def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
+    adapter = adapted("plain")
+    stack = stacked(adapter)
+    single, guessed = Session(adapter, [20, 30]), Session(adapter, [20, 30])
+    one_by_one = [single.run([token, 6], [Part(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
+    before = len(stack._replays)
+    first, second = guessed.rows
+    both = guessed.run([9, 8, 7, 6], [Part((first,), 3), Part((second,), 1)])
+    assert len(stack._replays) == before + 1, "rows of unlike widths are one graph"
+    assert mx.array_equal(both[:3], mx.stack(one_by_one))
+
+
+def test_prompts_are_run_by_the_layers_themselves() -> None:
+    adapter = adapted("plain")
+    stack = stacked(adapter)
+    before = len(stack._replays)
+    Session(adapter, [MOST_QUERIES + 1, FEW + 1])
+    assert len(stack._replays) == before
+
+
+def test_a_graph_that_says_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready = replays.EmulatedStage.ready
+
+    def wrong(self: replays.EmulatedStage, score: Any) -> replays.Replay:
+        replay = ready(self, score)
+
+        def off(given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
+            y, done = replay(given, after)
+            return y * 1.2, done
+
+        return off
+
+    monkeypatch.setattr(replays.EmulatedStage, "ready", wrong)
+    with caplog.at_level(logging.WARNING, "ingot.models"):
+        adapter = adapted("packed")
+    assert "they differ by" in str(stacked(adapter).refused)
+    assert "layers are not run as graphs, which is slower" in caplog.text
+
+
+def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: replays.EmulatedStage, score: Any) -> replays.Replay:
+        raise RuntimeError("no memory for it")
+
+    monkeypatch.setattr(replays.EmulatedStage, "ready", fails)
+    adapter = adapted("packed")
+    assert stacked(adapter).refused == "no memory for it"
+    session = Session(adapter, [3])
+    assert mx.isfinite(session.run([4], [Part(tuple(session.rows), 1)])).all()
+
+
+@pytest.mark.parametrize("kind", ["kernel", "kernel-window", "kernel-hybrid"])
+def test_what_is_not_covered_keeps_its_own_layers(kind: str) -> None:
+    adapter = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
+    assert stack_of(adapter.model) is None
+
+
+def test_layers_that_hand_over_states_between_them_stay_apart() -> None:
+    model = tiny.build("kernel-packed")
+    adapter = adapt(model, tiny.CONFIGS["kernel-packed"], engines.GPU, apart=True)
+    assert stack_of(adapter.model) is None
+
+
+def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "MOST_KEPT", 2)
+    adapter = adapted("packed")
+    session = Session(adapter, [3, 20, 30])
+    for count in (1, 2, 3):
+        session.run([9] * count, [Part(tuple(session.rows[:count]), 1)])
+    assert len(stacked(adapter)._replays) == 2
