@@ -52,7 +52,7 @@ def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:
     budget = engine._loaded.budget
     states = rows * budget.row_bytes(tokens) + budget.slot_bytes(rows)
     aside = TRANSIENT_SHARE + (EARLIER_SHARE if budget.earlier else 0)
-    return int(states / (1 - aside)) + 1000
+    return int(states / (1 - aside)) + budget.footprint.scratch + 1000
 
 
 def tiny_tokenizer() -> Tokenizer:

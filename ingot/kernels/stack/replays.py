@@ -17,7 +17,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.driver import CudaError, Driver, Launch
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import Launcher, launcher
+from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.scores import Score
 from ingot.kernels.gpu.texts import Output, Work
 from ingot.kernels.paged.texts import paged_kernel
@@ -41,10 +41,12 @@ class Stage(Protocol):
 
 
 class EmulatedStage:
-    def __init__(self, run: Launcher) -> None:
+    def __init__(self, run: Emulator) -> None:
         self._run = run
 
     def ready(self, score: Score) -> Replay:
+        self._run.prepare(score.kinds)
+
         def replay(given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
             there = dict(zip(map(id, score.given), given, strict=True))
             for note in score.notes:
