@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ingot.kernels.dense.tuning import STAGE, TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.dense.tuning import LINE, TUNING, WIDTHS, Cut, Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
@@ -95,12 +95,12 @@ class DenseProduct:
 
 def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
     columns = weight.shape[1]
-    aligned = columns % (STAGE * spans) == 0
-    even = aligned and columns // STAGE // cut.sharers % cut.turns == 0
+    aligned = columns % (LINE * spans) == 0
+    even = aligned and columns // cut.columns // cut.sharers % cut.turns == 0
     return (
         *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
         *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
-        *(("ALIGNED", aligned), ("EVEN", even)),
+        *(("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
     )
 
 
