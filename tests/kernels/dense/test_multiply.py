@@ -15,7 +15,10 @@ from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged.memory import BOUNDS, emulated
 
 pytestmark = emulated
-CUTS = [Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2), Cut(8, 1, 1, 3, True), Cut(2, 4, 1, 2, True)]
+CUTS = [
+    *(Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2), Cut(1, 2, 1, 4)),
+    *(Cut(4, 1, 1, 3, True), Cut(2, 4, 2, 3, True, 32), Cut(1, 4, 1, 2, True)),
+]
 
 
 def drawn(rows: int, columns: int, dtype: mx.Dtype = mx.bfloat16, seed: int = 0) -> mx.array:

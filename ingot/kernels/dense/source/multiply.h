@@ -22,6 +22,7 @@ constexpr int PARTS = 1;
 constexpr int OWN = OUTS / PARTS;
 constexpr int PITCH = OUTS + 4;        // so that lanes write to different banks
 constexpr int EACH = SPANS / SHARERS;  // spans of a warp
+static_assert(SPANS % SHARERS == 0 && EACH <= 4, "a warp has one, two or four spans");
 constexpr int TURNS = RING ? 2 : DEPTH;  // stages that are written out one behind another
 constexpr int SUMS = TILES * EIGHTS * 4;
 constexpr int SLOT = LINES * HALVES * 32 * 4;  // of the ring: a stage of a warp
