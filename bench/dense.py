@@ -108,6 +108,7 @@ class Trial:
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
     product = DenseProduct(_launcher(device))
+    _compile(device, arguments.shapes, [(rows, TUNING) for rows in arguments.rows])
     for trial in _trials(arguments.shapes, arguments):
         for rows in arguments.rows:
             x = trial.drawn(rows)
@@ -130,10 +131,11 @@ def gates(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    trials = list(_trials(arguments.shapes if arguments.tiny else TRIED, arguments))
+    shapes = arguments.shapes if arguments.tiny else TRIED
+    trials = list(_trials(shapes, arguments))
     tried = {width: several[-1:] if arguments.tiny else several for width, several in CUTS.items()}
     tunings = [(width, _everywhere(*each)) for width, several in tried.items() for each in several]
-    prepare(device, lambda run: [_rehearse(run, trials, *each) for each in tunings])
+    _compile(device, shapes, tunings)
     for width, tuning in tunings:
         product, found = DenseProduct(_launcher(device), tuning), []
         for trial in trials:
@@ -154,9 +156,16 @@ def _everywhere(spans: int, cut: Cut) -> Tuning:
     return Tuning(spans=spans, few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
 
 
-def _rehearse(run: Launcher, trials: list[Trial], width: int, tuning: Tuning) -> None:
-    for trial in trials:
-        trial.ours(DenseProduct(run, tuning), trial.drawn(width))
+def _compile(device: Device, shapes: str, tunings: list[tuple[int, Tuning]]) -> None:
+    """All at once what so many rows are multiplied by."""
+
+    def rehearsed(run: Launcher) -> None:
+        for outputs, columns in _sizes(shapes):
+            for rows, tuning in tunings:
+                given = mx.zeros((rows, columns), mx.bfloat16), mx.zeros((outputs, columns), mx.bfloat16)
+                DenseProduct(run, tuning)(*given)
+
+    prepare(device, rehearsed)
 
 
 def _launcher(device: Device) -> Launcher:
@@ -167,9 +176,12 @@ def _launcher(device: Device) -> Launcher:
 
 
 def _trials(shapes: str, arguments: argparse.Namespace) -> Iterator[Trial]:
-    for shape in shapes.split(","):
-        outputs, columns = map(int, shape.split("x"))
+    for outputs, columns in _sizes(shapes):
         yield Trial(outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES)
+
+
+def _sizes(shapes: str) -> list[tuple[int, int]]:
+    return [(int(outputs), int(columns)) for outputs, columns in (shape.split("x") for shape in shapes.split(","))]
 
 
 def _judged(off: float) -> str:
