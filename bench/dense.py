@@ -18,6 +18,7 @@ from functools import partial
 from itertools import cycle
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from bench.packed import Clock
 from ingot.kernels.dense.kernels import DenseProduct
@@ -26,30 +27,40 @@ from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
-TRIED = "4096x4096,28672x4096,4096x14336"
+TRIED, GATED = "4096x4096,28672x4096,4096x14336", "28672x4096"
 CUTS: dict[int, tuple[tuple[int, Cut], ...]] = {
     8: (
-        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4))),
-        *((8, Cut(8, 1, 1, 2, True)), (8, Cut(8, 1, 1, 3, True)), (8, Cut(4, 2, 1, 4)), (8, Cut(4, 4, 1, 2))),
-        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 4)), (4, Cut(4, 2, 1, 3, True)), (16, Cut(16, 1, 1, 2))),
+        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 4)), (4, Cut(4, 1, 2, 2)), (4, Cut(4, 2, 2, 2))),
+        *(
+            (4, Cut(4, 1, 1, 2)),
+            (4, Cut(4, 1, 1, 8, False, 32)),
+            (4, Cut(4, 2, 1, 3, True)),
+            (4, Cut(4, 1, 1, 3, True)),
+        ),
+        *((8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 3, True)), (2, Cut(2, 2, 1, 8))),
     ),
     16: (
-        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 2, True)), (8, Cut(8, 1, 1, 3, True))),
-        *((8, Cut(4, 2, 1, 2)), (4, Cut(4, 2, 1, 3, True))),
+        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 2)), (4, Cut(4, 1, 2, 2)), (4, Cut(4, 2, 1, 3, True))),
+        *((4, Cut(4, 2, 2, 3, True, 32)), (8, Cut(8, 1, 1, 3, True))),
     ),
     32: (
-        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 3, True)), (8, Cut(4, 2, 1, 3, True)), (8, Cut(4, 2, 2, 2))),
-        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(2, 4, 1, 3, True))),
+        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(4, 2, 2, 3, True, 32)), (4, Cut(2, 4, 1, 3, True))),
+        *((4, Cut(2, 4, 2, 3, True, 32)), (4, Cut(4, 1, 2, 3, True, 32)), (8, Cut(8, 1, 1, 3, True))),
     ),
     64: (
-        *((8, Cut(4, 2, 1, 2)), (8, Cut(4, 2, 1, 3, True)), (8, Cut(2, 4, 1, 3, True))),
-        *((4, Cut(4, 2, 1, 2, True)), (4, Cut(4, 2, 1, 3, True)), (4, Cut(2, 4, 1, 3, True))),
+        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(4, 2, 1, 6, True, 32)), (4, Cut(2, 4, 1, 6, True, 32))),
+        *((4, Cut(4, 2, 2, 3, True, 32)), (4, Cut(2, 4, 2, 3, True, 32)), (4, Cut(4, 1, 2, 3, True, 32))),
     ),
 }
 """By the width, spans and a cut."""
 BEYOND_CACHES, QUEUED, LARGE = 256 << 20, 4 << 30, 1 << 29
 WRONG = 0.02
-SECTIONS = ("products", "cuts")
+SECTIONS = ("products", "gates", "cuts")
+
+
+@mx.compile
+def gate_of(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(gate) * up
 
 
 class Trial:
@@ -74,6 +85,13 @@ class Trial:
     def ours(self, product: DenseProduct, x: mx.array) -> mx.array:
         return product(x, next(self._next))
 
+    def gated(self, product: DenseProduct, x: mx.array, number: int | None = None) -> mx.array:
+        return product.gated(x, next(self._next) if number is None else self._weights[number])
+
+    def then_gated(self, product: DenseProduct, x: mx.array, number: int | None = None) -> mx.array:
+        y = product(x, next(self._next) if number is None else self._weights[number])
+        return gate_of(*mx.split(y, 2, axis=-1))
+
     def theirs(self, x: mx.array) -> mx.array:
         return x @ next(self._next).T
 
@@ -90,6 +108,7 @@ class Trial:
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
     product = DenseProduct(_launcher(device))
+    _compile(device, arguments.shapes, [(rows, TUNING) for rows in arguments.rows])
     for trial in _trials(arguments.shapes, arguments):
         for rows in arguments.rows:
             x = trial.drawn(rows)
@@ -99,11 +118,24 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
             print(f"{trial!s:>14} {rows:4} {speeds} | {_judged(off)}", flush=True)
 
 
+def gates(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    print(f"{'weights':>14} rows  gated us | product, then gate us | other bits than MLX's, of so many")
+    product = DenseProduct(_launcher(device))
+    for trial in _trials(arguments.shapes if arguments.tiny else GATED, arguments):
+        for rows in arguments.rows[:1] if arguments.tiny else (1, 8, 32):
+            x = trial.drawn(rows)
+            works = (partial(trial.gated, product), partial(trial.then_gated, product))
+            taken = " | ".join(f"{clock.seconds(work, x, trial.repeats) * 1e6:9.1f}" for work in works)
+            other = mx.sum(trial.gated(product, x, 0) != trial.then_gated(product, x, 0)).item()
+            print(f"{trial!s:>14} {rows:4} {taken} | {other} of {rows * trial.outputs // 2}", flush=True)
+
+
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    trials = list(_trials(arguments.shapes if arguments.tiny else TRIED, arguments))
+    shapes = arguments.shapes if arguments.tiny else TRIED
+    trials = list(_trials(shapes, arguments))
     tried = {width: several[-1:] if arguments.tiny else several for width, several in CUTS.items()}
     tunings = [(width, _everywhere(*each)) for width, several in tried.items() for each in several]
-    prepare(device, lambda run: [_rehearse(run, trials, *each) for each in tunings])
+    _compile(device, shapes, tunings)
     for width, tuning in tunings:
         product, found = DenseProduct(_launcher(device), tuning), []
         for trial in trials:
@@ -113,17 +145,27 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
         cut = tuning.few[0]
-        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} deep{', ring' if cut.ring else ''}"
-        print(f"{width:3}: {tuning.spans} spans, {how:40} TB/s {'  '.join(found)}", flush=True)
+        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}"
+        print(
+            f"{width:3}: {tuning.spans} spans, {how + (', ring' if cut.ring else ''):37} TB/s {'  '.join(found)}",
+            flush=True,
+        )
 
 
 def _everywhere(spans: int, cut: Cut) -> Tuning:
     return Tuning(spans=spans, few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
 
 
-def _rehearse(run: Launcher, trials: list[Trial], width: int, tuning: Tuning) -> None:
-    for trial in trials:
-        trial.ours(DenseProduct(run, tuning), trial.drawn(width))
+def _compile(device: Device, shapes: str, tunings: list[tuple[int, Tuning]]) -> None:
+    """All at once what so many rows are multiplied by."""
+
+    def rehearsed(run: Launcher) -> None:
+        for outputs, columns in _sizes(shapes):
+            for rows, tuning in tunings:
+                given = mx.zeros((rows, columns), mx.bfloat16), mx.zeros((outputs, columns), mx.bfloat16)
+                DenseProduct(run, tuning)(*given)
+
+    prepare(device, rehearsed)
 
 
 def _launcher(device: Device) -> Launcher:
@@ -134,9 +176,12 @@ def _launcher(device: Device) -> Launcher:
 
 
 def _trials(shapes: str, arguments: argparse.Namespace) -> Iterator[Trial]:
-    for shape in shapes.split(","):
-        outputs, columns = map(int, shape.split("x"))
+    for outputs, columns in _sizes(shapes):
         yield Trial(outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES)
+
+
+def _sizes(shapes: str) -> list[tuple[int, int]]:
+    return [(int(outputs), int(columns)) for outputs, columns in (shape.split("x") for shape in shapes.split(","))]
 
 
 def _judged(off: float) -> str:
@@ -155,7 +200,7 @@ def main(given: list[str] | None = None) -> None:
     _launcher(device)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(f"{device.name}; {TUNING}")
-    for name, section in zip(SECTIONS, (products, cuts), strict=True):
+    for name, section in zip(SECTIONS, (products, gates, cuts), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()
             section(device, clock, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,10 +13,12 @@ import pytest
 from ingot.cache.launch import Part
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.speculation.lookup import Lookup
+from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kinds import Kind, kind_of
 from ingot.kernels.gpu.texts import Kernel, Work
 from ingot.models.adapter import adapt
+from ingot.models.layers.dense_linear import swap_dense
 from tests import engines, tiny
 from tests.kernels.paged.memory import emulated
 
@@ -91,6 +94,20 @@ def test_nor_do_packed_weights_whatever_the_number_of_rows(kind: str, launched: 
         mx.eval(adapter.run(rows, mx.arange(count) % 50, [decoding]), rows.pending())
     mx.eval(adapter.run(rows, mx.arange(100) % 50, [Part((rows.new(),), 100)]), rows.pending())
     assert any(each.kernel.room == "packed" for each in launched)
+    assert prepared == at_load and launched <= prepared
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_nor_do_plain_weights_of_16_bits_whatever_the_number_of_rows(
+    biased: bool, launched: set[Kind], prepared: set[Kind]
+) -> None:
+    model: Any = nn.Sequential(nn.Linear(32, 24, bias=biased), nn.Linear(24, 40, bias=False))
+    model.set_dtype(mx.bfloat16)
+    assert swap_dense(model, CheckedDense(engines.GPU)) == 2
+    at_load = set(prepared)
+    for count in (1, 2, 9, 16, 17, 33, 64, 80):
+        mx.eval(model(mx.zeros((count, 32), mx.bfloat16)))
+    assert {each.kernel.name for each in launched} == {"multiply", *(["multiply_biased"] if biased else [])}
     assert prepared == at_load and launched <= prepared
 
 

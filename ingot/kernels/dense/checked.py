@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from ingot.kernels.dense.kernels import DenseProduct, dense_product, unsupported
+from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
 from ingot.kernels.dense.selfcheck import compile_for, selfcheck, slower
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
@@ -14,7 +14,7 @@ from ingot.kernels.gpu.launchers import launcher
 
 RACED_BYTES = 1 << 27
 """Of weights from which on a product takes longer than asking for it, and more than caches hold."""
-Key = tuple[mx.Dtype, tuple[int, ...]]
+Key = tuple[mx.Dtype, tuple[int, ...], bool]
 
 
 class CheckedDense:
@@ -27,39 +27,34 @@ class CheckedDense:
         self._right: set[Key] = set()
         self._slower: str | None = None
 
-    def meet(self, weights: Iterable[mx.array]) -> None:
-        """Compile for all weights of a model at once, and let the largest be raced."""
-        known = {_key(weight): weight for weight in weights if self._could_be(weight)}
+    def meet(self, layers: Iterable[DenseWeights]) -> None:
+        """Compile for all layers of a model at once, and let the largest be raced."""
+        known = {weights.kind: weights for weights in layers if self._could_be(weights)}
         if not known:
             return
         compile_for(self._device, known.values())
-        largest = max(known.values(), key=lambda weight: weight.nbytes)
-        if largest.nbytes >= RACED_BYTES and not isinstance(launcher(self._device), Emulator):
+        largest = max(known.values(), key=lambda weights: weights.weight.nbytes)
+        if largest.weight.nbytes >= RACED_BYTES and not isinstance(launcher(self._device), Emulator):
             if self._is_right(largest):
                 self._slower = slower(dense_product(self._device), largest)
             if self._slower is not None:
-                self.wrong[_key(largest)] = self._slower
+                self.wrong[largest.kind] = self._slower
 
-    def of(self, weight: mx.array) -> DenseProduct | None:
+    def of(self, weights: DenseWeights) -> DenseProduct | None:
         """None where there is no kernel for such weights that is right and fast."""
-        if self._slower is not None or not self._could_be(weight) or not self._is_right(weight):
+        if self._slower is not None or not self._could_be(weights) or not self._is_right(weights):
             return None
         return dense_product(self._device)
 
-    def _could_be(self, weight: mx.array) -> bool:
-        kernels = self._device.kind == "cuda" and launcher(self._device) is not None
-        return kernels and weight.ndim == 2 and unsupported(weight) is None
+    def _could_be(self, weights: DenseWeights) -> bool:
+        return self._device.kind == "cuda" and launcher(self._device) is not None and weights.is_covered
 
-    def _is_right(self, weight: mx.array) -> bool:
-        key = _key(weight)
+    def _is_right(self, weights: DenseWeights) -> bool:
+        key = weights.kind
         if key not in self._right and key not in self.wrong:
-            wrong = selfcheck(self._device, weight)
+            wrong = selfcheck(self._device, weights)
             if wrong is None:
                 self._right.add(key)
             else:
                 self.wrong[key] = wrong
         return key in self._right
-
-
-def _key(weight: mx.array) -> Key:
-    return weight.dtype, weight.shape

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from ingot.kernels.dense.tuning import STAGE, TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.dense.tuning import LINE, TUNING, WIDTHS, Cut, Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
@@ -34,13 +35,26 @@ def dense_kernel(name: str) -> Kernel:
     return Kernel("dense", name, ("given", "weight", *ENDS[name]), ("y",), header, read(SOURCE / "multiply.h"), True)
 
 
-def unsupported(weight: mx.array) -> str | None:
-    """Why there is no kernel for such weights; None where there is one."""
-    if weight.dtype not in DTYPES:
-        return f"weights in {weight.dtype}: there are kernels for {' and '.join(map(str, DTYPES))}"
-    if weight.shape[-1] % CHUNK:
-        return f"weights of {weight.shape[-1]} columns: there are kernels for multiples of {CHUNK}"
-    return None
+class DenseWeights(NamedTuple):
+    """A layer's: weight [outputs, columns] and bias [outputs] of one format."""
+
+    weight: mx.array
+    bias: mx.array | None = None
+
+    @property
+    def kind(self) -> tuple[mx.Dtype, tuple[int, ...], bool]:
+        """What kernels for it depend on."""
+        return self.weight.dtype, self.weight.shape, self.bias is not None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether there could be a kernel for it."""
+        one_format = self.bias is None or self.bias.dtype == self.weight.dtype
+        return one_format and self.weight.dtype in DTYPES and self.weight.shape[-1] % CHUNK == 0
+
+    def __str__(self) -> str:
+        outputs, columns = self.weight.shape
+        return f"{outputs}x{columns} in {self.weight.dtype}{'' if self.bias is None else ' with a bias'}"
 
 
 class DenseProduct:
@@ -95,12 +109,12 @@ class DenseProduct:
 
 def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
     columns = weight.shape[1]
-    aligned = columns % (STAGE * spans) == 0
-    even = aligned and columns // STAGE // cut.sharers % cut.turns == 0
+    aligned = columns % (LINE * spans) == 0
+    even = aligned and columns // cut.columns // cut.sharers % cut.turns == 0
     return (
         *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
         *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
-        *(("ALIGNED", aligned), ("EVEN", even)),
+        *(("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
-from ingot.kernels.dense.kernels import DenseProduct, dense_product
+from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 
@@ -21,38 +21,40 @@ ENDS = 128
 RACED, ROUNDS, TIMES, SLACK = (1, 8), 5, 4, 1.05
 
 
-def compile_for(device: Device, weights: Iterable[mx.array]) -> None:
-    """All kernels for such weights at once, where compiling is ours to do."""
+def compile_for(device: Device, layers: Iterable[DenseWeights]) -> None:
+    """All kernels for such layers at once, where compiling is ours to do."""
 
     def rehearsed(run: Launcher) -> None:
-        for weight in weights:
-            _launched(DenseProduct(run), weight, _drawn(max(ROWS), weight))
+        for weights in layers:
+            _launched(DenseProduct(run), weights)
 
     prepare(device, rehearsed)
 
 
-def selfcheck(device: Device, weight: mx.array) -> str | None:
+def selfcheck(device: Device, weights: DenseWeights) -> str | None:
     """What is wrong with the products of a layer on this device; None where they are right."""
     try:
-        x = _drawn(max(ROWS), weight)
-        product = dense_product(device)
-        return _wrong(product, weight, x)
+        return _wrong(*_launched(dense_product(device), weights), weights)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 
 
-def slower(product: DenseProduct, weight: mx.array, clock: Callable[[], float] = time.perf_counter) -> str | None:
+def slower(product: DenseProduct, weights: DenseWeights, clock: Callable[[], float] = time.perf_counter) -> str | None:
     """How much slower it is than MLX's own; None where it is not, or hardly."""
     for rows in RACED:
-        x = _drawn(rows, weight)
-        works = (lambda x=x: product(x, weight), lambda x=x: x @ weight.T)
-        for work in works:
-            mx.eval(work())
-        rounds = [[_seconds(work, clock) for work in works] for _ in range(ROUNDS)]
-        ours, theirs = (min(each) for each in zip(*rounds, strict=True))
+        x = _drawn(rows, weights)
+        ours, theirs = _raced([lambda x=x: product(x, weights.weight), lambda x=x: x @ weights.weight.T], clock)
         if ours > SLACK * theirs:
-            return f"takes {ours / theirs:.2f} times as long as MLX's own for {rows} rows, {_name(weight)}"
+            return f"takes {ours / theirs:.2f} times as long as MLX's own for {rows} rows, {weights}"
     return None
+
+
+def _raced(works: list[Callable[[], mx.array]], clock: Callable[[], float]) -> list[float]:
+    """Seconds of each, turn by turn."""
+    for work in works:
+        mx.eval(work())
+    rounds = [[_seconds(work, clock) for work in works] for _ in range(ROUNDS)]
+    return [min(each) for each in zip(*rounds, strict=True)]
 
 
 def _seconds(work: Callable[[], mx.array], clock: Callable[[], float]) -> float:
@@ -61,37 +63,27 @@ def _seconds(work: Callable[[], mx.array], clock: Callable[[], float]) -> float:
     return clock() - begun
 
 
-def _launched(product: DenseProduct, weight: mx.array, x: mx.array) -> tuple[list[mx.array], mx.array]:
-    """Products of several numbers of rows, and one with a bias."""
-    bias = x[:1].flatten()[:1] + mx.zeros(weight.shape[0], weight.dtype)
-    return [product(x[:rows], weight) for rows in ROWS], product(x[:1], weight, bias=bias)
+def _launched(product: DenseProduct, weights: DenseWeights) -> tuple[mx.array, list[mx.array]]:
+    x = _drawn(max(ROWS), weights)
+    return x, [product(x[:rows], weights.weight, bias=weights.bias) for rows in ROWS]
 
 
-def _wrong(product: DenseProduct, weight: mx.array, x: mx.array) -> str | None:
-    found, biased = _launched(product, weight, x)
-    mx.eval(found, biased)
-    if _differs(found[0], weight, x):
-        return f"multiply differs for {_name(weight)}"
+def _wrong(x: mx.array, found: list[mx.array], weights: DenseWeights) -> str | None:
+    mx.eval(found)
+    if any(_differs(found[0][:, ends], x, weights, ends) for ends in (slice(None, ENDS), slice(-ENDS, None))):
+        return f"multiply differs for {weights}"
     if not all(mx.array_equal(some, found[0][: some.shape[0]]).item() for some in found):
-        return f"a row's product depends on how many rows there are, for {_name(weight)}"
-    if _differs(biased, weight, x[:1], x[0, 0].astype(mx.float32)):
-        return f"multiply with a bias differs for {_name(weight)}"
+        return f"a row's product depends on how many rows there are, for {weights}"
     return None
 
 
-def _differs(found: mx.array, weight: mx.array, x: mx.array, bias: mx.array | None = None) -> bool:
-    for ends in (slice(None, ENDS), slice(-ENDS, None)):
-        wanted = x.astype(mx.float32) @ weight[ends].astype(mx.float32).T
-        wanted = wanted if bias is None else wanted + bias
-        apart = mx.abs(found[:, ends].astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
-        if not float(apart) <= BOUNDS[weight.dtype]:  # nor what is not a number
-            return True
-    return False
+def _differs(found: mx.array, x: mx.array, weights: DenseWeights, ends: slice) -> bool:
+    wanted = x.astype(mx.float32) @ weights.weight[ends].astype(mx.float32).T
+    wanted = wanted if weights.bias is None else wanted + weights.bias[ends]
+    apart = mx.abs(found.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
+    return not float(apart) <= BOUNDS[weights.weight.dtype]  # nor what is not a number
 
 
-def _drawn(rows: int, weight: mx.array) -> mx.array:
-    return mx.random.normal((rows, weight.shape[1]), key=mx.random.key(7)).astype(weight.dtype)
-
-
-def _name(weight: mx.array) -> str:
-    return f"{weight.shape[0]}x{weight.shape[1]} of {weight.dtype}"
+def _drawn(rows: int, weights: DenseWeights) -> mx.array:
+    drawn = mx.random.normal((rows, weights.weight.shape[1]), key=mx.random.key(7))
+    return drawn.astype(weights.weight.dtype)

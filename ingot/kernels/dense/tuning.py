@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STAGE = 64
-"""Columns that a warp fetches at once."""
+LINE = 64
+"""Columns that spans are multiples of: what memory gives at once."""
 WIDTHS = (8, 16, 32, 64)
 """Rows that a kernel multiplies at most."""
 
@@ -20,6 +20,7 @@ class Cut:
     tiles: int  # of sixteen outputs that a warp multiplies by
     depth: int  # stages of weights that are on their way to a warp
     ring: bool = False  # to shared memory, not to registers
+    columns: int = LINE  # of a stage: as many, or half of them
 
     @property
     def turns(self) -> int:
@@ -41,10 +42,10 @@ class Cut:
 class Tuning:
     """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
 
-    spans: int = 8  # that columns are cut into
+    spans: int = 4  # that columns are cut into
     wide: int = 8192
-    few: tuple[Cut, ...] = (Cut(8, 1, 1, 4), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(4, 2, 1, 2))
-    many: tuple[Cut, ...] = (Cut(8, 1, 2, 2), Cut(8, 1, 2, 2), Cut(4, 2, 2, 2), Cut(4, 2, 1, 2))
+    few: tuple[Cut, ...] = (Cut(4, 1, 1, 4), Cut(4, 1, 1, 4), Cut(4, 2, 1, 3, True), Cut(4, 2, 1, 6, True, 32))
+    many: tuple[Cut, ...] = (Cut(4, 1, 2, 2), Cut(4, 1, 2, 2), Cut(4, 2, 2, 3, True, 32), Cut(2, 4, 2, 3, True, 32))
 
     def cut_of(self, outputs: int, width: int) -> Cut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.kernels.dense.checked import CheckedDense
-from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct
+from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct, DenseWeights
 from ingot.models.layers.modules import adopt
 from ingot.models.layers.products import products_of
 
@@ -58,7 +58,7 @@ def swap_dense(model: nn.Module, kernels: CheckedDense) -> int:
     stood_for = {id(part) for product in products for part in product.parts}
     alone = [(path, module) for path, module in model.named_modules() if id(module) not in stood_for]
     layers = [*(product.linear for product in products), *(module for _, module in alone)]
-    kernels.meet(layer.weight for layer in layers if type(layer) in KERNELS)
+    kernels.meet(_weights(layer) for layer in layers if type(layer) in KERNELS)
     joined = 0
     for product in products:
         taken = _swapped(product.linear, kernels)
@@ -71,8 +71,12 @@ def swap_dense(model: nn.Module, kernels: CheckedDense) -> int:
     return len(swapped) + joined
 
 
+def _weights(layer: nn.Module) -> DenseWeights:
+    return DenseWeights(layer.weight, layer.get("bias"))
+
+
 def _swapped(module: Any, kernels: CheckedDense) -> Any:
-    product = kernels.of(module.weight) if type(module) in KERNELS else None
+    product = kernels.of(_weights(module)) if type(module) in KERNELS else None
     if product is None:
         return None
     taken = adopt(module, KERNELS[type(module)])

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.dense.kernels import DTYPES, MOST_ROWS, DenseProduct, unsupported
+from ingot.kernels.dense.kernels import DTYPES, MOST_ROWS, DenseProduct, DenseWeights
 from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Tuning
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged.memory import BOUNDS, emulated
 
 pytestmark = emulated
-CUTS = [Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2), Cut(8, 1, 1, 3, True), Cut(2, 4, 1, 2, True)]
+CUTS = [
+    *(Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2), Cut(1, 2, 1, 4)),
+    *(Cut(4, 1, 1, 3, True), Cut(2, 4, 2, 3, True, 32), Cut(1, 4, 1, 2, True)),
+]
 
 
 def drawn(rows: int, columns: int, dtype: mx.Dtype = mx.bfloat16, seed: int = 0) -> mx.array:
@@ -105,7 +108,7 @@ def test_threads_may_run_in_any_order(seed: int, cut: Cut) -> None:
     assert mx.array_equal(found, DenseProduct(Emulator())(x, weight))
 
 
-def test_weights_without_a_kernel_are_named() -> None:
-    assert unsupported(drawn(4, 16)) is None
-    assert "12 columns" in str(unsupported(drawn(4, 12)))
-    assert "float32" in str(unsupported(drawn(4, 16, mx.float32)))
+def test_weights_of_other_formats_and_odd_columns_have_no_kernel() -> None:
+    assert DenseWeights(drawn(4, 16)).is_covered and DenseWeights(drawn(4, 16), drawn(1, 4)[0]).is_covered
+    assert not DenseWeights(drawn(4, 12)).is_covered and not DenseWeights(drawn(4, 16, mx.float32)).is_covered
+    assert not DenseWeights(drawn(4, 16), drawn(1, 4, mx.float32)[0]).is_covered

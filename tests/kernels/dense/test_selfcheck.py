@@ -10,7 +10,7 @@ import pytest
 
 from ingot.kernels.dense import checked, kernels
 from ingot.kernels.dense.checked import CheckedDense
-from ingot.kernels.dense.kernels import DTYPES, DenseProduct
+from ingot.kernels.dense.kernels import DTYPES, DenseProduct, DenseWeights
 from ingot.kernels.dense.selfcheck import RACED, ROUNDS, selfcheck, slower
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
@@ -21,26 +21,30 @@ pytestmark = emulated
 GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
 
 
-def weights(outputs: int = 40, columns: int = 584, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-    return mx.random.normal((outputs, columns), key=mx.random.key(1)).astype(dtype)
+def weights(
+    outputs: int = 20, columns: int = 1544, dtype: mx.Dtype = mx.bfloat16, *, biased: bool = False
+) -> DenseWeights:
+    weight, bias = mx.random.normal((outputs, columns)), 100 * mx.random.normal((outputs,))
+    return DenseWeights(weight.astype(dtype), bias.astype(dtype) if biased else None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert selfcheck(GPU, weights(dtype=dtype)) is None
+@pytest.mark.parametrize("biased", [False, True])
+def test_kernels_that_are_right_pass(biased: bool, dtype: mx.Dtype) -> None:
+    assert selfcheck(GPU, weights(dtype=dtype, biased=biased)) is None
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("now + DEPTH < end_stage", "now + DEPTH + 1 < end_stage", "multiply differs for 40x584 of mlx.core.bfloat16"),
-        ("const size_t at = (size_t)row * outputs + output;", "const size_t at = output;", "multiply differs"),
+        ("now + DEPTH < end_stage", "now + DEPTH + 1 < end_stage", "multiply differs for 20x1544 in mlx.core.bfloat16"),
+        ("(size_t)(begin * 8 + row) * outputs", "(size_t)0", "multiply differs"),
         (
             "y[at] = T(sum);",
             "y[at] = T(sum * (1.0f + rows * 1e-4f));",
             "a row's product depends on how many rows there are",
         ),
-        ("sum += float(bias[output]);", "", "multiply with a bias differs"),
+        ("sum += float(bias[output]);", "", "multiply differs for 20x1544 in mlx.core.bfloat16 with a bias"),
         ("T(sum)", "T(summ)", "does not run: a kernel does not compile"),
     ],
 )
@@ -52,7 +56,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
 
     monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
     dense = CheckedDense(GPU)
-    assert dense.of(weights()) is None
+    assert dense.of(weights(biased="bias" in old)) is None
     assert next(iter(dense.wrong.values())).startswith(said)
 
 
@@ -76,22 +80,22 @@ def test_a_kernel_that_loses_a_race_by_more_than_a_twentieth_is_named(
 
 def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = weights(40, 64), weights(8, 64)
-    monkeypatch.setattr(checked, "RACED_BYTES", large.nbytes)
+    monkeypatch.setattr(checked, "RACED_BYTES", large.weight.nbytes)
     monkeypatch.setattr(checked, "Emulator", type(None))  # on a GPU there is none
-    asked: list[mx.array] = []
+    asked: list[DenseWeights] = []
     verdicts = cycle(["takes long", None])
-    monkeypatch.setattr(checked, "slower", lambda product, weight: asked.append(weight) or next(verdicts))
+    monkeypatch.setattr(checked, "slower", lambda product, layer: asked.append(layer) or next(verdicts))
     lost, won = CheckedDense(GPU), CheckedDense(GPU)
     for dense in (lost, won):
         dense.meet([small, large])
-    assert [weight.shape for weight in asked] == [large.shape] * 2
+    assert [layer.kind for layer in asked] == [large.kind] * 2
     assert lost.of(small) is None and [*lost.wrong.values()] == ["takes long"]
     assert won.of(small) is not None and not won.wrong
 
 
 def test_the_emulator_is_in_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "RACED_BYTES", 1)
-    monkeypatch.setattr(checked, "slower", lambda product, weight: "takes long")
+    monkeypatch.setattr(checked, "slower", lambda product, layer: "takes long")
     dense = CheckedDense(GPU)
     dense.meet([weights(8, 64)])
     assert dense.of(weights(8, 64)) is not None

@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 
 from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
+from ingot.kernels.dense.kernels import DTYPES as DENSE_DTYPES
+from ingot.kernels.dense.kernels import DenseProduct
 from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.packed.kernels import DTYPES, PackedProduct, PackedWeights, Packing
@@ -83,6 +85,15 @@ def packed(dtype: mx.Dtype, packing: Packing, outputs: int, rows: int) -> dict[s
     return {kind.kernel.name: kind for kind in run.kinds}
 
 
+def dense(rows: int, outputs: int, columns: int, dtype: mx.Dtype = mx.bfloat16) -> dict[str, Kind]:
+    run = Rehearsal()
+    product, x, weight = DenseProduct(run), mx.zeros((rows, columns), dtype), mx.zeros((outputs, columns), dtype)
+    product(x, weight, bias=mx.zeros(outputs, dtype), residual=mx.zeros((rows, outputs), dtype))
+    product(x, weight)
+    product.gated(x, weight)
+    return {kind.kernel.name: kind for kind in run.kinds}
+
+
 def assembled(kind: Kind) -> str:
     """What the assembler says of it."""
     nvrtc, made = compiler(), program(kind)
@@ -127,3 +138,18 @@ def test_products_with_packed_weights_leave_room_for_two_groups(bits: int, outpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_with_packed_weights_keep_their_numbers_in_registers(dtype: mx.Dtype, name: str) -> None:
     assert " 0 bytes spill stores" in assembled(packed(dtype, Packing(5, 64), 4096, 9)[name])
+
+
+@pytest.mark.parametrize("columns", [4096, 4104])
+@pytest.mark.parametrize("outputs", [4096, 28672])
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+def test_products_with_weights_of_16_bits_keep_their_sums_in_registers(rows: int, outputs: int, columns: int) -> None:
+    said = assembled(dense(rows, outputs, columns)["multiply"])
+    assert " 0 bytes spill stores" in said
+    assert int(re.findall(r"(\d+) bytes smem", said)[0]) <= 48 * 1024, "or no launch takes it"
+
+
+@pytest.mark.parametrize("name", ["multiply_biased_added", "multiply_gated"])
+@pytest.mark.parametrize("dtype", DENSE_DTYPES, ids=str)
+def test_what_becomes_of_products_with_weights_of_16_bits_compiles(dtype: mx.Dtype, name: str) -> None:
+    assert " 0 bytes spill stores" in assembled(dense(9, 4096, 4096, dtype)[name])
