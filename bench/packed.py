@@ -29,9 +29,8 @@ from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
-    *(Tuning(), Tuning(wide=1), Tuning(wide=1 << 20), Tuning(few=(Cut(1, 1024), Cut(1, 512)), wide=1 << 20)),
-    *(Tuning(wide=1, many=(Cut(2, 1024), Cut(2, 512))), Tuning(wide=1, many=(Cut(4, 256), Cut(4, 256)))),
-    *(Tuning(warps=4, wide=1), Tuning(warps=16, wide=1 << 20, few=(Cut(1, 512), Cut(1, 256)))),
+    *(Cut(8, 1), Cut(8, 1, fetch=128), Cut(8, 1, stages=4), Cut(4, 1), Cut(4, 1, fetch=128), Cut(16, 1)),
+    *(Cut(8, 2), Cut(4, 2), Cut(4, 2, fetch=128), Cut(4, 2, stages=4), Cut(4, 4), Cut(2, 2), Cut(2, 4)),
 )
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
@@ -212,17 +211,17 @@ class ExpertsTrial:
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    for tuning in CUTS[:1] if arguments.tiny else CUTS:
-        product = _product(device, arguments, tuning)
-        for trial in _trials(arguments):
-            if arguments.tiny or trial.outputs in (4096, 28672):
-                found = []
-                for rows in (1, 8, 16):
-                    x = trial.drawn(rows)
-                    off = trial.off(product, x)
-                    taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
-                    found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f} TB/s" + (" WRONG" if off > 0.02 else ""))
-                print(f"{_name(trial)}  {'  '.join(found)}  {tuning}", flush=True)
+    """Of one shape after another, TB/s at some numbers of rows; what differs from float32 is marked by an exclamation."""
+    for trial in _trials(arguments):
+        for cut in CUTS[:1] if arguments.tiny else CUTS:
+            product, found = _product(device, arguments, Tuning(few=cut, many=cut)), []
+            for rows in (1, 8, 16):
+                x = trial.drawn(rows)
+                wrong = trial.off(product, x) > 0.02
+                taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
+                found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}" + (" WRONG" if wrong else ""))
+            said = cut.fitting(arguments.bits, arguments.group)
+            print(_name(trial), "  ".join(found), f" {said.warps}x{said.tiles} {said.fetch} B x {said.stages}", flush=True)
 
 
 def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> PackedProduct:
