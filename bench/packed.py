@@ -126,6 +126,7 @@ class Clock:
 
 
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    prepare(device, partial(_rehearsed, arguments, [TUNING]))
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
     product = _product(device, arguments, TUNING)
     for trial in _trials(arguments):
@@ -222,9 +223,9 @@ class ExpertsTrial:
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    """Of one shape after another, TB/s at some numbers of rows; what differs from float32 is marked by an exclamation."""
+    """Of one shape after another, TB/s at some numbers of rows."""
     tried = CUTS[:1] if arguments.tiny else CUTS
-    prepare(device, partial(_rehearsed, arguments, tried))
+    prepare(device, partial(_rehearsed, arguments, [Tuning(few=cut, many=cut) for cut in tried]))
     for trial in _trials(arguments):
         for cut in tried:
             product, found = _product(device, arguments, Tuning(few=cut, many=cut)), []
@@ -239,15 +240,13 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
             )
 
 
-def _rehearsed(arguments: argparse.Namespace, tried: Sequence[Cut], run: Launcher) -> None:
-    """All kernels that cuts ask for, so that they are compiled at once. How many outputs there are changes none."""
+def _rehearsed(arguments: argparse.Namespace, tried: Sequence[Tuning], run: Launcher) -> None:
+    """Launches all kernels that will be measured, so that they are compiled at once."""
     packing = Packing(arguments.bits, arguments.group)
-    for shape in arguments.shapes.split(","):
-        weights = Trial(packing, 16, int(shape.split("x")[1]), beyond=1).first
-        for cut in tried:
-            product = PackedProduct(run, packing, mx.bfloat16, Tuning(few=cut, many=cut))
+    for trial in _trials(arguments, few=True):
+        for tuning in tried:
             for rows in (8, 16):
-                product(mx.zeros((rows, weights.columns), mx.bfloat16), weights)
+                PackedProduct(run, packing, mx.bfloat16, tuning)(trial.drawn(rows), trial.first)
 
 
 def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> PackedProduct:
@@ -257,12 +256,12 @@ def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> P
     return PackedProduct(run, Packing(arguments.bits, arguments.group), mx.bfloat16, tuning)
 
 
-def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
+def _trials(arguments: argparse.Namespace, *, few: bool = False) -> Iterator[Trial]:
+    """With weights beyond all caches, or `few` of them."""
+    packing, beyond = Packing(arguments.bits, arguments.group), 1 if few or arguments.tiny else BEYOND_CACHES
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
-        yield Trial(
-            Packing(arguments.bits, arguments.group), outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES
-        )
+        yield Trial(packing, outputs, columns, beyond=beyond)
 
 
 def _name(trial: Trial | ExpertsTrial) -> str:

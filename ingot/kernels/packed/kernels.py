@@ -127,8 +127,8 @@ class PackedProduct:
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
 
     def __call__(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
-        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are. `residual`
-        [rows, outputs] is added to what was rounded."""
+        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are.
+        `residual` [rows, outputs] is added to what was rounded."""
         return self.launched(mx.contiguous(x), weights, None if residual is None else mx.contiguous(residual))
 
     def launched(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
