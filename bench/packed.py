@@ -1,8 +1,9 @@
 """Products with packed weights: the GPU's kernel against MLX's own, in one run, turn by turn.
 
-python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; prompts; experts
+python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts
 python -m bench.packed --bits 8 --group 32 --rows 1,8
 python -m bench.packed --only prompts
+python -m bench.packed --mlx                MLX's own beside them, which take half a minute to compile
 
 Bytes are those of the packed weights, their scales and biases. Each product waits for the one before, as in a model,
 and comes with other weights, so that no cache of the device holds them; what waiting alone costs is taken off. On a CPU
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -22,21 +23,20 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current
-from ingot.kernels.gpu.launchers import launcher
+from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
 from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
-    *(Tuning(), Tuning(wide=1), Tuning(wide=1 << 20), Tuning(few=(Cut(1, 1024), Cut(1, 512)), wide=1 << 20)),
-    *(Tuning(wide=1, many=(Cut(2, 1024), Cut(2, 512))), Tuning(wide=1, many=(Cut(4, 256), Cut(4, 256)))),
-    *(Tuning(warps=4, wide=1), Tuning(warps=16, wide=1 << 20, few=(Cut(1, 512), Cut(1, 256)))),
+    *(Cut(8, 1), Cut(8, 1, fetch=128), Cut(8, 1, stages=4), Cut(4, 1), Cut(4, 1, fetch=128), Cut(16, 1)),
+    *(Cut(8, 2), Cut(4, 2), Cut(4, 2, fetch=128), Cut(4, 2, stages=4), Cut(4, 4), Cut(2, 2), Cut(2, 4)),
 )
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE, EXPERTS, CHOSEN = 1 << 29, 128, 8
-SECTIONS = ("products", "cuts", "prompts", "experts")
+SECTIONS = ("products", "cuts", "experts", "prompts")
 
 
 class Trial:
@@ -126,6 +126,7 @@ class Clock:
 
 
 def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    prepare(device, partial(_rehearsed, arguments, [TUNING]))
     print(f"{'weights':>14} {'rows':>4}   ours us   TB/s | MLX's us   TB/s |  off")
     product = _product(device, arguments, TUNING)
     for trial in _trials(arguments):
@@ -133,8 +134,7 @@ def products(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
             x = trial.drawn(rows)
             off = trial.off(product, x)
             ours = clock.seconds(partial(trial.ours, product), x, trial.repeats())
-            # MLX takes long to compile what it multiplies other numbers of rows by.
-            theirs = clock.seconds(trial.theirs, x, trial.repeats(16)) if rows in (1, 8) else None
+            theirs = clock.seconds(trial.theirs, x, trial.repeats(16)) if arguments.mlx and rows in (1, 8) else None
             speeds = " | ".join(_speed(taken, trial.bytes) for taken in (ours, theirs))
             print(f"{_name(trial)} {rows:4}  {speeds} | {off:.4f}", flush=True)
 
@@ -148,8 +148,8 @@ def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
             ours = clock.seconds(partial(trial.ours, product), x, trial.repeats(16)) if count <= 256 else None
             room = scratch(device, trial.outputs * trial.columns, mx.bfloat16)
             assert room is not None
-            works = (trial.theirs, trial.unpacked, partial(trial.by_turns, room))
-            others = [clock.seconds(work, x, trial.repeats(16)) for work in works]
+            works = (trial.theirs if arguments.mlx else None, trial.unpacked, partial(trial.by_turns, room))
+            others = [None if work is None else clock.seconds(work, x, trial.repeats(16)) for work in works]
             print(_name(trial), f"{count:4}", " | ".join(_microseconds(taken) for taken in (ours, *others)), flush=True)
 
 
@@ -162,8 +162,9 @@ def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
             trial.choose(tokens)
             x = trial.drawn(tokens)
             off = trial.off(product, x)
-            taken = [clock.seconds(work, x, 64) for work in (partial(trial.ours, product), trial.theirs)]
-            speeds = " | ".join(_speed(each, trial.bytes) for each in taken)
+            ours = clock.seconds(partial(trial.ours, product), x, 64)
+            theirs = clock.seconds(trial.theirs, x, 64) if arguments.mlx else None
+            speeds = " | ".join(_speed(each, trial.bytes) for each in (ours, theirs))
             print(f"{_name(trial)} {tokens:6}  {speeds} | {off:.4f}", flush=True)
 
 
@@ -204,25 +205,48 @@ class ExpertsTrial:
         return found.reshape(-1, self.outputs)
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
-        """The largest difference from MLX's own, of the largest product."""
-        self._next = cycle(self._chosen[:1])
-        found, wanted = (work.astype(mx.float32) for work in (self.ours(product, x), self.theirs(x)))
-        self._next = cycle(self._chosen)
+        """The largest difference from products in float32, of the largest of them, for one choice."""
+        chosen = self._chosen[0]
+        found = product.gather(x, self._weights, chosen.flatten()).astype(mx.float32).reshape(*chosen.shape, -1)
+        wanted = mx.stack(
+            [
+                mx.stack(
+                    [
+                        row.astype(mx.float32) @ self._weights.part(int(expert)).unpacked(mx.float32).T
+                        for expert in experts
+                    ]
+                )
+                for row, experts in zip(x, chosen.tolist(), strict=True)  # type: ignore[arg-type]
+            ]
+        )
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
-    for tuning in CUTS[:1] if arguments.tiny else CUTS:
-        product = _product(device, arguments, tuning)
-        for trial in _trials(arguments):
-            if arguments.tiny or trial.outputs in (4096, 28672):
-                found = []
-                for rows in (1, 8, 16):
-                    x = trial.drawn(rows)
-                    off = trial.off(product, x)
-                    taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
-                    found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f} TB/s" + (" WRONG" if off > 0.02 else ""))
-                print(f"{_name(trial)}  {'  '.join(found)}  {tuning}", flush=True)
+    """Of one shape after another, TB/s at some numbers of rows."""
+    tried = CUTS[:1] if arguments.tiny else CUTS
+    prepare(device, partial(_rehearsed, arguments, [Tuning(few=cut, many=cut) for cut in tried]))
+    for trial in _trials(arguments):
+        for cut in tried:
+            product, found = _product(device, arguments, Tuning(few=cut, many=cut)), []
+            for rows in (1, 8, 16):
+                x = trial.drawn(rows)
+                wrong = trial.off(product, x) > 0.02
+                taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
+                found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}" + (" WRONG" if wrong else ""))
+            said = cut.fitting(arguments.bits, arguments.group)
+            print(
+                _name(trial), "  ".join(found), f" {said.warps}x{said.tiles} {said.fetch} B x {said.stages}", flush=True
+            )
+
+
+def _rehearsed(arguments: argparse.Namespace, tried: Sequence[Tuning], run: Launcher) -> None:
+    """Launches all kernels that will be measured, so that they are compiled at once."""
+    packing = Packing(arguments.bits, arguments.group)
+    for trial in _trials(arguments, few=True):
+        for tuning in tried:
+            for rows in (8, 16):
+                PackedProduct(run, packing, mx.bfloat16, tuning)(trial.drawn(rows), trial.first)
 
 
 def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> PackedProduct:
@@ -232,12 +256,12 @@ def _product(device: Device, arguments: argparse.Namespace, tuning: Tuning) -> P
     return PackedProduct(run, Packing(arguments.bits, arguments.group), mx.bfloat16, tuning)
 
 
-def _trials(arguments: argparse.Namespace) -> Iterator[Trial]:
+def _trials(arguments: argparse.Namespace, *, few: bool = False) -> Iterator[Trial]:
+    """With weights beyond all caches, or `few` of them."""
+    packing, beyond = Packing(arguments.bits, arguments.group), 1 if few or arguments.tiny else BEYOND_CACHES
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
-        yield Trial(
-            Packing(arguments.bits, arguments.group), outputs, columns, beyond=1 if arguments.tiny else BEYOND_CACHES
-        )
+        yield Trial(packing, outputs, columns, beyond=beyond)
 
 
 def _name(trial: Trial | ExpertsTrial) -> str:
@@ -259,12 +283,13 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
     parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--mlx", action="store_true", help="MLX's own products, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
     arguments, device = parser.parse_args(given), current()
     arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)
-    for name, section in zip(SECTIONS, (products, cuts, prompts, experts), strict=True):
+    for name, section in zip(SECTIONS, (products, cuts, experts, prompts), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()
             section(device, clock, arguments)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ingot.kernels.dense.kernels import SOURCE as DENSE
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
-from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
+from ingot.kernels.packed.tuning import TUNING, Cut, Tuning, in_pieces
 
 SOURCE = Path(__file__).parent / "source"
 BITS = (2, 3, 4, 5, 6, 8)
@@ -20,16 +21,23 @@ GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
-INPUTS = {
-    "multiply": ("given", "weight", "scales", "biases"),
-    "gather": ("given", "weight", "scales", "biases", "chosen"),
+FORMS = {
+    "multiply": (),
+    "multiply_added": ("residual",),
+    "multiply_gated": (),
+    "gather": ("chosen",),
 }
+"""What becomes of a product, or whose weights it is with, and what that takes."""
+_TOLD = {"multiply_added": "RESIDUAL", "multiply_gated": "GATED", "gather": "GATHERED"}
 
 
 @cache
 def packed_kernel(name: str) -> Kernel:
-    header = ("#define GATHERED\n" if name == "gather" else "") + read(SOURCE / "lots.h")
-    return Kernel("packed", name, INPUTS[name], ("y",), header, read(SOURCE / "multiply.h"), True)
+    header = (f"#define {_TOLD[name]}\n" if name in _TOLD else "") + read(SOURCE / "lots.h")
+    if name == "multiply_gated":
+        header += read(SOURCE / "exponential.h") + read(DENSE / "gate.h")
+    inputs = ("given", "weight", "scales", "biases", *FORMS[name])
+    return Kernel("packed", name, inputs, ("y",), header, read(SOURCE / "multiply.h"), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +126,21 @@ class PackedProduct:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
 
-    def __call__(self, x: mx.array, weights: PackedWeights) -> mx.array:
-        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are."""
-        return self.launched(mx.contiguous(x), weights)
+    def __call__(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
+        """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are.
+        `residual` [rows, outputs] is added to what was rounded."""
+        return self.launched(mx.contiguous(x), weights, None if residual is None else mx.contiguous(residual))
 
-    def launched(self, x: mx.array, weights: PackedWeights) -> mx.array:
-        """The same of x [rows, ...] in contiguous memory."""
-        eights = 1 if x.shape[0] <= 8 else 2
-        return self._launched("multiply", [x, *weights.inputs], x.shape[0], eights)
+    def launched(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
+        """The same of what is in contiguous memory."""
+        if residual is None:
+            return self._launched("multiply", [x, *weights.inputs], x.shape[0])
+        return self._launched("multiply_added", [x, *weights.inputs, residual], x.shape[0])
+
+    def gated(self, x: mx.array, weights: PackedWeights) -> mx.array:
+        """silu of the product with the first half of the outputs, times that with the other half: [rows, outputs / 2],
+        with the bits of MLX's operations on these products. x is in contiguous memory."""
+        return self._launched("multiply_gated", [x, *weights.inputs], x.shape[0], parts=2)
 
     def by(self, run: Launcher) -> PackedProduct:
         """The same, launched otherwise."""
@@ -137,28 +152,29 @@ class PackedProduct:
         """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:
         [products, outputs]. Bits are those of a product with that expert's weights alone."""
         given = [mx.contiguous(x), *weights.inputs, mx.contiguous(chosen)]
-        return self._launched("gather", given, chosen.shape[0], 1)
+        return self._launched("gather", given, chosen.shape[0])
 
-    def _launched(self, name: str, inputs: list[mx.array], rows: int, eights: int) -> mx.array:
+    def _launched(self, name: str, inputs: list[mx.array], rows: int, parts: int = 1) -> mx.array:
         *_, outputs, groups = inputs[2].shape
-        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
+        eights = 1 if rows <= 8 or name == "gather" else 2
         lots = rows if name == "gather" else -(-rows // (eights * 8))
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs)
         work = Work(
             self._template(groups, eights, cut),
             (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
-            self._tuning.warps * 32,
-            (Output((rows, outputs), self._dtype),),
+            cut.warps * 32,
+            (Output((rows, outputs // parts), self._dtype),),
         )
         [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
     def _template(self, groups: int, eights: int, cut: Cut) -> Template:
         bits, group = self._packing.bits, self._packing.group
-        stretch = self._tuning.stretch_of(bits, group, groups)
+        depth = cut.depth_of(bits, group)
         return (
             *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
-            *(("WARPS", self._tuning.warps), ("STRETCH", stretch)),
-            *(("DEPTH", self._tuning.depth_of(bits, group, stretch, cut)), ("ALIGNED", groups % stretch == 0)),
+            *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", groups % depth == 0)),
+            ("PIECES", in_pieces(bits, group, groups, depth)),
         )
 
 

@@ -1,39 +1,56 @@
 """How products are cut: what is fastest, never what is right.
 
-Warps and stretches decide in which order a product is summed, so they depend on its columns alone. How many outputs and
-groups of columns are fetched at once changes no bits: as many as let two groups of eight warps have their registers.
+Warps and groups of columns that are fetched at once decide in which order a product is summed, so they depend on its
+weights alone. How many outputs a group of threads has and how much is on its way change no bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+_SHARED = 48 * 1024
+"""Bytes of memory that a group's threads may share without asking for more."""
+_LEAST_STAGES = 3
+_PIECE = 16
+"""Bytes that are copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    tiles: int  # of sixteen outputs that a warp multiplies by
-    fetch: int  # bits of a row of weights that a warp fetches at once, if they are of four bits or more
+    """Of a product, among groups of threads."""
+
+    warps: int  # of a group of threads: columns are dealt out to them
+    tiles: int  # of sixteen outputs
+    fetch: int = 64  # bytes of a row of weights that a warp copies at once, in a stage
+    stages: int = 8  # at most; all but one are on their way
+
+    def depth_of(self, bits: int, group: int) -> int:
+        """Groups of columns of a stage."""
+        return _power(self.fetch * 8 // (bits * group))
+
+    def fitting(self, bits: int, group: int) -> Cut:
+        """This one, or the next smaller one that memory for enough stages is there for."""
+        stages = _SHARED // (self.warps * self.tiles * 16 * self.depth_of(bits, group) * bits * group // 8)
+        if stages >= min(self.stages, _LEAST_STAGES):
+            return replace(self, stages=min(self.stages, stages))
+        smaller = replace(self, tiles=self.tiles // 2) if self.tiles > 1 else replace(self, fetch=self.fetch // 2)
+        return smaller.fitting(bits, group)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    warps: int = 8  # of a group of threads: stretches of columns are dealt out to them
-    stretch: int = 1024  # bits of a row of weights, where there are columns enough for all warps
     wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
-    few: tuple[Cut, Cut] = (Cut(1, 512), Cut(1, 256))  # for up to eight rows, and for more
-    many: tuple[Cut, Cut] = (Cut(2, 512), Cut(2, 256))
+    few: Cut = Cut(8, 1)
+    many: Cut = Cut(4, 2)
 
-    def stretch_of(self, bits: int, group: int, groups: int) -> int:
-        """Groups of columns of a stretch, of so many in all."""
-        return _power(min(self.stretch // (max(bits, 4) * group), groups // self.warps))
+    def cut_of(self, bits: int, group: int, outputs: int) -> Cut:
+        return (self.many if outputs >= self.wide else self.few).fitting(bits, group)
 
-    def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> Cut:
-        cut = self.many[eights - 1]
-        return cut if outputs >= self.wide and (eights == 1 or bits * group <= cut.fetch) else self.few[eights - 1]
 
-    def depth_of(self, bits: int, group: int, stretch: int, cut: Cut) -> int:
-        """Groups of columns that are fetched at once."""
-        return _power(min(cut.fetch // (max(bits, 4) * group), stretch))
+def in_pieces(bits: int, group: int, groups: int, depth: int) -> bool:
+    """Whether all rows of weights, and all stages of them, begin at multiples of what is copied at once."""
+    least = group * bits // 8
+    return least % _PIECE == 0 or (least * depth % _PIECE == 0 and groups % depth == 0)
 
 
 def _power(most: int) -> int:

@@ -56,15 +56,57 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
         assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
 
 
-@pytest.mark.parametrize("cut", [Cut(1, 256), Cut(2, 1024), Cut(4, 256)], ids=str)
+@pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4), Cut(8, 4)], ids=str)
 @pytest.mark.parametrize("rows", [5, 13])
 @pytest.mark.parametrize("groups", [64, 37])
-def test_how_much_is_fetched_at_once_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
+def test_how_many_outputs_and_stages_there_are_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
     weights = packed(FOURS, 50, 64 * groups, mx.bfloat16)
     x = activations(rows, weights.columns, mx.bfloat16)
-    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=(cut, cut)))(x, weights)
-    assert mx.array_equal(found, product(FOURS, mx.bfloat16)(x, weights))
+    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=cut))(x, weights)
+    assert mx.array_equal(found, product(FOURS, mx.bfloat16, Tuning(few=Cut(8, 1)))(x, weights))
     assert off(found, exact(x, weights)) < BOUNDS[mx.bfloat16]
+
+
+@pytest.mark.parametrize("cut", [Cut(4, 2, fetch=128), Cut(4, 4, fetch=32), Cut(16, 1, fetch=256)], ids=str)
+def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: Cut) -> None:
+    weights = packed(FOURS, 50, 64 * 37, mx.bfloat16)
+    multiply, x = product(FOURS, mx.bfloat16, Tuning(few=cut)), activations(11, weights.columns, mx.bfloat16)
+    assert off(multiply(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
+    assert mx.array_equal(multiply(x[3:4], weights), multiply(x, weights)[3:4])
+
+
+@pytest.mark.parametrize("packing", [Packing(bits, group) for bits in BITS for group in GROUPS], ids=str)
+def test_every_packing_has_memory_for_enough_stages(packing: Packing) -> None:
+    for cut in (TUNING.few, TUNING.many):
+        fitting = cut.fitting(packing.bits, packing.group)
+        stage = fitting.tiles * 16 * fitting.depth_of(packing.bits, packing.group) * packing.group * packing.bits // 8
+        assert fitting.stages >= 3 and fitting.warps * fitting.stages * stage <= 48 * 1024
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 11])
+def test_what_is_added_is_added_to_the_rounded_product(dtype: mx.Dtype, rows: int) -> None:
+    weights, multiply = packed(FOURS, 40, 64 * 7, dtype), product(FOURS, dtype)
+    x, residual = activations(rows, weights.columns, dtype), activations(rows, 40, dtype, 5)
+    assert mx.array_equal(multiply(x, weights, residual), multiply(x, weights) + residual)
+
+
+@pytest.mark.parametrize("tuning", [TUNING, Tuning(wide=1)], ids=["few outputs", "many"])
+@pytest.mark.parametrize("outputs", [64, 88])
+@pytest.mark.parametrize("rows", [1, 11])
+def test_a_gate_and_what_it_lets_through_are_rounded_as_operations_of_their_own(
+    rows: int, outputs: int, tuning: Tuning
+) -> None:
+    weights, multiply = packed(FOURS, outputs, 64 * 7, mx.bfloat16), product(FOURS, mx.bfloat16, tuning)
+    x = activations(rows, weights.columns, mx.bfloat16)
+    gate, other = mx.split(multiply(x, weights), 2, axis=-1)
+    grown = mx.exp(mx.abs(gate).astype(mx.float32)).astype(mx.bfloat16)
+    less = (1 / (1 + grown)).astype(mx.bfloat16)
+    wanted = gate * mx.where(gate < 0, less, 1 - less) * other
+    found = multiply.gated(x, weights)
+    assert found.shape == (rows, outputs // 2)
+    # The exponential itself may be rounded otherwise.
+    assert mx.mean(found == wanted) > 0.98 and mx.allclose(found, wanted, rtol=0.02, atol=1e-3)
 
 
 def test_what_is_no_number_stays_in_its_own_row() -> None:

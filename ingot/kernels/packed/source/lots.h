@@ -1,23 +1,32 @@
 // What a lane holds of a row of packed weights: numbers of a few bits, one behind another as they lie in memory.
 #ifdef __CUDACC__
-// Read once, so that they do not push out of the first-level cache what is read again.
-INLINE uint4 pass_by(const DEVICE uint4* from) {
-  uint4 raw;
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
-  return raw;
+INLINE void warp_barrier() { __syncwarp(); }
+// The lower halves of two words in one, and the upper ones.
+template <unsigned int POWER>
+INLINE unsigned int behind(unsigned int bits, unsigned int mask) {
+  unsigned int both;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(both) : "r"(bits), "r"(mask), "n"(POWER));
+  return both;
 }
-INLINE uint2 pass_by(const DEVICE uint2* from) {
-  uint2 raw;
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "l"(from));
-  return raw;
+INLINE unsigned int lower_halves(unsigned int a, unsigned int b) { return __byte_perm(a, b, 0x5410); }
+INLINE unsigned int upper_halves(unsigned int a, unsigned int b) { return __byte_perm(a, b, 0x7632); }
+// Like `copy_chunk`, of what is read once: the whole line is on its way from memory when its first part is.
+INLINE void pass_chunk(SHARED float* to, const DEVICE void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 #else
 struct uint2 {
   unsigned int x, y;
 };
-INLINE uint4 pass_by(const DEVICE uint4* from) { return *from; }
-INLINE uint2 pass_by(const DEVICE uint2* from) { return *from; }
+INLINE void warp_barrier() { shuffle_xor(0.0f, 1); }
+template <unsigned int POWER>
+INLINE unsigned int behind(unsigned int bits, unsigned int mask) {
+  return (bits & mask) | POWER;
+}
+INLINE unsigned int lower_halves(unsigned int a, unsigned int b) { return (a & 0xffffu) | b << 16; }
+INLINE unsigned int upper_halves(unsigned int a, unsigned int b) { return a >> 16 | (b & 0xffff0000u); }
+INLINE void pass_chunk(SHARED float* to, const DEVICE void* from, bool there) { copy_chunk(to, from, there); }
 #endif
 
 template <int BYTES>
@@ -39,13 +48,13 @@ INLINE void load_lot(LOCAL Lot<BYTES>& lot, const DEVICE unsigned char* from) {
   if (BYTES % 16 == 0) {
 #pragma unroll
     for (int i = 0; i < BYTES / 16; ++i) {
-      const uint4 raw = pass_by((const DEVICE uint4*)from + i);
+      const uint4 raw = ((const DEVICE uint4*)from)[i];
       lot.words[i * 4] = raw.x; lot.words[i * 4 + 1] = raw.y; lot.words[i * 4 + 2] = raw.z; lot.words[i * 4 + 3] = raw.w;
     }
   } else if (BYTES % 8 == 0) {
 #pragma unroll
     for (int i = 0; i < BYTES / 8; ++i) {
-      const uint2 raw = pass_by((const DEVICE uint2*)from + i);
+      const uint2 raw = ((const DEVICE uint2*)from)[i];
       lot.words[i * 2] = raw.x; lot.words[i * 2 + 1] = raw.y;
     }
   } else if (BYTES % 4 == 0) {
@@ -75,11 +84,11 @@ INLINE unsigned int number_at(const LOCAL Lot<BYTES>& lot, int bit) {
   return raw & ((1u << BITS) - 1);
 }
 
-// Of the lot's next eight numbers, the ones at `i` and at `i` + 4, in the halves of a word.
+// Of the lot's next eight numbers, the ones at `i` and at `i` + 4, in the halves of a word, with whatever else is there.
 template <int BITS, int BYTES>
 INLINE unsigned int two_at(const LOCAL Lot<BYTES>& lot, int eight, int i) {
   if (BITS == 4) {
-    return lot.words[eight] >> 4 * i & 0x000f000fu;
+    return lot.words[eight] >> 4 * i;
   }
   if (BITS == 2) {
     const unsigned int raw = lot.words[eight / 2] >> eight % 2 * 16;
@@ -89,13 +98,14 @@ INLINE unsigned int two_at(const LOCAL Lot<BYTES>& lot, int eight, int i) {
 }
 
 // Whole numbers as the matrix units take them. Bits that are put behind those of a power of two are added to it, which takes
-// one instruction for two of them; the power is OFFSET, and what it adds to a sum has to be taken off. Where that would cost
+// one instruction for two of them, and takes the bits of `mask` alone; the power is OFFSET, and what it adds to a sum has to be taken off. Where that would cost
 // precision, or where a number has no room there, it is made as float32 first.
 template <typename N, bool EXACT>
 struct Whole {
   CONSTANT float OFFSET = 0.0f;
   CONSTANT unsigned int ONES = 0x3f803f80u;
-  static INLINE unsigned int of(unsigned int two) {
+  static INLINE unsigned int of(unsigned int two, unsigned int mask) {
+    two &= mask;
     const float low = from_bits((two & 0xffu) | 0x4b000000u) - 8388608.0f;
     const float high = from_bits(two >> 16 | 0x4b000000u) - 8388608.0f;
     return two_of<N>(low, high);
@@ -105,13 +115,13 @@ template <>
 struct Whole<Brain, false> {
   CONSTANT float OFFSET = 128.0f;
   CONSTANT unsigned int ONES = 0x3f803f80u;
-  static INLINE unsigned int of(unsigned int two) { return two | 0x43004300u; }
+  static INLINE unsigned int of(unsigned int two, unsigned int mask) { return behind<0x43004300u>(two, mask); }
 };
 template <>
 struct Whole<Half, false> {
   CONSTANT float OFFSET = 1024.0f;
   CONSTANT unsigned int ONES = 0x3c003c00u;
-  static INLINE unsigned int of(unsigned int two) { return two | 0x64006400u; }
+  static INLINE unsigned int of(unsigned int two, unsigned int mask) { return behind<0x64006400u>(two, mask); }
 };
 
 // Scales and biases of neighbouring groups, of which there are so many.
@@ -175,10 +185,10 @@ struct Pairs {
   CONSTANT bool EXACT = false;
   CONSTANT int PARTS = 1;
   static INLINE void of(const LOCAL Eight<T>& e, LOCAL unsigned int (&pairs)[1][4]) {
-    pairs[0][0] = (e.raw.x & 0xffffu) | e.raw.z << 16;
-    pairs[0][1] = e.raw.x >> 16 | (e.raw.z & 0xffff0000u);
-    pairs[0][2] = (e.raw.y & 0xffffu) | e.raw.w << 16;
-    pairs[0][3] = e.raw.y >> 16 | (e.raw.w & 0xffff0000u);
+    pairs[0][0] = lower_halves(e.raw.x, e.raw.z);
+    pairs[0][1] = upper_halves(e.raw.x, e.raw.z);
+    pairs[0][2] = lower_halves(e.raw.y, e.raw.w);
+    pairs[0][3] = upper_halves(e.raw.y, e.raw.w);
   }
 };
 template <>
@@ -221,3 +231,34 @@ INLINE void store_several(DEVICE float* to, const LOCAL float* numbers) {
     to[i] = numbers[i];
   }
 }
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+
+INLINE void clear_tile(LOCAL float* sums) {
+  sums[0] = 0.0f; sums[1] = 0.0f; sums[2] = 0.0f; sums[3] = 0.0f;
+}
+
+// Where bytes of DEPTH groups of some rows of weights, BYTES each, lie in shared memory: so that lanes that read at once, each
+// its part of a group, and lanes that write at once, sixteen bytes each, meet different banks.
+template <int ROWS, int DEPTH, int BYTES>
+struct Places {
+  CONSTANT bool BY_GROUPS = BYTES % 16 == 0;
+  CONSTANT int STEP = BY_GROUPS ? BYTES : DEPTH * BYTES;  // from a row to that eight further on, by eight
+  static INLINE int at(int row, int byte) {
+    if (!BY_GROUPS) {
+      return row * STEP + byte;
+    }
+    const int d = byte / BYTES, turned = BYTES == 32 && DEPTH <= 4 ? row ^ d * (4 / DEPTH) : row;
+    return (d * ROWS + turned) * BYTES + byte % BYTES;
+  }
+  // Of a lane's i-th piece, of which those of a row come one behind another.
+  template <int PIECE>
+  static INLINE int piece_at(int lane, int i) {
+    constexpr int OF_ROW = DEPTH * BYTES / PIECE, ROWS_AT_ONCE = 32 / OF_ROW;
+    if (OF_ROW * ROWS_AT_ONCE == 32 && ROWS_AT_ONCE % 4 == 0) {
+      return at(lane / OF_ROW, lane % OF_ROW * PIECE) + i * ROWS_AT_ONCE * STEP;
+    }
+    const int piece = i * 32 + lane;
+    return at(piece / OF_ROW, piece % OF_ROW * PIECE);
+  }
+};

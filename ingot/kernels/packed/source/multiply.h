@@ -1,29 +1,38 @@
-// One threadgroup: products of up to EIGHTS * 8 rows with TILES * 16 rows of packed weights, by matrix units. Its warps take
-// stretches of STRETCH groups of columns by turns, DEPTH groups of them at once, and their sums are added in the warps' order:
-// how a product is summed depends on nothing but its columns, so that a row's bits do not depend on how many rows there are.
+// One threadgroup: products of up to EIGHTS * 8 rows with TILES * 16 rows of packed weights, by matrix units. Each of its warps
+// takes a span of columns, and their sums are added in the warps' order: how a product is summed depends on nothing but its
+// columns, so that a row's bits do not depend on how many rows there are.
 //
-// Four lanes hold a group of one row of weights, as it lies in memory, and the same columns of a row of activations: which
-// column is which of a matrix unit's is free as long as it is the same for both. Weights are multiplied as the whole numbers
-// that they are packed as, which is exact; a group's sums meet its scale, and the activations' sum its bias, in float32.
+// Weights come to shared memory as they lie in memory, in stages of DEPTH groups of columns, all but one of a warp's STAGES on
+// their way at a time; no warp waits for another before all are done. Four lanes hold a group of one row of weights, and the same
+// columns of a row of activations: which column is which of a matrix unit's is free as long as it is the same for both. Weights
+// are multiplied as the whole numbers that they are packed as, which is exact; a group's sums meet its scale, and the
+// activations' sum its bias, in float32.
 //
 // given [rows, columns], weight [outputs, columns * BITS / 32], scales, biases [outputs, columns / GROUP] -> y [rows, outputs]
 //
 // With GATHERED weights there are those of many experts, [experts, outputs, ...], and each threadgroup multiplies one row by
 // one of them: chosen [products], so many of which in turn are of one given row -> y [products, outputs]
+// With a RESIDUAL [rows, outputs] that is added to what was rounded. With GATED weights their first half is a gate's, and
+// silu(gate) * other half is given, each step of it rounded -> y [rows, outputs / 2]
 constexpr int LOT = GROUP / 4;
 constexpr int LOT_BYTES = LOT * BITS / 8;
+constexpr int BYTES = GROUP * BITS / 8;  // of a group of a row
 constexpr int FACTOR_BYTES = DEPTH * int(sizeof(T));
 constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers of
 constexpr int WIDTH = EIGHTS * 8;
 constexpr int PARTS = Pairs<T>::PARTS;
+constexpr int STAGE = TILES * 16 * DEPTH * BYTES;
+constexpr int RING = WARPS * STAGES * STAGE / 4, FOUND = WARPS * TILES * 16 * WIDTH;
 typedef typename Pairs<T>::Number N;
 typedef Whole<N, Pairs<T>::EXACT || (BITS > Room<N>::BITS)> Numbers;
-SHARED_FLOATS(found, WARPS * TILES * 16 * WIDTH);
+typedef Places<TILES * 16, DEPTH, BYTES> Placed;
+SHARED_FLOATS(ring, RING > FOUND ? RING : FOUND);
 
 const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 #ifdef GATHERED
+AFTER_OTHERS()
 const int outputs = scales_shape[1], groups = scales_shape[2];
 const int lots = chosen_shape[0];
 const int to_row = int(threadgroup_position_in_grid.x) % lots;
@@ -35,44 +44,88 @@ const int lots = (rows + WIDTH - 1) / WIDTH;
 const int to_row = int(threadgroup_position_in_grid.x) % lots * WIDTH, first_row = to_row;
 const unsigned int first_line = 0;
 #endif
-const int first_output = int(threadgroup_position_in_grid.x) / lots * (TILES * 16);
-const int stretches = (groups + STRETCH - 1) / STRETCH;
-const int steps = warp < stretches ? (stretches - warp + WARPS - 1) / WARPS * (STRETCH / DEPTH) : 0;
-#define FIRST_GROUP(step) ((warp + (step) / (STRETCH / DEPTH) * WARPS) * STRETCH + (step) % (STRETCH / DEPTH) * DEPTH)
+const int part = int(threadgroup_position_in_grid.x) / lots;
+const int span = (groups + WARPS * DEPTH - 1) / (WARPS * DEPTH) * DEPTH, first_group = warp * span;
+const int last_group = first_group + span < groups ? first_group + span : groups;
+const int steps = first_group < last_group ? (last_group - first_group + DEPTH - 1) / DEPTH : 0;
 
-// Rows of weights beyond the last are read as the last, and their products thrown away.
+// The row of weights that is `row` of the threadgroup's: of gated ones eight of the gate, then eight of the other half. Those
+// beyond the last are read as the last, and their products thrown away.
+#ifdef GATED
+#define LINE_OF(row) \
+  ((row) % 16 / 8 * (outputs / 2) + least(part * (TILES * 8) + (row) / 16 * 8 + (row) % 8, outputs / 2 - 1))
+#else
+#define LINE_OF(row) (first_line + least(part * (TILES * 16) + (row), outputs - 1))
+#endif
+
+// A stage is copied in pieces of sixteen bytes, or, where rows do not begin at multiples of those, in words.
+constexpr int PIECE = PIECES ? 16 : 4;
+constexpr int ROW_PIECES = DEPTH * BYTES / PIECE, STAGE_PIECES = STAGE / PIECE, LANE_PIECES = (STAGE_PIECES + 31) / 32;
+SHARED unsigned char* const stages = (SHARED unsigned char*)ring + warp * STAGES * STAGE;
+const DEVICE unsigned char* piece_from[LANE_PIECES];
+#pragma unroll
+for (int i = 0; i < LANE_PIECES; ++i) {
+  const int piece = i * 32 + lane, row = least(piece / ROW_PIECES, TILES * 16 - 1);
+  const size_t byte = ((size_t)LINE_OF(row) * groups + first_group) * BYTES + piece % ROW_PIECES * PIECE;
+  piece_from[i] = (const DEVICE unsigned char*)weight + byte;
+}
+int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
+#define COPY()                                                                                                             \
+  if (copied < steps) {                                                                                                    \
+    _Pragma("unroll") for (int i = 0; i < LANE_PIECES; ++i) {                                                              \
+      const int byte = (i * 32 + lane) % ROW_PIECES * PIECE;                                                               \
+      const bool there = ALIGNED || first_group + copied * DEPTH + byte / BYTES < groups;                                  \
+      SHARED unsigned char* to = stages + copied_to + Placed::template piece_at<PIECE>(lane, i);                           \
+      if (STAGE_PIECES % 32 != 0 && i * 32 + lane >= STAGE_PIECES) {                                                       \
+      } else if (PIECES) {                                                                                                 \
+        pass_chunk((SHARED float*)to, there ? piece_from[i] : (const DEVICE unsigned char*)weight, there);                 \
+      } else {                                                                                                             \
+        *(SHARED unsigned int*)to = there ? *(const DEVICE unsigned int*)piece_from[i] : 0;                                \
+      }                                                                                                                    \
+      piece_from[i] += DEPTH * BYTES;                                                                                      \
+    }                                                                                                                      \
+    ++copied;                                                                                                              \
+    copied_to = copied_to == (STAGES - 1) * STAGE ? 0 : copied_to + STAGE;                                                 \
+  }                                                                                                                        \
+  end_copies();
+
+#pragma unroll
+for (int early = 0; early < STAGES - 1; ++early) {
+  COPY()
+}
+
+// Scales and biases of a step and activations of a group, and those of the next one: fetched before the first are met.
+constexpr int MET = EIGHTS * (LOT / 8);
+Lot<FACTOR_BYTES> scales_held[LINES], biases_held[LINES], next_scales[LINES], next_biases[LINES];
+Eight<T> given_held[2][MET];
 unsigned int lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
-  const int line = first_output + i / 2 * 16 + i % 2 * 8 + up;
-  lines[i] = (first_line + (line < outputs ? line : outputs - 1)) * groups;
+  lines[i] = LINE_OF(i / 2 * 16 + i % 2 * 8 + up) * groups + first_group;
 }
-
-// What a step multiplies, weights and activations, and what the next one will: fetched before the first is waited for.
-constexpr int MET = DEPTH * EIGHTS * (LOT / 8);
-Lot<LOT_BYTES> held[2][DEPTH * LINES];
-Lot<FACTOR_BYTES> scales_held[2][LINES], biases_held[2][LINES];
-Eight<T> given_held[2][MET];
-#define FETCH(to, first)                                                                                                   \
-  _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                      \
-    const size_t group = lines[i] + (first);                                                                               \
-    _Pragma("unroll") for (int d = 0; d < DEPTH; ++d) {                                                                    \
-      if (ALIGNED || (first) + d < groups) {                                                                               \
-        load_lot(held[to][d * LINES + i], (const DEVICE unsigned char*)weight + ((group + d) * 4 + across) * LOT_BYTES);   \
-      } else {                                                                                                             \
-        clear_lot(held[to][d * LINES + i]);                                                                                \
-      }                                                                                                                    \
-    }                                                                                                                      \
-    load_factors<T, DEPTH, ALIGNED>(scales_held[to][i], scales + group, groups - (first));                                 \
-    load_factors<T, DEPTH, ALIGNED>(biases_held[to][i], biases + group, groups - (first));                                 \
-  }                                                                                                                        \
-  _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                        \
-    const int row = first_row + i % EIGHTS * 8 + up, group = (first) + i / EIGHTS / (LOT / 8);                             \
-    clear_eight(given_held[to][i]);                                                                                        \
-    if ((ALIGNED || group < groups) && row < rows) {                                                                       \
-      const size_t line = (size_t)row * groups + group;                                                                    \
-      load_eight(given_held[to][i], given + (line * 4 + across) * LOT + i / EIGHTS % (LOT / 8) * 8);                       \
-    }                                                                                                                      \
+const DEVICE T* given_from[EIGHTS];
+#pragma unroll
+for (int i = 0; i < EIGHTS; ++i) {
+  const int row = first_row + i * 8 + up;
+  given_from[i] = given + (((size_t)least(row, rows - 1) * groups + first_group) * 4 + across) * LOT;
+}
+#pragma unroll
+for (int i = 0; i < MET * 2; ++i) {
+  clear_eight(given_held[i / MET][i % MET]);  // and so stay those of rows that are not there
+}
+#define FETCH_FACTORS(step)                                                                                            \
+  _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                  \
+    const int there = groups - first_group - (step) * DEPTH;                                                           \
+    load_factors<T, DEPTH, ALIGNED>(next_scales[i], scales + (lines[i] + (step) * DEPTH), there);                      \
+    load_factors<T, DEPTH, ALIGNED>(next_biases[i], biases + (lines[i] + (step) * DEPTH), there);                      \
+  }
+#define FETCH_GIVEN(side, group)                                                                                       \
+  _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                    \
+    if (!ALIGNED && (group) >= groups) {                                                                               \
+      clear_eight(given_held[side][i]);                                                                                \
+    } else if (first_row + i % EIGHTS * 8 + up < rows) {                                                               \
+      load_eight(given_held[side][i], given_from[i % EIGHTS] + ((group) - first_group) * GROUP + i / EIGHTS * 8);      \
+    }                                                                                                                  \
   }
 
 float sums[TILES * EIGHTS * 4];
@@ -80,95 +133,150 @@ float sums[TILES * EIGHTS * 4];
 for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
   sums[i] = 0.0f;
 }
-if (steps > 0) {
-  FETCH(0, FIRST_GROUP(0))
-}
-for (int even = 0; even < steps; even += 2) {
+int lots_at[DEPTH];
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    const int step = even + side;
-    if (step < steps) {
-      if (step + 1 < steps) {
-        const int next_group = FIRST_GROUP(step + 1);
-        FETCH(1 - side, next_group)
+for (int d = 0; d < DEPTH; ++d) {
+  lots_at[d] = Placed::at(up, d * BYTES + across * LOT_BYTES);
+}
+// None of these numbers has this bit, which the compiler does not know: what is made with it stays in registers of its own, and
+// is not made anew at each use.
+#define NO_BIT(number) ((unsigned int)(number) & 0x80000000u)
+const unsigned int ones[4] = {Numbers::ONES | NO_BIT(groups), Numbers::ONES | NO_BIT(outputs), Numbers::ONES | NO_BIT(rows),
+                              Numbers::ONES | NO_BIT(lots)};
+const unsigned int mask = ((1u << BITS) - 1) * 0x10001u | NO_BIT(groups);
+#undef NO_BIT
+int stage_at = 0;
+if (steps > 0) {
+  FETCH_FACTORS(0)
+}
+#ifndef GATHERED
+AFTER_OTHERS()
+#endif
+if (steps > 0) {
+  FETCH_GIVEN(0, first_group)
+}
+for (int step = 0; step < steps; ++step) {
+#pragma unroll
+  for (int i = 0; i < LINES; ++i) {
+    scales_held[i] = next_scales[i];
+    biases_held[i] = next_biases[i];
+  }
+  if (step + 1 < steps) {
+    FETCH_FACTORS(step + 1)
+  }
+  wait_for_copies<STAGES - 2>();
+  warp_barrier();  // all lanes' copies are there, and all have done with the stage before, which is overwritten now
+  COPY()
+  const SHARED unsigned char* stage = stages + stage_at;
+  stage_at = stage_at == (STAGES - 1) * STAGE ? 0 : stage_at + STAGE;
+#pragma unroll
+  for (int d = 0; d < DEPTH; ++d) {
+    if (d + 1 < DEPTH || step + 1 < steps) {
+      const int next_group = first_group + step * DEPTH + d + 1;
+      FETCH_GIVEN((d + 1) % 2, next_group)
+    }
+    unsigned int pairs[MET][PARTS][4];
+#pragma unroll
+    for (int i = 0; i < MET; ++i) {
+      Pairs<T>::of(given_held[d % 2][i], pairs[i]);
+    }
+    float totals[EIGHTS * 4];
+#pragma unroll
+    for (int e = 0; e < EIGHTS; ++e) {
+      clear_tile(totals + e * 4);
+#pragma unroll
+      for (int i = 0; i < LOT / 8 * 2 * PARTS; ++i) {
+        const LOCAL unsigned int* two = pairs[i / (2 * PARTS) * EIGHTS + e][i % PARTS] + i / PARTS % 2 * 2;
+        multiply_tiles<N>(totals + e * 4, ones[0], ones[1], ones[2], ones[3], two[0], two[1]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      Lot<LOT_BYTES> high, low;
+      load_lot(high, stage + lots_at[d] + Placed::STEP * (tile * 16));
+      load_lot(low, stage + lots_at[d] + Placed::STEP * (tile * 16 + 8));
+      float products[EIGHTS * 4];
+#pragma unroll
+      for (int e = 0; e < EIGHTS; ++e) {
+        clear_tile(products + e * 4);
       }
 #pragma unroll
-      for (int d = 0; d < DEPTH; ++d) {
-        float totals[EIGHTS * 4], products[TILES * EIGHTS * 4];
+      for (int half = 0; half < LOT / 4; ++half) {
+        const int eight = half / 2, at = half % 2 * 2;
+        const unsigned int one = Numbers::of(two_at<BITS>(high, eight, at), mask);
+        const unsigned int two = Numbers::of(two_at<BITS>(low, eight, at), mask);
+        const unsigned int three = Numbers::of(two_at<BITS>(high, eight, at + 1), mask);
+        const unsigned int four = Numbers::of(two_at<BITS>(low, eight, at + 1), mask);
 #pragma unroll
-        for (int i = 0; i < EIGHTS * 4; ++i) {
-          totals[i] = 0.0f;
+        for (int i = 0; i < EIGHTS * PARTS; ++i) {
+          const LOCAL unsigned int* met = pairs[eight * EIGHTS + i / PARTS][i % PARTS] + at;
+          multiply_tiles<N>(products + i / PARTS * 4, one, two, three, four, met[0], met[1]);
         }
+      }
 #pragma unroll
-        for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
-          products[i] = 0.0f;
-        }
+      for (int line = 0; line < 2; ++line) {
+        const float scale = factor_at<DEPTH>(scales_held[tile * 2 + line], d, T());
+        const float own = factor_at<DEPTH>(biases_held[tile * 2 + line], d, T());
+        const float bias = multiply_add(scale, -Numbers::OFFSET, own);
 #pragma unroll
-        for (int eight = 0; eight < LOT / 8; ++eight) {
-          unsigned int pairs[EIGHTS][PARTS][4];
-#pragma unroll
-          for (int e = 0; e < EIGHTS; ++e) {
-            Pairs<T>::of(given_held[side][(d * (LOT / 8) + eight) * EIGHTS + e], pairs[e]);
-          }
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int e = 0; e < EIGHTS; ++e) {
-#pragma unroll
-              for (int part = 0; part < PARTS; ++part) {
-                multiply_tiles<N>(totals + e * 4, Numbers::ONES, Numbers::ONES, Numbers::ONES, Numbers::ONES,
-                                  pairs[e][part][half * 2], pairs[e][part][half * 2 + 1]);
-              }
-            }
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
-              const LOCAL Lot<LOT_BYTES>& high = held[side][d * LINES + tile * 2];
-              const LOCAL Lot<LOT_BYTES>& low = held[side][d * LINES + tile * 2 + 1];
-              const unsigned int one = Numbers::of(two_at<BITS>(high, eight, half * 2));
-              const unsigned int two = Numbers::of(two_at<BITS>(low, eight, half * 2));
-              const unsigned int three = Numbers::of(two_at<BITS>(high, eight, half * 2 + 1));
-              const unsigned int four = Numbers::of(two_at<BITS>(low, eight, half * 2 + 1));
-#pragma unroll
-              for (int e = 0; e < EIGHTS; ++e) {
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) {
-                  multiply_tiles<N>(products + (tile * EIGHTS + e) * 4, one, two, three, four, pairs[e][part][half * 2],
-                                    pairs[e][part][half * 2 + 1]);
-                }
-              }
-            }
-          }
-        }
-#pragma unroll
-        for (int line = 0; line < LINES; ++line) {
-          const float scale = factor_at<DEPTH>(scales_held[side][line], d, T());
-          const float bias = multiply_add(scale, -Numbers::OFFSET, factor_at<DEPTH>(biases_held[side][line], d, T()));
-#pragma unroll
-          for (int i = 0; i < EIGHTS * 2; ++i) {
-            const int at = i / 2 * 4 + line % 2 * 2 + i % 2, to = line / 2 * EIGHTS * 4 + at;
-            sums[to] = multiply_add(scale, products[to], multiply_add(bias, totals[at], sums[to]));
-          }
+        for (int i = 0; i < EIGHTS * 2; ++i) {
+          const int at = i / 2 * 4 + line * 2 + i % 2, to = tile * EIGHTS * 4 + at;
+          sums[to] = multiply_add(scale, products[at], multiply_add(bias, totals[at], sums[to]));
         }
       }
     }
   }
+  if (DEPTH % 2 != 0) {
+#pragma unroll
+    for (int i = 0; i < MET; ++i) {
+      given_held[0][i] = given_held[1][i];
+    }
+  }
 }
-#undef FETCH
-#undef FIRST_GROUP
+#undef COPY
+#undef FETCH_FACTORS
+#undef FETCH_GIVEN
+#undef LINE_OF
 
+wait_for_copies<0>();
+group_barrier();  // all have done with the stages: sums take their place
+SHARED float* found = ring;
 #pragma unroll
 for (int i = 0; i < TILES * EIGHTS * 4; ++i) {
   const int output = i / (EIGHTS * 4) * 16 + i / 2 % 2 * 8 + up, row = i / 4 % EIGHTS * 8 + across * 2 + i % 2;
   found[(warp * WIDTH + row) * (TILES * 16) + output] = sums[i];
 }
 group_barrier();
-for (int i = warp * 32 + lane; i < WIDTH * TILES * 16; i += WARPS * 32) {
-  const int row = i / (TILES * 16), output = first_output + i % (TILES * 16);
-  if (first_row + row < rows && output < outputs) {
-    float sum = 0.0f;
-    for (int other = 0; other < WARPS; ++other) {
-      sum += found[other * WIDTH * TILES * 16 + i];
-    }
-    y[(size_t)(to_row + row) * outputs + output] = T(sum);
+#define SUM_AT(to, at)                                             \
+  float to = 0.0f;                                                 \
+  for (int from = 0; from < WARPS; ++from) {                       \
+    to += found[from * WIDTH * TILES * 16 + (at)];                 \
+  }
+#ifdef GATED
+constexpr int GIVEN = TILES * 8;  // outputs
+const int width = outputs / 2;
+#else
+constexpr int GIVEN = TILES * 16;
+const int width = outputs;
+#endif
+const int count = least(rows - first_row, WIDTH) * GIVEN;
+for (int i = warp * 32 + lane; i < count; i += WARPS * 32) {
+  const int row = i / GIVEN, output = part * GIVEN + i % GIVEN;
+  if (output < width) {
+    const size_t to = (size_t)(to_row + row) * width + output;
+#ifdef GATED
+    const int at = row * (TILES * 16) + i % GIVEN / 8 * 16 + i % 8;
+    SUM_AT(gate, at)
+    SUM_AT(other, at + 8)
+    y[to] = gated(T(gate), T(other));
+#else
+    SUM_AT(sum, i)
+#ifdef RESIDUAL
+    y[to] = T(float(T(sum)) + float(residual[to]));
+#else
+    y[to] = T(sum);
+#endif
+#endif
   }
 }
+#undef SUM_AT
