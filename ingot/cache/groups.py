@@ -16,6 +16,7 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.forms import Forms, Slots
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Pages, Table
+from ingot.kernels import native
 from ingot.kernels.paged.kernels import page_number
 
 SMALLEST_SLAB = 4
@@ -240,7 +241,12 @@ class PageGroup(Pool[Storage]):
     """Layers that forget alike, append layers or those of one window: one table of pages serves all of them."""
 
     def __init__(
-        self, number: int, window: int | None, token_bytes: int = 0, codec: PairCodec | None = None, coded_bytes: int = 0
+        self,
+        number: int,
+        window: int | None,
+        token_bytes: int = 0,
+        codec: PairCodec | None = None,
+        coded_bytes: int = 0,
     ) -> None:
         """With a codec, pages that are full may lie in fewer bits, of which a token takes `coded_bytes`, if that is
         known."""
@@ -301,8 +307,18 @@ class PageGroup(Pool[Storage]):
         if self.coded is None or not table.coded:
             return raw
         assert self.pages.forms is not None
-        coded = np.frombuffer(self.pages.forms.coded_of, np.int32)[np.frombuffer(table.numbers, np.int32)[: table.coded]]
+        coded = np.frombuffer(self.pages.forms.coded_of, np.int32)[
+            np.frombuffer(table.numbers, np.int32)[: table.coded]
+        ]
         return np.concatenate([~self.coded.encoded[coded], raw[table.coded :]])
+
+    def native_table(self, table: Table) -> native.PageTable:
+        """A row's pages as the native kernels take them."""
+        forms = self.pages.forms
+        if forms is None:
+            return table.first, table.numbers
+        coded, raw = table.numbers[: table.coded], table.numbers[table.coded :]
+        return table.coded, self.raw_slots(raw), np.frombuffer(forms.coded_of, np.int32)[np.frombuffer(coded, np.int32)]
 
     def form(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> PageForm:
         """What a page of such a layer is in fewer bits."""
@@ -332,7 +348,9 @@ class PageGroup(Pool[Storage]):
 
     def index(self, pages: Sequence[int], coded: int | None = None) -> PageIndex:
         """Of pages of which the first `coded` are read in fewer bits; or, if that is not said, all that can be."""
-        return PageIndex(self._found(page, None if coded is None else count < coded) for count, page in enumerate(pages))
+        return PageIndex(
+            self._found(page, None if coded is None else count < coded) for count, page in enumerate(pages)
+        )
 
     def _found(self, page: int, coded: bool | None) -> tuple[bool, int, int, int]:
         forms = self.pages.forms
@@ -354,4 +372,3 @@ class PageGroup(Pool[Storage]):
             return super().trim()
         self.pages.trim(self.pages.occupied)
         return any([super().trim(), self.coded.trim()])
-

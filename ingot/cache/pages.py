@@ -121,7 +121,9 @@ class Pages:
 
     def shared(self) -> list[int]:
         """Pages that both rows and records hold."""
-        return [page for page, (rows, kept) in enumerate(zip(self._by_rows, self._by_records, strict=True)) if rows and kept]
+        return [
+            page for page, (rows, kept) in enumerate(zip(self._by_rows, self._by_records, strict=True)) if rows and kept
+        ]
 
     def _counts(self, *, kept: bool) -> tuple[list[int], list[int]]:
         return (self._by_records, self._by_rows) if kept else (self._by_rows, self._by_records)

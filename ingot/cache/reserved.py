@@ -4,6 +4,7 @@ what was written to exists. Only the engine thread may call anything here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -25,6 +26,16 @@ class ReservedStorage(Storage):
         self.keys, self.values = ([native.reserve((most, heads, PAGE, size), dtype)] for size in sizes)
         if group.coded is not None:
             self.coded = CodedReserve(group.coded, layers, group.form(heads, sizes, dtype))
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the native kernels read what it has in fewer bits, if it has any."""
+        return self.coded is None or self.coded.form.native is not None
+
+    @property
+    def native_coded(self) -> tuple[mx.array, Any] | None:
+        """Its pages in fewer bits, as the native kernels take them."""
+        return (self.coded.pages, self.coded.form.native) if isinstance(self.coded, CodedReserve) else None
 
     @property
     def nbytes(self) -> int:

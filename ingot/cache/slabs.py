@@ -78,7 +78,9 @@ class SlabStorage(Storage):
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         read = [
-            self._unpacked(slab, numbers) if coded else (self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers))
+            self._unpacked(slab, numbers)
+            if coded
+            else (self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers))
             for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True)
         ]
         keys, values = zip(*read, strict=True)

@@ -162,7 +162,9 @@ class Reuse:
     def owner(self, request: Request) -> Owner:
         """Whose prefixes a request takes over. Who wants exact states has some of their own, where others' go through a
         codec."""
-        return Owner(request.tenant, request.salt, request.exact and (self.encoding.lossy or self.rows.codec is not None))
+        return Owner(
+            request.tenant, request.salt, request.exact and (self.encoding.lossy or self.rows.codec is not None)
+        )
 
     def _uses(self, request: Request) -> bool:
         return self._unused(request) is None

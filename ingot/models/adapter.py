@@ -114,7 +114,9 @@ class Adapter:
         for recurrent states that rows may go back to."""
         token_bytes = [size for _, size in self.footprint.groups]
         coding = (self.live, self.footprint.coded)
-        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier, *coding)
+        return new_rows(
+            self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier, *coding
+        )
 
     @overload
     def run(

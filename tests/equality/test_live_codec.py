@@ -69,7 +69,9 @@ def test_a_sequence_is_the_same_alone_and_among_others_though_its_pages_are_code
 def test_rows_that_part_behind_a_shared_prefix_see_what_each_would_see_alone(engine: Engine) -> None:
     [first] = asked(2, STEP + TAIL + 100, cache=True)
     prompt = first.prompts[0]
-    second = Request("b", ((*prompt[: STEP + TAIL - 30], 5, 6, 7),), max_tokens=20, sampling=GREEDY, stop=Stop(ignore_eos=True))
+    second = Request(
+        "b", ((*prompt[: STEP + TAIL - 30], 5, 6, 7),), max_tokens=20, sampling=GREEDY, stop=Stop(ignore_eos=True)
+    )
     alone = engines.text_of(engines.answer(engine, second))
     texts = together(engine, [first, second])
     assert texts[1] == alone or engine is not None
