@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from ingot.cache.coded_slabs import CodedSlabs
+from ingot.cache.coded_slabs import CodedSlabs, KernelCodedSlabs
 from ingot.cache.groups import CodedStorage, PageGroup, PageIndex, Pool, Run, Storage
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Table
-from ingot.kernels.paged.kernels import PagedAttention, Slabs, ordered, page_copies, token_slots
+from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
 
@@ -137,13 +137,24 @@ class KernelStorage(SlabStorage):
     def __init__(
         self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
     ) -> None:
-        super().__init__(group, heads, sizes, dtype)
         self._kernel = kernel
+        super().__init__(group, heads, sizes, dtype)
         self._token = mx.zeros(1, mx.int32)
         self._slabs: Slabs | None = None
         self.most_slabs = kernel.most_slabs
         if kernel.most_slabs is not None:
             group.join(kernel.most_slabs)
+
+    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+        if self._kernel.most_slabs is not None:
+            return super()._made_coded(pool, form)  # kernels that take slabs as inputs read none in fewer bits
+        return KernelCodedSlabs(pool, form, self._kernel)
+
+    def reads(self, rows: KernelRows) -> bool:
+        """Whether the kernels see all that these rows do."""
+        if not rows.coded:
+            return True
+        return rows.most <= MOST_QUERIES and isinstance(self.coded, KernelCodedSlabs) and self.coded.is_readable
 
     def provide(self) -> None:
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:
@@ -186,13 +197,15 @@ class KernelStorage(SlabStorage):
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
-        return kernel.attend(queries, rows, self.slabs, self._token)
+        coded = self.coded.pages if rows.coded and isinstance(self.coded, KernelCodedSlabs) else None
+        return kernel.attend(queries, rows, self.slabs, self._token, coded)
 
     def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
         encoded = [self._group.numbered(table) for table in tables]
         firsts = [table.first for table in tables]
-        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts)
+        coded = any(table.coded for table in tables)
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
 
     # For steps that are compiled: what of it is data.
 

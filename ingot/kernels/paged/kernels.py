@@ -150,6 +150,8 @@ class Rows:
     """(length, queries) of each."""
     most: int
     """Queries of a row, at most."""
+    coded: bool = False
+    """Whether some pages are in fewer bits."""
     _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -160,6 +162,7 @@ class Rows:
         *,
         firsts: Sequence[int] | None = None,
         counts: Sequence[int] | None = None,
+        coded: bool = False,
     ) -> Rows:
         """Row r has places [0, lengths[r]), its queries' own included; the token at place p lies in the page
         `tables[r][p // page - firsts[r]]`. Its `counts[r]` queries (1, if not given) are its last places, and stand one
@@ -172,7 +175,7 @@ class Rows:
         rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
         return cls(
-            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts)
+            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts), coded
         )
 
     def stretches(self, stretch: int, window: int) -> int:
