@@ -17,6 +17,7 @@ from ingot.config import Settings
 from ingot.engine.budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.live_codec import with_live_codec
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.runner import Runner
 from ingot.engine.speculation.proposal import Proposer
@@ -79,11 +80,12 @@ def start(
     disk_limits: DiskLimits = DISK_LIMITS,
     files: Files | None = None,
     codec: PairCodec = RAW_CODEC,
+    live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
     gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
-    into, and `folder` has files that the model is known by."""
+    into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -97,6 +99,7 @@ def start(
         adapter = adapt(model, tiny.CONFIGS[kind], here, widest=widest, apart=headed is not None)
         if headed is not None:
             adapter = headed(adapter)
+        adapter = with_live_codec(adapter, live)
         if wait is not None:
             adapter = Held.of(adapter, wait)
         total = adapter.weight_bytes + (memory or 1 << 28)

@@ -25,11 +25,12 @@ from ingot.errors import ConfigError
 class RecordEncoding:
     """Raw: what leaves its pages stays as it is, bit for bit."""
 
-    name = RAW
     lossy = False
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.name = RAW if rows.codec is None else str(rows.codec.name)
+        """What records went through that it gives."""
 
     def form(self, form: Form) -> Form:
         """What records look like outside of pages, for one that has them raw."""
@@ -41,7 +42,7 @@ class RecordEncoding:
 
     def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
         """A record that was read from one; `before` are those of the tokens before it."""
-        return laid(self._rows, before, loose)
+        return replace(laid(self._rows, before, loose), codec=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class LossyEncoding(RecordEncoding):
     def __init__(self, rows: Rows, codec: PairCodec, form: Form) -> None:
         """`form` is that of raw records. Raises ConfigError where the model's states cannot be encoded."""
         super().__init__(rows)
-        self._codec, self.name = codec, str(codec.name)
+        self._codec = codec
+        self.name = str(codec.name)
         self._shapes = tuple(None if delta is None else _shape(delta) for delta in form.sample.deltas)
         if not any(self._shapes):
             raise _refused(self.name, "this model keeps no keys and values")

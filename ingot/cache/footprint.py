@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ingot.cache.pages import PAGE, pages_of
 
@@ -26,6 +27,7 @@ class Footprint:
     logits: int  # per sampled row
     scratch: int = 0  # held beside the weights, whatever runs
     tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
+    coded: int = 0  # per token of a row that lies behind its tail, where every one is kept in fewer bits; 0: none is
 
     @property
     def token(self) -> int:
@@ -37,8 +39,14 @@ def rounded(tokens: int) -> int:
     return -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 
+class PageCount(NamedTuple):
+    raw: int
+    coded: int
+
+
 def held_pages(tokens: int, window: int | None, widest: int) -> int:
-    """Pages that a row of so many tokens may hold in a group, while a launch of up to `widest` tokens is computed."""
+    """Raw pages that a row of so many tokens may hold in a group, while a launch of up to `widest` tokens is
+    computed."""
     if window is None:
         return pages_of(tokens)
     return min(pages_of(tokens), pages_of(window - 1 + widest) + 1)

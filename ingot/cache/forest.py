@@ -1,6 +1,6 @@
 """The trees of the index, one for each owner: finding a way in them, cutting nodes, and counting what is in memory.
 
-Pure Python. Whose bytes are in memory is changed by `hold` alone.
+Pure Python. Whose bytes are in memory is changed by `hold`, and by `recount` where pages became smaller.
 """
 
 from __future__ import annotations
@@ -72,6 +72,14 @@ class Forest:
         before, after = (0 if each is None else each.nbytes for each in (node.record, record))
         node.record = record
         self.shares.add(node.tenant, after - before)
+
+    def recount(self) -> None:
+        """Pages take less than before, whosever records hold them."""
+        held: Counter[str] = Counter()
+        for node in self.nodes():
+            held[node.tenant] += 0 if node.record is None else node.record.nbytes
+        for tenant in {*held, *self.shares.held}:
+            self.shares.add(tenant, held[tenant] - self.shares.held[tenant])
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node in two where a new branch leaves it; returns the upper half."""

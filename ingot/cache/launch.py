@@ -33,6 +33,7 @@ class Row:
     length: int = 0
     position: int = 0
     before: Before | None = None  # where it stood before tokens that may be taken back
+    exact: bool = False  # what it stores stays as it was computed, where others' goes into fewer bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class AppendState(LayerState):
     def _runs(self) -> list[Run]:
         memo, key = self.opened.memo, ("runs", self.group.number)
         if key not in memo:
-            memo[key] = runs_of(self.opened, self.group.number)
+            memo[key] = runs_of(self.opened, self.group)
         runs: list[Run] = memo[key]
         return runs
 
@@ -275,8 +275,10 @@ class Gathering:
         tables = [row.tables[group.number] for row in launch.rows]
         ends = [start + launch.width - table.first * PAGE for start, table in zip(launch.starts, tables, strict=True)]
         self.end, pages = max(ends), max(len(table.numbers) for table in tables)
-        padded = ([*table.numbers, *[table.numbers[-1]] * (pages - len(table.numbers))] for table in tables)
-        self.indexes: list[PageIndex] = [group.index(numbers) for numbers in padded]
+        self.indexes: list[PageIndex] = [
+            group.index([*table.numbers, *[table.numbers[-1]] * (pages - len(table.numbers))], table.coded)
+            for table in tables
+        ]
         self.shown = None if len(set(ends)) == 1 else _before(ends, self.end)
 
 
@@ -296,17 +298,18 @@ def _gathering(launch: Launch, group: PageGroup) -> Gathering:
     return gathering
 
 
-def runs_of(opened: Launch | Mixed, group: int) -> list[Run]:
+def runs_of(opened: Launch | Mixed, group: PageGroup) -> list[Run]:
     """Where the tokens of a launch are written."""
     parts = opened.parts if isinstance(opened, Mixed) else (opened,)
     runs: list[Run] = []
     token = 0
     for part in parts:
         for row, start in zip(part.rows, part.starts, strict=True):
-            table, place, end = row.tables[group], start, start + part.width
+            table, place, end = row.tables[group.number], start, start + part.width
             while place < end:
                 count = min(PAGE - place % PAGE, end - place)
-                runs.append((token, count, table.numbers[place // PAGE - table.first], place % PAGE))
+                slot = group.slot_of(table.numbers[place // PAGE - table.first])
+                runs.append((token, count, slot, place % PAGE))
                 token, place = token + count, place + count
     return runs
 

@@ -98,7 +98,7 @@ def laid_part(rows: Rows, group: PageGroup, before: Sequence[Record], deltas: De
         if delta.arrays:
             # What nobody has of the page before it will not be seen, but is read by plain operations.
             keys, values = (_by_token(array, begin - held) for array in delta.arrays)
-            state.stored.write(keys, values, _runs(table, held, end))
+            state.stored.write(keys, values, _runs(group, table, held, end))
     return kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin)
 
 
@@ -119,12 +119,13 @@ def _by_token(array: mx.array, blank: int) -> mx.array:
     return own if not blank else mx.concatenate([mx.zeros((blank, *own.shape[1:]), own.dtype), own])
 
 
-def _runs(table: Table, begin: int, end: int) -> list[Run]:
+def _runs(group: PageGroup, table: Table, begin: int, end: int) -> list[Run]:
     runs: list[Run] = []
     place = begin
     while place < end:
         count = min(PAGE - place % PAGE, end - place)
-        runs.append((place - begin, count, table.numbers[place // PAGE - table.first], place % PAGE))
+        slot = group.slot_of(table.numbers[place // PAGE - table.first])
+        runs.append((place - begin, count, slot, place % PAGE))
         place += count
     return runs
 

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ingot.cache.forms import Forms
+
 PAGE = 64
 """Tokens of a page: a block of keys, as the kernels take them."""
 
@@ -23,18 +25,22 @@ def pages_of(tokens: int) -> int:
 
 
 class PageCopy(NamedTuple):
-    """The first `tokens` tokens of a page are to be copied to another, before anything else is written there."""
+    """The first `tokens` tokens of a page are to be copied to another, before anything else is written there: slots of
+    raw pages, but for a source that is `coded`."""
 
     source: int
     target: int
     tokens: int
+    coded: bool = False
 
 
 class Pages:
     """The pages of one group of layers. Free ones are taken from the lowest on, so that those at the end become
     free."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Forms | None = None) -> None:
+        """`forms` know where pages lie, if that may be in fewer bits."""
+        self.forms = forms
         self._free: list[int] = []
         self._by_rows: list[int] = []  # how many running rows hold each page
         self._by_records: list[int] = []
@@ -67,6 +73,8 @@ class Pages:
         self._by_rows[page] = 1
         self.running += 1
         self.taken += 1
+        if self.forms is not None:
+            self.forms.begin(page)
         return page
 
     def hold(self, pages: Iterable[int], *, kept: bool) -> None:
@@ -86,6 +94,36 @@ class Pages:
                 self._changed(-1, kept=kept, shared=theirs[page] > 0)
                 if not theirs[page]:
                     heapq.heappush(self._free, page)
+                    if self.forms is not None:
+                        self.forms.end(page)
+                    continue
+            if self.forms is not None:
+                self.forms.settle(page, self._by_rows[page])
+
+    def copied(self, source: int, target: int, tokens: int) -> PageCopy:
+        if self.forms is None:
+            return PageCopy(source, target, tokens)
+        coded = not self.forms.is_raw(source)
+        places = self.forms.coded_of if coded else self.forms.raw_of
+        return PageCopy(places[source], self.forms.raw_of[target], tokens, coded)
+
+    def encode(self, pages: Sequence[int]) -> list[int]:
+        """A row that holds these sees them in fewer bits from now on. Gives those that nobody has seen so: they are to
+        be encoded, and then `settle`d."""
+        assert self.forms is not None and all(self._written[page] == PAGE for page in pages), "a page is not full"
+        return self.forms.encode(pages)
+
+    def settle(self, pages: Iterable[int]) -> None:
+        """Let go of the raw forms that no row sees."""
+        assert self.forms is not None
+        for page in pages:
+            self.forms.settle(page, self._by_rows[page])
+
+    def shared(self) -> list[int]:
+        """Pages that both rows and records hold."""
+        return [
+            page for page, (rows, kept) in enumerate(zip(self._by_rows, self._by_records, strict=True)) if rows and kept
+        ]
 
     def _counts(self, *, kept: bool) -> tuple[list[int], list[int]]:
         return (self._by_records, self._by_rows) if kept else (self._by_rows, self._by_records)
@@ -127,6 +165,8 @@ class Pages:
         heapq.heapify(self._free)
         for count in (self._by_rows, self._by_records, self._written):
             del count[made:]
+        if self.forms is not None:
+            self.forms.trim(made)
 
     @property
     def occupied(self) -> int:
@@ -142,20 +182,24 @@ class Pages:
         assert (self.running, self.kept, self.both) == (len(rows), len(records), len(rows & records)), (
             "pages miscounted"
         )
+        if self.forms is not None:
+            self.forms.check(self._by_rows, rows | records)
 
 
 class Table:
     """The pages of one sequence in one group, and the right to them, which ends with `release` or with the table.
 
     `numbers[i]` holds the tokens from (first + i) * PAGE on. Those of a running row grow; a record's are `kept`, and
-    stay.
+    stay. The first `coded` pages are those that the row sees in fewer bits, and of the first `least` some have no other
+    form.
     """
 
-    __slots__ = ("first", "kept", "numbers", "pages")
+    __slots__ = ("coded", "first", "kept", "least", "numbers", "pages")
 
     def __init__(self, pages: Pages, first: int = 0, numbers: Iterable[int] = (), *, kept: bool = False) -> None:
         """Holds the pages `numbers` once more."""
         self.pages, self.first, self.kept = pages, first, kept
+        self.coded = self.least = 0
         self.numbers = array("i")
         held = array("i", numbers)
         pages.hold(held, kept=kept)
@@ -166,7 +210,21 @@ class Table:
 
     def release(self) -> None:
         held, self.numbers = self.numbers, array("i")
+        self._see_no_more(held[: self.coded])
         self.pages.drop(held, kept=self.kept)
+
+    def _see_no_more(self, pages: Sequence[int]) -> None:
+        """A row is about to drop pages that it sees in fewer bits."""
+        if pages and self.pages.forms is not None:
+            self.pages.forms.leave(pages)
+
+    def encode(self, count: int) -> list[int]:
+        """See the first `count` pages in fewer bits, and all that have no other form; gives those to be encoded."""
+        count = max(count, self.least)
+        if count <= self.coded:
+            return []
+        seen, self.coded = self.numbers[self.coded : count], count
+        return self.pages.encode(seen)
 
     @property
     def end(self) -> int:
@@ -180,7 +238,7 @@ class Table:
         if length < end and inside and self.pages.written(self.numbers[-1]) != inside:
             source, own = self.numbers[-1], self.pages.take()
             self.pages.extend(own, inside)
-            copies.append(PageCopy(source, own, inside))
+            copies.append(self.pages.copied(source, own, inside))
             self.numbers[-1] = own
             self.pages.drop([source], kept=False)
         while self.end * PAGE < end:
@@ -199,6 +257,7 @@ class Table:
         """Let go of the pages behind the sequence's end, where a forward pass failed that would have filled them, or
         what it wrote is taken back."""
         if self.end > end:
+            assert end - self.first >= self.coded, "what was encoded is taken back"
             self.pages.drop(self.numbers[end - self.first :], kept=self.kept)
             del self.numbers[end - self.first :]
 
@@ -226,4 +285,9 @@ def joined(pages: Pages, tables: Iterable[Table], begin: int, end: int) -> Table
     wanted = range(begin // PAGE, pages_of(end))
     if not all(number in found for number in wanted):
         return None
-    return Table(pages, wanted.start, [found[number] for number in wanted])
+    table = Table(pages, wanted.start, [found[number] for number in wanted])
+    if pages.forms is not None:
+        # Whoever goes on from inside of a page is given a raw copy.
+        whole = enumerate(table.numbers[: end // PAGE], 1)
+        table.least = max((count for count, page in whole if not pages.forms.is_raw(page)), default=0)
+    return table

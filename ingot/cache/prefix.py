@@ -73,6 +73,10 @@ class PrefixIndex:
     def nbytes(self) -> int:
         return self.shares.total
 
+    def recount(self) -> None:
+        """Pages that records hold take less than before."""
+        self._forest.recount()
+
     def match(self, owner: Owner, tokens: Sequence[int], limit: int) -> Match:
         """What of `tokens` is here. At most the first `limit` are offered, so that something is left to compute."""
         self.shares.come(owner.tenant)

@@ -59,15 +59,15 @@ class KVPart:
 
     @property
     def nbytes(self) -> int:
-        return self.group.page_bytes * max(0, self.table.end - max(self.paid, self.table.first))
+        return self.group.bytes_of(self.table.numbers[max(0, self.paid - self.table.first) :])
 
     @property
     def loose_bytes(self) -> int:
-        return self.group.page_bytes * sum(map(self.group.pages.is_loose, self.table.numbers))
+        return self.group.bytes_of([*filter(self.group.pages.is_loose, self.table.numbers)])
 
     @property
     def idle_bytes(self) -> int:
-        return self.group.page_bytes * sum(map(self.group.pages.is_idle, self.table.numbers))
+        return self.group.bytes_of([*filter(self.group.pages.is_idle, self.table.numbers)])
 
 
 Checkpoint = tuple[tuple[mx.array | None, ...], ...]

@@ -10,16 +10,20 @@ Only the engine thread may call anything here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.codecs.names import RAW
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES
-from ingot.cache.groups import PageGroup
+from ingot.cache.groups import PageGroup, Pool
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
+from ingot.cache.tail import coded_pages
 
 
 class Rows:
@@ -30,16 +34,24 @@ class Rows:
         token_bytes: Sequence[int] | None = None,
         beside: Sequence[LayerState] = (),
         earlier: int = EARLIER_BYTES,
+        codec: PairCodec | None = None,
+        coded_bytes: int = 0,
     ) -> None:
         """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known.
         Recurrent states before each of the tokens that may be taken back may take `earlier` bytes besides.
 
         What layers `beside` the model's own keep of each token, a head's say, lies in the same pages and shares their
         fate; they are computed apart (`aside`).
+
+        With a `codec`, layers that keep every token have all but a tail of them in fewer bits (`tail.py`), of which a
+        token takes `coded_bytes`, if that is known.
         """
         self.layers, self.beside, self._most, self._earlier_bytes = layers, list(beside), most, earlier
         self.states = [part for layer in (*layers, *beside) for part in _parts(layer)]
-        self.groups = _grouped(self.states, token_bytes or ())
+        self.groups = _grouped(self.states, token_bytes or (), codec, coded_bytes)
+        self.codec = codec
+        self.when_encoded: Callable[[], None] = lambda: None
+        """Called when pages take less than before."""
         self._slots = 1
         self._free = [0]  # slots
         self._recurrent = [state for state in self.states if isinstance(state, RecurrentState)]
@@ -61,11 +73,11 @@ class Rows:
     @property
     def held_bytes(self) -> int:
         """What rows and records hold of it."""
-        return sum(group.pages.used * group.page_bytes for group in self.groups) + self.slot_bytes * self.count
+        return sum(group.held_bytes for group in self.groups) + self.slot_bytes * self.count
 
     @property
     def _stored(self) -> int:
-        return sum(storage.nbytes for group in self.groups for storage in group.storages)
+        return sum(storage.nbytes for group in self.groups for pool in group.pools for storage in pool.storages)
 
     @property
     def slot_bytes(self) -> int:
@@ -76,13 +88,14 @@ class Rows:
         """The arrays that were written to since the last time."""
         return [array for state in self.states for array in state.pending()]
 
-    def new(self) -> Row:
+    def new(self, *, exact: bool = False) -> Row:
+        """A row without tokens. One that is `exact` has all of them as they were computed."""
         if not self._free:
             self._free = list(range(self._slots, 2 * self._slots))
             self._slots *= 2
             for state in self._recurrent:
                 state.resize(self._slots)
-        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups))
+        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups), exact=exact)
 
     def leave(self, row: Row) -> None:
         """Whatever records hold of it stays."""
@@ -112,6 +125,7 @@ class Rows:
         assert mixed or len(parts) == 1
         launches = tuple(_opened(part) for part in parts)
         self._remember(parts)
+        self._encode(launches)
         self._make_room(launches)
         with self._opened(self.layers, launches, mixed=mixed):
             yield self.layers
@@ -215,6 +229,20 @@ class Rows:
             table.rewind(length)
         return length
 
+    def codec_of(self, row: Row) -> str:
+        """What some of the row's tokens went through, or what they were computed from."""
+        return str(self.codec.name) if self.codec is not None and any(table.coded for table in row.tables) else RAW
+
+    def _encode(self, launches: Sequence[Launch]) -> None:
+        """Put what lies behind the rows' tails into fewer bits, before anything new is stored."""
+        for group in self.groups if self.codec is not None else ():
+            if group.coded is not None:
+                fresh = [page for launch in launches for row in launch.rows for page in _due(row, group)]
+                if fresh:
+                    self._provide(group.coded)
+                    group.encode(fresh)
+                    self.when_encoded()
+
     def _make_room(self, launches: Sequence[Launch]) -> None:
         for group in self.groups:
             copies = [
@@ -229,8 +257,11 @@ class Rows:
 
     def provide(self, group: PageGroup) -> None:
         """See that there is memory for every page of a group."""
-        if not group.provided:
-            group.provide(self._most, 0 if self._most is None else self._most - self._stored)
+        self._provide(group)
+
+    def _provide(self, pool: Pool[Any]) -> None:
+        if not pool.provided:
+            pool.provide(self._most, 0 if self._most is None else self._most - self._stored)
 
     def _advance(self, part: Part, launch: Launch) -> None:
         for row in launch.rows:
@@ -259,13 +290,20 @@ def _parts(layer: LayerState) -> list[LayerState]:
     return layer.caches if isinstance(layer, GroupState) else [layer]
 
 
-def _grouped(states: Sequence[LayerState], token_bytes: Sequence[int]) -> tuple[PageGroup, ...]:
-    """A group for the append layers and one for each window, known to their states."""
+def _due(row: Row, group: PageGroup) -> list[int]:
+    """Pages that are to be encoded before the row's next launch."""
+    return [] if row.exact else row.tables[group.number].encode(coded_pages(row.length))
+
+
+def _grouped(
+    states: Sequence[LayerState], token_bytes: Sequence[int], codec: PairCodec | None, coded_bytes: int
+) -> tuple[PageGroup, ...]:
+    """A group for the append layers and one for each window, known to their states. What forgets stays raw."""
     paged = [state for state in states if isinstance(state, AppendState)]
     windows = dict.fromkeys(state.window for state in paged)
     sizes = token_bytes or [0] * len(windows)
     groups = {
-        window: PageGroup(number, window, size)
+        window: PageGroup(number, window, size, codec if window is None else None, coded_bytes)
         for number, (window, size) in enumerate(zip(windows, sizes, strict=True))
     }
     for state in paged:

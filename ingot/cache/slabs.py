@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
-import numpy as np
 
-from ingot.cache.groups import PageGroup, PageIndex, Run, Storage
+from ingot.cache.coded_slabs import CodedSlabs, KernelCodedSlabs
+from ingot.cache.groups import CodedStorage, PageGroup, PageIndex, Pool, Run, Storage
+from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Table
-from ingot.kernels.paged.kernels import PagedAttention, Slabs, ordered, page_copies, token_slots
+from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
 
@@ -27,6 +28,11 @@ class SlabStorage(Storage):
     def __init__(self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> None:
         super().__init__(group, heads, sizes, dtype)
         self._written: set[int] = set()
+        if group.coded is not None:
+            self.coded = self._made_coded(group.coded, group.form(heads, sizes, dtype))
+
+    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+        return CodedSlabs(pool, form)
 
     @property
     def nbytes(self) -> int:
@@ -45,8 +51,8 @@ class SlabStorage(Storage):
 
     def _put(self, slabs: list[mx.array], new: mx.array, runs: Sequence[Run]) -> None:
         single: dict[int, list[tuple[int, int, int]]] = {}
-        for token, count, page, at in runs:
-            slab, number = self._group.slab_of(page)
+        for token, count, slot, at in runs:
+            slab, number = self._group.slab_of(slot)
             self._written.add(slab)
             if count == 1:
                 single.setdefault(slab, []).append((token, number, at))
@@ -64,26 +70,41 @@ class SlabStorage(Storage):
     def copy(self, copies: Sequence[PageCopy]) -> None:
         self.provide()
         for slabs in (self.keys, self.values):
-            for source, target, tokens in copies:
+            for source, target, tokens, _ in copies:
                 (from_slab, from_number), (to_slab, to_number) = map(self._group.slab_of, (source, target))
                 self._written.add(to_slab)
                 if slabs[to_slab].size:
                     slabs[to_slab][to_number, :, :tokens] = slabs[from_slab][from_number, :, :tokens]
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
-        return self._read(self.keys, index), self._read(self.values, index)
-
-    def _read(self, slabs: list[mx.array], index: PageIndex) -> mx.array:
-        size = slabs[0].shape[3]
-        if not size:
-            return mx.zeros((1, self.heads, len(index.pages) * PAGE, 0), self.dtype)
-        taken = [
-            mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0).reshape(
-                1, self.heads, -1, size
-            )
-            for slab, numbers in zip(index.slabs, index.numbers(self.heads), strict=True)
+        read = [
+            self._unpacked(slab, numbers)
+            if coded
+            else (self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers))
+            for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True)
         ]
-        return taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=2)
+        keys, values = zip(*read, strict=True)
+        return _behind_one_another(keys), _behind_one_another(values)
+
+    def _read(self, slabs: list[mx.array], slab: int, numbers: mx.array) -> mx.array:
+        """[1, heads, pages * PAGE, size] of some pages of a slab, head by head."""
+        size = slabs[slab].shape[3]
+        if not size:
+            return mx.zeros((1, self.heads, numbers.size // self.heads * PAGE, 0), self.dtype)
+        taken = mx.take(slabs[slab].reshape(-1, PAGE, size), self._ordered(numbers), axis=0)
+        return taken.reshape(1, self.heads, -1, size)
+
+    def _unpacked(self, slab: int, numbers: mx.array) -> tuple[mx.array, mx.array]:
+        """The same of pages in fewer bits."""
+        assert isinstance(self.coded, CodedSlabs)
+        pages = self.coded.read_slab(slab, self._ordered(numbers))
+        keys, values = self.coded.form.decode(pages.reshape(self.heads, -1, pages.shape[-1]))
+        return tuple(part.reshape(1, self.heads, -1, part.shape[-1]) for part in (keys, values))
+
+    def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
+        keys, values = self.gathered(self._group.raw_index(slots))
+        heads = ((part.reshape(self.heads, len(slots), PAGE, -1)).swapaxes(0, 1) for part in (keys, values))
+        return next(heads), next(heads)
 
     def _ordered(self, numbers: mx.array) -> mx.array:
         """The same numbers, not before what was written is there: mlx's own writing sees to that."""
@@ -116,13 +137,24 @@ class KernelStorage(SlabStorage):
     def __init__(
         self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
     ) -> None:
-        super().__init__(group, heads, sizes, dtype)
         self._kernel = kernel
+        super().__init__(group, heads, sizes, dtype)
         self._token = mx.zeros(1, mx.int32)
         self._slabs: Slabs | None = None
         self.most_slabs = kernel.most_slabs
         if kernel.most_slabs is not None:
             group.join(kernel.most_slabs)
+
+    def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
+        if self._kernel.most_slabs is not None:
+            return super()._made_coded(pool, form)  # kernels that take slabs as inputs read none in fewer bits
+        return KernelCodedSlabs(pool, form, self._kernel)
+
+    def reads(self, rows: KernelRows) -> bool:
+        """Whether the kernels see all that these rows do."""
+        if not rows.coded:
+            return True
+        return rows.most <= MOST_QUERIES and isinstance(self.coded, KernelCodedSlabs) and self.coded.is_readable
 
     def provide(self) -> None:
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:
@@ -147,7 +179,7 @@ class KernelStorage(SlabStorage):
     def places(self, runs: Sequence[Run]) -> mx.array:
         """Where the kernel writes each token: made once for all layers of a group."""
         encoded = self._group.encoded
-        return token_slots([(encoded[page], place) for _, count, page, at in runs for place in range(at, at + count)])
+        return token_slots([(encoded[slot], place) for _, count, slot, at in runs for place in range(at, at + count)])
 
     def write_at(self, keys: mx.array, values: mx.array, places: mx.array) -> None:
         keys, values = (part.astype(self.dtype) for part in (keys, values))
@@ -160,18 +192,20 @@ class KernelStorage(SlabStorage):
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         encoded = self._group.encoded
-        made = page_copies([(encoded[source], encoded[target], tokens) for source, target, tokens in copies])
+        made = page_copies([(encoded[source], encoded[target], tokens) for source, target, tokens, _ in copies])
         self._token = self._kernel.copy(made, self.slabs, self._token)
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
-        return kernel.attend(queries, rows, self.slabs, self._token)
+        coded = self.coded.pages if rows.coded and isinstance(self.coded, KernelCodedSlabs) else None
+        return kernel.attend(queries, rows, self.slabs, self._token, coded)
 
     def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
-        encoded = [self._group.encoded[np.frombuffer(table.numbers, np.int32)] for table in tables]
+        encoded = [self._group.numbered(table) for table in tables]
         firsts = [table.first for table in tables]
-        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts)
+        coded = any(table.coded for table in tables)
+        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
 
     # For steps that are compiled: what of it is data.
 
@@ -212,6 +246,10 @@ class KernelStorage(SlabStorage):
 
     def pending(self) -> list[mx.array]:
         return [self._token]
+
+
+def _behind_one_another(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
 
 
 def _integers(numbers: list[int]) -> mx.array:

@@ -179,6 +179,12 @@ class Settings:
         "k8v4 (keys affine8, values turbo4), or KEYS/VALUES; all but raw lose a little",
         check=codec_problem,
     )
+    kv_codec: str = setting(
+        "raw",
+        "what keys and values of running sequences are put into, all but a tail of the newest: more context fits in the "
+        "same memory. The same names as for cache_codec; all but raw lose a little",
+        check=codec_problem,
+    )
     archive_key_file: Path = setting(  # noqa: RUF009
         Path("~/.local/share/ingot/archive.key"),
         "the secret that `ingot cache export` seals files with and import asks for; made at its first use",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ingot.cache.footprint import EARLIER_BYTES, Footprint, held_pages, rounded
+from ingot.cache.footprint import EARLIER_BYTES, Footprint, PageCount, held_pages, rounded
 from ingot.cache.pages import PAGE
+from ingot.cache.tail import coded_pages, raw_pages
 
 TRANSIENT_SHARE = 0.25
 """At most this share of what the weights leave is set aside for what a forward pass holds while it runs."""
@@ -45,35 +46,41 @@ class Budget:
         """Whether parts of `(tokens, context)` each fit in one forward pass."""
         return self.pass_bytes(parts) <= self.transient
 
-    def page_bytes(self, group: int) -> int:
-        return PAGE * self.footprint.groups[group][1]
+    def pages_bytes(self, group: int, pages: PageCount) -> int:
+        """What so many pages of a group take."""
+        return PAGE * (pages.raw * self.footprint.groups[group][1] + pages.coded * self.footprint.coded)
 
-    def pages(self, group: int, tokens: int) -> int:
-        """Pages of a group that a sequence with room for so many tokens may hold."""
-        return held_pages(tokens, self.footprint.groups[group][0], self.widest)
+    def pages(self, group: int, tokens: int, *, exact: bool = False) -> PageCount:
+        """Pages of a group that a sequence with room for so many tokens may hold. One that is `exact` has none in fewer
+        bits."""
+        window = self.footprint.groups[group][0]
+        if window is None and self.footprint.coded and not exact:
+            return PageCount(raw_pages(tokens), coded_pages(tokens))
+        return PageCount(held_pages(tokens, window, self.widest), 0)
 
     def slot_bytes(self, rows: int) -> int:
         """What the recurrent states of so many sequences take: slots are made in powers of two."""
         return self.footprint.recurrent * (1 << (rows - 1).bit_length()) if rows else 0
 
-    def row_bytes(self, tokens: int) -> int:
+    def row_bytes(self, tokens: int, *, exact: bool = False) -> int:
         """What a sequence with room for so many tokens takes in pages, if it shares none of them."""
         groups = range(len(self.footprint.groups))
-        return sum(self.page_bytes(group) * self.pages(group, tokens) for group in groups)
+        return sum(self.pages_bytes(group, self.pages(group, tokens, exact=exact)) for group in groups)
 
-    def fits(self, reserved: Sequence[int]) -> bool:
-        """Whether sequences with these reservations, in tokens, can run together, though they share nothing."""
-        taken = sum(self.row_bytes(rounded(tokens)) for tokens in reserved)
+    def fits(self, reserved: Sequence[tuple[int, bool]]) -> bool:
+        """Whether sequences with these reservations, in tokens, and exact or not, can run together, though they share
+        nothing."""
+        taken = sum(self.row_bytes(rounded(tokens), exact=exact) for tokens, exact in reserved)
         return taken + self.slot_bytes(len(reserved)) <= self.states
 
-    def longest(self, limit: int) -> int:
+    def longest(self, limit: int, *, exact: bool = False) -> int:
         """The longest single sequence that fits, at most `limit` tokens."""
-        if self.fits([limit]):
+        if self.fits([(limit, exact)]):
             return limit
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits([middle]) else (low, middle - 1)
+            low, high = (middle, high) if self.fits([(middle, exact)]) else (low, middle - 1)
         return low
 
     def widest_launch(self, context: int) -> int:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 
+from ingot.cache.tail import launch_end
 from ingot.engine import guided
 from ingot.engine.costs import StepCosts
 from ingot.engine.door import Door, Limits
@@ -175,11 +177,17 @@ class Generation:
             self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
             proposers.append(self._runner.heads)
         controller = Controller(fixed=self._loaded.guessed_tokens)
-        self._speculation = Speculation(proposers, controller, self.speculation, self._limits.max_sequences)
+        coded = loaded.adapter.live is not None
+
+        def end(sequence: Sequence) -> float:
+            return launch_end(sequence.computed) if coded and not sequence.request.exact else inf
 
         def widest(sequence: Sequence) -> int:
             width = budget.widest_launch(sequence.computed)
-            return min(width, SCORED_WIDTH) if sequence.scoring else width
+            width = min(width, SCORED_WIDTH) if sequence.scoring else width
+            return int(min(width, end(sequence) - sequence.computed))
+
+        self._speculation = Speculation(proposers, controller, self.speculation, self._limits.max_sequences, end)
 
         self._scheduler = Scheduler(
             self._runner.room.fits,

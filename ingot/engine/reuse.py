@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from ingot.cache.codecs.names import RAW
 from ingot.cache.disk.disk import Disk
 from ingot.cache.encoding import LossyEncoding, RecordEncoding
 from ingot.cache.launch import Row
@@ -28,6 +29,7 @@ from ingot.engine.condensing import RecordCondenser
 from ingot.engine.costs import StepCosts
 from ingot.engine.disk_tier import DiskTier, NoTier, Tier
 from ingot.engine.request import CacheReason, CacheReport, Request
+from ingot.engine.room import HeldPages
 from ingot.engine.sequence import Sequence
 
 T = TypeVar("T")
@@ -81,6 +83,7 @@ class Reuse:
         self.limit = limit
         self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
         self.rows, self._needs, self._budget = rows, needs, budget
+        rows.when_encoded = self.index.recount
         self._stride = STRIDE if needs.anywhere else CHECKPOINT_STRIDE
         self._found: dict[Sequence, Match] = {}
         self._needed = 0  # bytes that running sequences were last given
@@ -159,7 +162,9 @@ class Reuse:
     def owner(self, request: Request) -> Owner:
         """Whose prefixes a request takes over. Who wants exact states has some of their own, where others' go through a
         codec."""
-        return Owner(request.tenant, request.salt, request.exact and self.encoding.lossy)
+        return Owner(
+            request.tenant, request.salt, request.exact and (self.encoding.lossy or self.rows.codec is not None)
+        )
 
     def _uses(self, request: Request) -> bool:
         return self._unused(request) is None
@@ -199,17 +204,17 @@ class Reuse:
         ahead = (place for place in sequence.marks | sequence.stops if place > sequence.computed)
         return min(ahead, default=sequence.total)
 
-    def known_pages(self, sequence: Sequence) -> list[list[int]]:
+    def known_pages(self, sequence: Sequence) -> list[HeldPages]:
         """By group, the pages that a sequence would take over if it were admitted now. Leaves no trace."""
         if not self._uses(sequence.request):
             return []
         found = self.index.peek(self.owner(sequence.request), sequence.tokens, len(sequence.tokens) - 1)
-        pages: list[list[int]] = []
+        pages: list[HeldPages] = []
         for group in self.rows.groups:
             oldest = 0 if group.window is None else max(0, found.length - group.window + 1)
             tables = [record.parts[group.number].table for record in found.records]
             held = joined(group.pages, tables, oldest, found.length)
-            pages.append([] if held is None else list(held.numbers))
+            pages.append(([], []) if held is None else group.by_form(held.numbers))
         return pages
 
     # Running
@@ -256,11 +261,12 @@ class Reuse:
 
     def _insert(self, row: Row, sequence: Sequence) -> None:
         computed = row.length
+        codec = self.rows.codec_of(row) if sequence.codec == RAW else sequence.codec
         made = self.index.insert(
             self.owner(sequence.request),
             sequence.stored,
             computed,
-            lambda begin, back: replace(take(self.rows, row, begin, back), codec=sequence.codec),
+            lambda begin, back: replace(take(self.rows, row, begin, back), codec=codec),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],
         )
         sequence.kept = computed
@@ -319,7 +325,7 @@ class Reuse:
     @property
     def _alone(self) -> int:
         """What kept records hold and running sequences do not."""
-        return self.index.nbytes - sum(group.page_bytes * group.pages.both for group in self.rows.groups)
+        return self.index.nbytes - sum(group.shared_bytes for group in self.rows.groups)
 
     def check(self) -> None:
         self.index.check()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from ingot.cache.footprint import PageCount
 from ingot.engine.budget import Budget
 from ingot.engine.sequence import Sequence
 
-Known = Callable[[Sequence], Many[Iterable[int]]]
+HeldPages = tuple[Many[int], Many[int]]
+"""Raw ones, and those in fewer bits."""
+Known = Callable[[Sequence], Many[HeldPages]]
 """By group, the pages that a sequence which does not run yet would take over."""
 
 
@@ -18,25 +21,28 @@ class Room:
 
     def fits(self, reserved: Many[tuple[Sequence, int]]) -> bool:
         """Whether sequences with these reservations, in tokens, can run together."""
-        if self._budget.fits([tokens for _, tokens in reserved]):
+        if self._budget.fits([(tokens, sequence.request.exact) for sequence, tokens in reserved]):
             return True  # even if they share nothing
         return self.needed(reserved) <= self._budget.states
 
     def needed(self, reserved: Many[tuple[Sequence, int]]) -> int:
         """Bytes that their states take once they are as long as what is reserved for them."""
-        held = [(self._held(sequence), tokens) for sequence, tokens in reserved]
+        held = [(self._held(sequence), tokens, sequence.request.exact) for sequence, tokens in reserved]
         total = self._budget.slot_bytes(len(reserved))
         for group in range(len(self._budget.footprint.groups)):
-            pages: set[int] = set()
-            ahead = 0
-            for tables, tokens in held:
-                own = tables[group] if tables else ()
-                pages.update(own)
-                ahead += max(0, self._budget.pages(group, tokens) - len(own))
-            total += self._budget.page_bytes(group) * (len(pages) + ahead)
+            counts = [0, 0]
+            for form in (0, 1):
+                pages: set[int] = set()
+                for tables, tokens, exact in held:
+                    own = tables[group][form] if tables else ()
+                    pages.update(own)
+                    counts[form] += max(0, self._budget.pages(group, tokens, exact=exact)[form] - len(own))
+                counts[form] += len(pages)
+            total += self._budget.pages_bytes(group, PageCount(*counts))
         return total
 
-    def _held(self, sequence: Sequence) -> Many[Many[int]]:
+    def _held(self, sequence: Sequence) -> Many[HeldPages]:
         if sequence.row is not None:
-            return [table.numbers for table in sequence.row.tables]
-        return [list(pages) for pages in self._known(sequence)]
+            tables = sequence.row.tables
+            return [(table.numbers[table.coded :], table.numbers[: table.coded]) for table in tables]
+        return self._known(sequence)

@@ -154,7 +154,7 @@ class Runner:
             coming = [(sequence, sequence.reserved) for sequence in (*self.seated, *plan.admitted)]
             self.reuse.make_way(self.room.needed(coming))
         for sequence in plan.admitted:
-            sequence.row = self.rows.new()
+            sequence.row = self.rows.new(exact=sequence.request.exact)
             self.seated.append(sequence)
             self.reuse.restore(sequence)
             if self.heads is not None:

@@ -17,6 +17,7 @@ from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.live_codec import with_live_codec
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_encoders import offer
@@ -87,7 +88,8 @@ def load(
     guessing = offer_proposers(
         choice, folder, adapter, guessing_models, dtype=settings.dtype, widest=settings.prefill_chunk
     )
-    adapter, weights = guessing.adapter, guessing.adapter.weight_bytes + guessing.weights
+    adapter = with_live_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
+    weights = adapter.weight_bytes + guessing.weights
     offered = offer(encoders, settings, here, total - weights)
     context = _context(settings, adapter.context)
     others = offered.weights + offered.batch

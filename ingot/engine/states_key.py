@@ -18,6 +18,7 @@ def states_key(adapter: Adapter, folder: Path, codec: PairCodec) -> dict[str, st
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
         "codec": codec.described,
+        **_live(adapter),
     }
 
 
@@ -31,12 +32,18 @@ def exact_key(
         "tokenizer": tokenizer_digest(folder),
         "number format": adapter.dtype,
         "codec": codec.described,
+        **_live(adapter),
         "states": str(adapter.formats),
         "layout": _layout(adapter.new_rows()),
         "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",
         "device": adapter.device.kind,
         "deterministic": str(deterministic).lower(),
     }
+
+
+def _live(adapter: Adapter) -> dict[str, str]:
+    """What states were computed from, where that is not the very ones before them."""
+    return {} if adapter.live is None else {"live codec": adapter.live.described}
 
 
 def _layout(rows: Rows) -> str:

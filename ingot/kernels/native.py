@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,14 +16,13 @@ from ingot.kernels.build import remedy
 from ingot.kernels.device import acting_as
 
 if TYPE_CHECKING:
-    from array import array as PlainArray
-
     import mlx.core as mx
+    import numpy as np
 
-    Integers = PlainArray[int] | memoryview
+    Integers = array[int] | memoryview | np.ndarray[Any, np.dtype[np.int32]]
     """Of 32 bits."""
 
-INTERFACE = 2
+INTERFACE = 3
 """Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
@@ -218,19 +218,22 @@ class Stack:
         keys: Sequence[mx.array],
         values: Sequence[mx.array],
         spans: Any,
+        coded: Sequence[tuple[mx.array, Any]] = (),
     ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
         """x [..., hidden] through all layers, and each one's keys and values [pages, heads, page, size] after it.
 
         `spans` are what `spans()` made. The states are written in place: what is given must not be used any more.
+        `coded` are each layer's pages in fewer bits, and their form.
         """
-        y, *states = self._stack(x, keys, values, spans)
+        y, *states = self._stack(x, keys, values, spans, list(coded))
         return y, states[: self._size], states[self._size :]
 
 
 KernelSpan = tuple[int, int, int, int, int]
 """(first token of the launch, tokens, row of the tables, place of the first, its position) of one sequence."""
-PageTable = tuple[int, "Integers"]
-"""(how many pages at the front were forgotten, the pages after them) of one sequence."""
+PageTable = tuple[int, "Integers"] | tuple[int, "Integers", "Integers"]
+"""(how many pages at the front were forgotten, the pages after them) of one sequence; and pages in fewer bits, which
+stand in place of those that were forgotten."""
 
 
 FEW_QUERIES = 47
@@ -245,7 +248,24 @@ def spans(spans: Sequence[KernelSpan], tables: Sequence[PageTable], positions: I
     other row sees. `positions`, one for each token of the launch, are what tokens are turned by instead of consecutive
     ones. Raises ValueError for spans that are out of order; the operations do for pages and places that there are not.
     """
-    return _loaded().Spans(spans, tables, positions)
+    none = array("i")
+    return _loaded().Spans(spans, [table if len(table) == 3 else (*table, none) for table in tables], positions)
+
+
+CodedSide = tuple[int, int, int, int, Sequence[float], Sequence[float]]
+"""(bits of a code, numbers that share a scale, where codes and scales begin, levels, signs) of a page's keys or values.
+No bits: they are as they were computed; numbers that share none: they are rotated."""
+
+
+def coded_form(
+    *, size: int, halves: bool, centre: int | None, head_bytes: int, keys: CodedSide, values: CodedSide
+) -> Any:
+    """How pages of 64 tokens lie in bytes [pages, kv_heads, 1, head_bytes], for attention that reads them as they are.
+
+    `centre` is where what the keys of a page have in common begins. What is not coded is `halves`, or floats. Raises
+    ValueError for what attention cannot read.
+    """
+    return _loaded().CodedForm(size=size, halves=halves, centre=centre, head_bytes=head_bytes, keys=keys, values=values)
 
 
 def reserve(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
@@ -334,13 +354,15 @@ class Attention:
         values: mx.array,
         spans: Any,
         window: int = 0,
+        coded: tuple[mx.array, Any] | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """What queries [..., heads * size] attend to, and the states [pages, kv_heads, page, size] after it.
 
         `spans` are what `spans()` made. A token sees the `window` newest ones, itself among them, or all where it is 0.
-        The states are written in place: what is given must not be used any more.
+        The states are written in place: what is given must not be used any more. `coded` are pages in fewer bits, where
+        tables have some, and their form.
         """
-        attended, keys, values = self._attention(q, k, v, keys, values, spans, window)
+        attended, keys, values = self._attention(q, k, v, keys, values, spans, window, coded)
         return attended, keys, values
 
 

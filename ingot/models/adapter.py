@@ -16,6 +16,7 @@ from typing import Any, Literal, overload
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES, Footprint
 from ingot.cache.launch import Part
 from ingot.cache.layers import AppendState, WindowState, state_for
@@ -77,6 +78,7 @@ class Adapter:
     rounded: bool = False  # activations are rounded to 8 bits where they meet packed weights
     kernels: CheckedKernels | None = None  # of a GPU
     steps: CompiledSteps | None = None  # what runs the model, where its steps can be compiled
+    live: PairCodec | None = None  # what keys and values of running sequences are put into behind their tails, if so
     head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
 
     @property
@@ -112,7 +114,10 @@ class Adapter:
         """Live states for this model, which take no more than `most` bytes ahead of what they need, and `earlier` ones
         for recurrent states that rows may go back to."""
         token_bytes = [size for _, size in self.footprint.groups]
-        return new_rows(self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier)
+        coding = (self.live, self.footprint.coded)
+        return new_rows(
+            self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier, *coding
+        )
 
     @overload
     def run(
@@ -249,13 +254,15 @@ def new_rows(
     token_bytes: Sequence[int] | None = None,
     head: Any = None,
     earlier: int = EARLIER_BYTES,
+    live: PairCodec | None = None,
+    coded_bytes: int = 0,
 ) -> Rows:
     """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
-    that is given."""
+    that is given, and put into `live` behind the tail of a row."""
     asked, beside = caches.make_prompt_cache(model), [] if head is None else head.make_cache()
     try:
         states = [state_for(cache, margin) for cache in asked]
-        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside], earlier)
+        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside], earlier, live, coded_bytes)
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error

@@ -10,6 +10,7 @@ if mlx.core.__version__ != built_for.MLX:
 from ingot_native._native import (
     Attention,
     Codec,
+    CodedForm,
     Convolution,
     Gate,
     GatedDelta,
@@ -38,13 +39,14 @@ from ingot_native._native import (
     write_tokens,
 )
 
-INTERFACE = 2
+INTERFACE = 3
 """Raised whenever what is called here, or what it is given, changes: ingot takes the one that it knows alone."""
 
 __all__ = [
     "INTERFACE",
     "Attention",
     "Codec",
+    "CodedForm",
     "Convolution",
     "Gate",
     "GatedDelta",

@@ -70,7 +70,8 @@ struct Plan {
   Plan(const Heads& how, const Spans& spans, int window, const States& states) {
     const int group = how.heads / how.kv_heads;
     for (const Span& span : spans) {
-      const Way way = way_of(how, span, window, states.halves);
+      Way way = way_of(how, span, window, states.halves);
+      if (way == Way::tiles && !spans.table(span).coded.empty()) way = Way::exact;
       const int most = std::max(1, (way == Way::exact ? kTileRows : kWideRows) / group);
       for (int first = 0, count; first < span.count; first += count) {
         count = std::min(most, span.count - first);
@@ -131,6 +132,16 @@ States::States(mx::array& keys, mx::array& values)
     : keys(keys.data<char>()), values(values.data<char>()), kv_heads(keys.shape(1)), page(keys.shape(2)), size(keys.shape(3)),
       halves(holds_halves(keys, values)) {}
 
+States::States(mx::array& keys, mx::array& values, const mx::array& coded, const CodedForm& form) : States(keys, values) {
+  this->coded = coded.data<uint8_t>();
+  layout = &form.layout();
+}
+
+Coded States::coded_pages(const Table& table, int kv_head) const {
+  if (layout == nullptr) return {nullptr, nullptr, nullptr, 0, 0};
+  return {layout, coded + kv_head * layout->head, table.coded.data(), static_cast<int>(table.coded.size()), kv_heads * layout->head};
+}
+
 template <class Number>
 Paged<Number> States::paged(const Table& table, int kv_head) const {
   const size_t own = static_cast<size_t>(page) * size, from = kv_head * own;
@@ -150,6 +161,39 @@ void States::put(const Table& table, int place, int kv_head, const float* key, c
   };
   put(keys, key);
   put(values, value);
+}
+
+CodedForm::CodedForm(int size, bool halves, std::optional<size_t> centre, size_t head_bytes, Side keys, Side values)
+    : keys_(std::move(keys)), values_(std::move(values)) {
+  require(size > 0 && size <= kLargestCoded, "heads of coded pages have at most 512 numbers");
+  layout_ = {size, halves, centre.has_value(), centre.value_or(0), head_bytes, {}, {}};
+  layout_.keys = side(keys_);
+  layout_.values = side(values_);
+}
+
+CodedSide CodedForm::side(Side& given) {
+  auto& [bits, group, codes, scales, levels, signs] = given;
+  const int size = layout_.size, most = 1 << std::max(bits, 0);
+  require(bits >= 0 && (group > 0 ? (bits == 4 || bits == 8) && size % group == 0 && size % 8 == 0 : bits <= 4),
+          "codes have 1 to 4 bits, and steps 4 or 8");
+  const bool rotated = bits > 0 && group == 0;
+  require(!rotated || (std::has_single_bit(static_cast<unsigned>(size)) && size >= 16 && signs.size() == static_cast<size_t>(size) &&
+                       levels.size() == static_cast<size_t>(most)),
+          "a rotated head has 16 to 512 numbers, a power of two, with a sign each and all levels");
+  const size_t vectors = kKeyBlock, bytes = bits == 0 ? size * (layout_.halves ? 2 : 4) : size * bits / 8;
+  require(codes + vectors * bytes <= layout_.head && scales + vectors * (group > 0 ? 4 * (size / group) : 2 * rotated) <= layout_.head,
+          "a page ends before its codes do");
+  levels.resize(16);
+  return {bits, group, codes, scales, levels.data(), signs.data()};
+}
+
+void CodedStates::check(const mx::array& keys, const Spans& spans) const {
+  const CodedLayout& layout = form->layout();
+  require(pages.dtype() == mx::uint8 && pages.ndim() == 4 && pages.shape(1) == keys.shape(1) && pages.shape(2) == 1 &&
+              static_cast<size_t>(pages.shape(3)) == layout.head,
+          "coded pages are bytes [pages, kv_heads, 1, bytes]");
+  require(keys.shape(3) == layout.size && (keys.dtype() == mx::float16) == layout.halves, "coded pages are of other states");
+  spans.check_coded(pages.shape(0));
 }
 
 bool holds_halves(const mx::array& keys, const mx::array& values) {
@@ -178,10 +222,10 @@ float* own_room(size_t size) {
 template <class Number>
 class Attending {
  public:
-  Attending(const Heads& how, const Task& task, int window, const float* q, const Paged<Number>& paged, float* out)
+  Attending(const Heads& how, const Task& task, int window, const float* q, const Paged<Number>& paged, const Coded& coded, float* out)
       : how_(how), task_(task), sight_(sight_of(how, task, window)), group_(how.heads / how.kv_heads), seen_(seen_by(task)),
         stride_(static_cast<size_t>(how.heads) * how.size), sinks_(how.sinks ? how.sinks + task.kv_head * group_ : nullptr),
-        paged_(paged) {
+        paged_(paged), coded_(coded) {
     const size_t at = (task.span->first + task.first) * stride_ + static_cast<size_t>(task.kv_head) * group_ * how.size;
     q_ = q + at;
     out_ = out + at;
@@ -197,7 +241,8 @@ class Attending {
       begin(all);
       for (int stretch = stretches.first; stretch <= stretches.last; stretch++) {
         const Found found(rows(), how_.size, room + size);
-        find(stretch == stretches.first ? q_ : nullptr, stretch, room + 2 * size, found);
+        const bool again = stretch > stretches.first && is_coded(stretch) == is_coded(stretch - 1);
+        find(again ? nullptr : q_, stretch, room + 2 * size, found);
         floats().merge(all, found);
       }
       return give(all);
@@ -224,7 +269,20 @@ class Attending {
     attend(sight_, q_, task_.count, group_, stride_, paged_, seen_, sinks_, out_);
   }
 
+  bool is_coded(int stretch) const { return stretch * kStretch < coded_.count * kKeyBlock; }
+
+  void find_coded(const float* q, int stretch, float* scratch, Found found) const {
+    const auto attend = [] {
+      if constexpr (std::is_same_v<Number, Half>)
+        return floats().attend_coded_halves;
+      else
+        return floats().attend_coded;
+    }();
+    attend(sight_, q, task_.count, group_, stride_, coded_, paged_, seen_, stretch, scratch, found);
+  }
+
   void find(const float* q, int stretch, float* scratch, Found found) const {
+    if (is_coded(stretch)) return find_coded(q, stretch, scratch, found);
     const auto attend = [this] {
       if constexpr (std::is_same_v<Number, Half>)
         return task_.way == Way::narrow ? floats().attend_narrow : floats().attend_halves;
@@ -258,6 +316,7 @@ class Attending {
   const size_t stride_;
   const float* sinks_;
   const Paged<Number> paged_;
+  const Coded coded_;
   const float* q_;
   float* out_;
 };
@@ -274,10 +333,11 @@ void attend(const Heads& how, const Spans& spans, int window, const float* q, co
     if (prepare && plan.apart)
       for (int i = 0; i < task.span->count; i++) prepare(task.span->first + i, task.kv_head);
     const Table& table = spans.table(*task.span);
+    const Coded coded = states.coded_pages(table, task.kv_head);
     if (states.halves)
-      Attending<Half>(how, task, window, q, states.paged<Half>(table, task.kv_head), out).run();
+      Attending<Half>(how, task, window, q, states.paged<Half>(table, task.kv_head), coded, out).run();
     else
-      Attending<float>(how, task, window, q, states.paged<float>(table, task.kv_head), out).run();
+      Attending<float>(how, task, window, q, states.paged<float>(table, task.kv_head), coded, out).run();
   });
 }
 
@@ -342,8 +402,9 @@ namespace {
 
 class AttentionPrimitive : public mx::Primitive {
  public:
-  AttentionPrimitive(mx::Stream stream, std::shared_ptr<const Attention> attention, std::shared_ptr<const Spans> spans, int window)
-      : Primitive(stream), attention_(std::move(attention)), spans_(std::move(spans)), window_(window) {}
+  AttentionPrimitive(mx::Stream stream, std::shared_ptr<const Attention> attention, std::shared_ptr<const Spans> spans, int window,
+                     std::shared_ptr<const CodedForm> form)
+      : Primitive(stream), attention_(std::move(attention)), spans_(std::move(spans)), window_(window), form_(std::move(form)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -354,8 +415,8 @@ class AttentionPrimitive : public mx::Primitive {
     outputs[2].copy_shared_buffer(inputs[4]);
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
-    const States states(outputs[1], outputs[2]);
-    encoder.dispatch([attention = attention_, spans = spans_, window = window_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
+    const States states = form_ ? States(outputs[1], outputs[2], inputs[5], *form_) : States(outputs[1], outputs[2]);
+    encoder.dispatch([attention = attention_, form = form_, spans = spans_, window = window_, q = inputs[0].data<float>(), k = inputs[1].data<float>(),
                       v = inputs[2].data<float>(), out = outputs[0].data<float>(), tokens, states] {
       attention->run(q, k, v, tokens, *spans, window, states, out);
     });
@@ -371,13 +432,15 @@ class AttentionPrimitive : public mx::Primitive {
   std::shared_ptr<const Attention> attention_;
   std::shared_ptr<const Spans> spans_;
   int window_;
+  std::shared_ptr<const CodedForm> form_;
 };
 
 }  // namespace
 
 std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention, const mx::array& q, const mx::array& k,
                                      const mx::array& v, const mx::array& keys, const mx::array& values,
-                                     std::shared_ptr<const Spans> spans, int window, mx::StreamOrDevice s) {
+                                     std::shared_ptr<const Spans> spans, int window, const std::optional<CodedStates>& coded,
+                                     mx::StreamOrDevice s) {
   const Heads& how = attention->heads();
   const int width = attention->query_width(), kv_width = how.kv_heads * how.size;
   require(q.ndim() >= 2 && q.shape(-1) == width, "the queries have the wrong width");
@@ -387,13 +450,20 @@ std::vector<mx::array> run_attention(std::shared_ptr<const Attention> attention,
           "the states do not fit");
   holds_halves(keys, values);
   spans->check(static_cast<int>(tokens), keys.shape(), window);
+  if (coded)
+    coded->check(keys, *spans);
+  else
+    spans->check_coded(0);
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   auto plain = [&](const mx::array& x) { return mx::contiguous(mx::astype(x, mx::float32, stream), false, stream); };
   mx::Shape shape = q.shape();
   shape.back() = how.heads * how.size;
-  return mx::array::make_arrays({shape, keys.shape(), values.shape()}, {mx::float32, keys.dtype(), values.dtype()},
-                                std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans), window),
-                                {plain(q), plain(k), plain(v), keys, values});
+  std::vector<mx::array> inputs{plain(q), plain(k), plain(v), keys, values};
+  if (coded) inputs.push_back(coded->pages);
+  auto form = coded ? coded->form : nullptr;
+  return mx::array::make_arrays(
+      {shape, keys.shape(), values.shape()}, {mx::float32, keys.dtype(), values.dtype()},
+      std::make_shared<AttentionPrimitive>(stream, std::move(attention), std::move(spans), window, std::move(form)), inputs);
 }
 
 }  // namespace ingot

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "floats.h"
@@ -22,13 +23,46 @@ struct Heads {
   const float* sinks = nullptr;  // one for each head: a score that takes its share of the weights and adds nothing
 };
 
+// How a layer's pages are laid out in fewer bits.
+class CodedForm {
+ public:
+  // A side is (bits of a code, numbers that share a scale, where codes and scales begin, levels, signs).
+  using Side = std::tuple<int, int, size_t, size_t, std::vector<float>, std::vector<float>>;
+
+  // `centre` is where what keys have in common begins. Raises std::invalid_argument for what attention cannot read.
+  CodedForm(int size, bool halves, std::optional<size_t> centre, size_t head_bytes, Side keys, Side values);
+  CodedForm(const CodedForm&) = delete;
+
+  const CodedLayout& layout() const { return layout_; }
+
+ private:
+  CodedSide side(Side& given);
+
+  CodedLayout layout_;
+  Side keys_, values_;
+};
+
+// A layer's pages in fewer bits, uint8 [pages, kv_heads, 1, bytes].
+struct CodedStates {
+  mlx::core::array pages;
+  std::shared_ptr<const CodedForm> form;
+
+  // Raises std::invalid_argument unless they go with such states and lead to all coded pages of the spans.
+  void check(const mlx::core::array& keys, const Spans& spans) const;
+};
+
 // Keys and values in pages, [pages, kv_heads, tokens, size]: floats, or halves.
 struct States {
   void *keys, *values;
   int kv_heads, page, size;  // `page` is the tokens of one
   bool halves;
+  const uint8_t* coded = nullptr;  // the first pages of some sequences, in fewer bits
+  const CodedLayout* layout = nullptr;
 
   States(mlx::core::array& keys, mlx::core::array& values);
+  States(mlx::core::array& keys, mlx::core::array& values, const mlx::core::array& coded, const CodedForm& form);
+
+  Coded coded_pages(const Table& table, int kv_head) const;
 
   // One head's of the token at a place.
   void put(const Table& table, int place, int kv_head, const float* key, const float* value) const;
@@ -84,6 +118,6 @@ class Attention {
 std::vector<mlx::core::array> run_attention(
     std::shared_ptr<const Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
     const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values, std::shared_ptr<const Spans> spans,
-    int window, mlx::core::StreamOrDevice stream = {});
+    int window, const std::optional<CodedStates>& coded = std::nullopt, mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

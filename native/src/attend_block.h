@@ -105,6 +105,7 @@ struct KeyBlock {
     values = paged.values + at;
     next = base + kKeyBlock < keys ? paged.keys + paged.at(base + kKeyBlock) : this->keys;
   }
+  KeyBlock(const Number* keys, const Number* values) : keys(keys), values(values), next(keys) {}
 
   const Number *keys, *values, *next;
 };

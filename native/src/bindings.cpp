@@ -50,6 +50,13 @@ void bind_experts(nb::module_& module) {
       "down(gate * sigmoid(slope * gate) * (up + offset)) of experts [..., k]: [..., k, rows of down].");
 }
 
+// A layer's pages in fewer bits, and their form.
+using GivenCoded = std::tuple<mlx::core::array, std::shared_ptr<ingot::CodedForm>>;
+
+ingot::CodedStates coded_states(const GivenCoded& given) {
+  return {std::get<0>(given), lent(std::get<1>(given))};
+}
+
 void bind_stack(nb::module_& module) {
   nb::class_<ingot::Weights>(module, "Weights", "A matrix [rows, columns], or one for each of several experts, as the kernels take it.")
       .def_static("packed", &ingot::Weights::packed, "quanta"_a, "scales"_a, "biases"_a, "bias"_a.none(), nb::kw_only(),
@@ -87,10 +94,12 @@ void bind_stack(nb::module_& module) {
       .def(
           "__call__",
           [](std::shared_ptr<ingot::Stack> stack, const mlx::core::array& x, const Arrays& keys, const Arrays& values,
-             std::shared_ptr<ingot::Spans> spans) {
-            return ingot::run_stack(lent(std::move(stack)), x, keys, values, lent(std::move(spans)));
+             std::shared_ptr<ingot::Spans> spans, const std::vector<GivenCoded>& coded) {
+            std::vector<ingot::CodedStates> taken;
+            for (const GivenCoded& own : coded) taken.push_back(coded_states(own));
+            return ingot::run_stack(lent(std::move(stack)), x, keys, values, lent(std::move(spans)), taken);
           },
-          "x"_a, "keys"_a, "values"_a, "spans"_a,
+          "x"_a, "keys"_a, "values"_a, "spans"_a, "coded"_a = std::vector<GivenCoded>{},
           "x [..., hidden] through the layers; gives the result, the keys and the values, in one list.");
 }
 
@@ -107,6 +116,10 @@ void bind_attention(nb::module_& module) {
   nb::class_<ingot::Rotation>(module, "Rotation", "Rotary positions; attention that turns alike shares one.")
       .def(nb::init<const mlx::core::array&, int, bool, float>(), "angles"_a, nb::kw_only(), "dims"_a, "neighbours"_a,
            "gain"_a);
+  nb::class_<ingot::CodedForm>(module, "CodedForm", "How pages are laid out in fewer bits.")
+      .def(nb::init<int, bool, std::optional<size_t>, size_t, ingot::CodedForm::Side, ingot::CodedForm::Side>(), nb::kw_only(),
+           "size"_a, "halves"_a, "centre"_a.none(), "head_bytes"_a, "keys"_a, "values"_a,
+           "A side is (bits, numbers that share a scale, where codes begin, where scales begin, levels, signs).");
   nb::class_<ingot::Attention>(module, "Attention", "Attention over states in pages as one operation.")
       .def(
           "__init__",
@@ -122,10 +135,12 @@ void bind_attention(nb::module_& module) {
           "__call__",
           [](std::shared_ptr<ingot::Attention> attention, const mlx::core::array& q, const mlx::core::array& k,
              const mlx::core::array& v, const mlx::core::array& keys, const mlx::core::array& values,
-             std::shared_ptr<ingot::Spans> spans, int window) {
-            return ingot::run_attention(lent(std::move(attention)), q, k, v, keys, values, lent(std::move(spans)), window);
+             std::shared_ptr<ingot::Spans> spans, int window, const std::optional<GivenCoded>& coded) {
+            std::optional<ingot::CodedStates> taken;
+            if (coded) taken.emplace(coded_states(*coded));
+            return ingot::run_attention(lent(std::move(attention)), q, k, v, keys, values, lent(std::move(spans)), window, taken);
           },
-          "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a, "window"_a = 0,
+          "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "spans"_a, "window"_a = 0, "coded"_a.none() = nb::none(),
           "What was attended to, the keys and the values. A token sees the `window` newest ones, or all where it is 0.");
 }
 

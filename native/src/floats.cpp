@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attend_block.h"
+#include "attend_coded.h"
 #include "attend_narrow.h"
 #include "vectors.h"
 
@@ -105,10 +106,65 @@ void halve(const float* x, size_t size, Half* y) {
   for (; i < size; i++) y[i] = half_of(x[i]);
 }
 
+// Rows and the queries that they are of, with the keys that the last of these sees.
+struct Asking {
+  const Sight& how;
+  int queries, group, keys;
+
+  int rows() const { return queries * group; }
+  // Of a block's keys [lo, hi), those that a row sees.
+  std::pair<int, int> sees(int row, int base, int lo, int hi) const {
+    const int until = keys - queries + row / group + 1 - base;
+    return {how.window > 0 ? std::max(lo, until - how.window) : lo, std::min(hi, until)};
+  }
+};
+
+// What the rows find in the keys [lo, hi) of a block.
+template <class Number>
+void meet(const Asking& asking, const float* q, const KeyBlock<Number>& block, int base, int lo, int hi, bool packed, Tile& tile,
+          Found found) {
+  const int rows = asking.rows(), dim = asking.how.dim;
+  if (packed)
+    scored_together(q, rows, block.keys, lo, hi, dim, tile.panel, tile.scores);
+  else
+    scored_apart(q, rows, block, lo, hi, dim, tile.scores);
+  for (int row = 0; row < rows; row++) {
+    float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
+    const auto [first, last] = asking.sees(row, base, lo, hi);
+    tile.worth[row] = 1.0f;
+    if (first < last)
+      tile.worth[row] = weighed(scores, first, last, asking.how.cap, found.largest[row], found.total[row]);
+    else
+      std::fill(scores, scores + kKeyBlock, 0.0f);
+  }
+  auto sum_up = [&](const auto* values) {
+    in_fours(rows, [&](int row, auto count) {
+      constexpr int R = decltype(count)::value;
+      const int begin = asking.sees(row, base, lo, hi).first, end = asking.sees(row + R - 1, base, lo, hi).second;
+      summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
+                found.sums + static_cast<size_t>(row) * dim);
+    });
+  };
+  if (!packed || std::is_same_v<Number, float>) {
+    sum_up(block.values);
+  } else {
+    const ptrdiff_t first = static_cast<ptrdiff_t>(lo) * dim;
+    widen(block.values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
+    sum_up(static_cast<const float*>(tile.values));
+  }
+}
+
+void find_nothing(Found found) {
+  std::fill(found.sums, found.sums + static_cast<size_t>(found.rows) * found.dim, 0.0f);
+  std::fill(found.largest, found.largest + found.rows, -std::numeric_limits<float>::infinity());
+  std::fill(found.total, found.total + found.rows, 0.0f);
+}
+
 template <class Number, bool narrow = false>
 void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Number>& paged, int keys,
             int stretch, float* scratch, Found found) {
-  const int rows = queries * group, dim = how.dim;
+  const Asking asking{how, queries, group, keys};
+  const int rows = asking.rows(), dim = how.dim;
   const bool packed = narrow || rows >= kPacked;
   Tile tile(scratch, rows, dim);
   if (q != nullptr) take_queries(how, q, queries, group, stride, packed, tile);
@@ -116,9 +172,7 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
   if constexpr (narrow)
     if (q != nullptr) narrow_queries(tile, rows, narrow_tile);
   const int own_block = (keys - 1) / kKeyBlock * kKeyBlock;
-  std::fill(found.sums, found.sums + static_cast<size_t>(rows) * dim, 0.0f);
-  std::fill(found.largest, found.largest + rows, -std::numeric_limits<float>::infinity());
-  std::fill(found.total, found.total + rows, 0.0f);
+  find_nothing(found);
   const int oldest = Stretches::oldest(how, queries, keys), end = std::min(keys, (stretch + 1) * kStretch);
   const int begin = std::max(oldest / kKeyBlock * kKeyBlock, stretch * kStretch);
   for (int base = begin; base < end; base += kKeyBlock) {
@@ -126,39 +180,41 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
     const KeyBlock<Number> block(paged, base, keys);
     if constexpr (narrow)
       if (base < own_block && meet_narrow(tile, rows, block.keys, block.values, how.cap, narrow_tile, found)) continue;
-    if (packed)
-      scored_together(tile.q, rows, block.keys, lo, hi, dim, tile.panel, tile.scores);
-    else
-      scored_apart(tile.q, rows, block, lo, hi, dim, tile.scores);
-    auto sees = [&](int row) {
-      const int until = keys - queries + row / group + 1 - base;
-      return std::make_pair(how.window > 0 ? std::max(lo, until - how.window) : lo, std::min(hi, until));
-    };
-    for (int row = 0; row < rows; row++) {
-      float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
-      const auto [first, last] = sees(row);
-      tile.worth[row] = 1.0f;
-      if (first < last)
-        tile.worth[row] = weighed(scores, first, last, how.cap, found.largest[row], found.total[row]);
-      else
-        std::fill(scores, scores + kKeyBlock, 0.0f);
-    }
-    auto sum_up = [&](const auto* values) {
-      in_fours(rows, [&](int row, auto count) {
-        constexpr int R = decltype(count)::value;
-        const int begin = sees(row).first, end = sees(row + R - 1).second;
-        summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
-                  found.sums + static_cast<size_t>(row) * dim);
-      });
-    };
-    if (!packed || std::is_same_v<Number, float>) {
-      sum_up(block.values);
-    } else {
-      const ptrdiff_t first = static_cast<ptrdiff_t>(lo) * dim;
-      widen(block.values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
-      sum_up(static_cast<const float*>(tile.values));
-    }
+    meet(asking, tile.q, block, base, lo, hi, packed, tile, found);
   }
+}
+
+// The same where the sequence's first pages are coded: each is unpacked to floats, as rotated as it is, and so are the queries
+// that meet it. What was summed up of such values is turned back once.
+template <class Number>
+void attend_coded(const Sight& how, const float* q, int queries, int group, size_t stride, const Coded& coded,
+                  const Paged<Number>& paged, int keys, int stretch, float* scratch, Found found) {
+  const Asking asking{how, queries, group, keys};
+  const int rows = asking.rows(), dim = how.dim;
+  const bool packed = rows >= kPacked;
+  Tile tile(scratch, rows, dim);
+  CodedTile unpacked(tile.end, tile.padded, dim);
+  if (q != nullptr) {
+    take_queries(how, q, queries, group, stride, packed, tile);
+    if (is_rotated(coded.layout->keys)) turn_queries(how, q, queries, group, stride, packed, *coded.layout, tile, unpacked);
+  }
+  const float* turned = is_rotated(coded.layout->keys) ? unpacked.q : tile.q;
+  find_nothing(found);
+  const int end = std::min(keys, (stretch + 1) * kStretch);
+  bool rotated = false;
+  for (int base = stretch * kStretch; base < end; base += kKeyBlock) {
+    const int page = base / kKeyBlock, hi = std::min(end - base, kKeyBlock);
+    if (page < coded.count) {
+      unpack_page(coded, page, unpacked.keys, tile.values);
+      meet(asking, turned, KeyBlock<float>(unpacked.keys, tile.values), base, 0, hi, packed, tile, found);
+      rotated = is_rotated(coded.layout->values);
+      continue;
+    }
+    if (rotated) turn_back(coded.layout->values, found);
+    rotated = false;
+    meet(asking, tile.q, KeyBlock<Number>(paged, base, keys), base, 0, hi, packed, tile, found);
+  }
+  if (rotated) turn_back(coded.layout->values, found);
 }
 
 constexpr auto narrow_attend() {
@@ -187,6 +243,6 @@ void merge(Found all, Found more) {
 
 extern const Floats INGOT_NAME(floats);
 const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend<float>, attend<Half>, narrow_attend(),
-                                   merge, halve};
+                                   merge, halve, attend_coded<float>, attend_coded<Half>};
 
 }  // namespace ingot

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "coded_pages.h"
 #include "half.h"
 
 namespace ingot {
@@ -79,6 +80,11 @@ struct Floats {
   void (*merge)(Found all, Found more);
   // Each number as half_of has it.
   void (*halve)(const float* x, size_t size, Half* y);
+  // As `attend`, of a sequence whose first pages are coded, where a page is a block of keys. No window.
+  void (*attend_coded)(const Sight& how, const float* q, int queries, int group, size_t stride, const Coded& coded,
+                       const Paged<float>& paged, int keys, int stretch, float* scratch, Found found);
+  void (*attend_coded_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Coded& coded,
+                              const Paged<Half>& paged, int keys, int stretch, float* scratch, Found found);
 };
 
 constexpr int kKeyBlock = 64;  // keys whose scores exist at once
@@ -144,9 +150,25 @@ struct NarrowTile {
   float value_step = 0;
 };
 
+// What it needs besides where pages are coded: a page's keys, and the queries that meet them.
+struct CodedTile {
+  CodedTile(float* scratch, int rows, int dim)
+      : keys(scratch), q(keys + static_cast<size_t>(kKeyBlock) * dim), turned(q + whole_lines(static_cast<size_t>(rows) * dim)),
+        end(turned + whole_lines(static_cast<size_t>(rows) * dim)) {}
+
+  static size_t size(int rows, int dim) {
+    const CodedTile tile(nullptr, rows, dim);
+    return tile.end - tile.keys;
+  }
+
+  float *keys, *q, *turned, *end;
+};
+
 // Values that `attend` needs room for.
 static inline size_t attend_scratch(int rows, int dim) {
-  return Tile::size(rows, dim) + NarrowTile::size((rows + Tile::kMostRows - 1) / Tile::kMostRows * Tile::kMostRows, dim);
+  const int padded = (rows + Tile::kMostRows - 1) / Tile::kMostRows * Tile::kMostRows;
+  const size_t narrow = NarrowTile::size(padded, dim), coded = CodedTile::size(padded, dim);
+  return Tile::size(rows, dim) + (narrow > coded ? narrow : coded);
 }
 
 const Floats& floats();  // of the same instruction set as kernels()

@@ -18,6 +18,11 @@ Spans::Spans(std::vector<Span> spans, std::vector<Table> tables, std::optional<s
     }
     require(least >= 0, "a page's number is not negative");
     pages_ = std::max(pages_, int64_t{most} + 1);
+    for (const int32_t page : table.coded) {
+      require(page >= 0, "a page's number is not negative");
+      coded_ = std::max(coded_, int64_t{page} + 1);
+    }
+    require(table.coded.empty() || static_cast<size_t>(table.forgotten) == table.coded.size(), "coded pages stand in front of all others");
   }
   std::vector<bool> taken(tables_.size());
   for (const Span& span : spans_) {
@@ -54,11 +59,16 @@ void Spans::check(int tokens, const mlx::core::Shape& states, int window) const 
   require(pages_ <= states[0], "a table has pages that the states have not");
   for (const Span& span : spans_) {
     const Table& table = this->table(span);
-    const int64_t begin = int64_t{table.forgotten} * states[2], end = begin + static_cast<int64_t>(table.pages.size()) * states[2];
+    const int64_t first = int64_t{table.forgotten} * states[2], begin = table.coded.empty() ? first : 0;
+    const int64_t end = first + static_cast<int64_t>(table.pages.size()) * states[2];
+    require(table.coded.empty() || (window == 0 && states[2] == kKeyBlock), "coded pages have 64 tokens, and no window");
+    require(table.coded.empty() || span.place >= first, "a span writes to coded pages");
     const int64_t oldest = window > 0 ? std::max(int64_t{0}, int64_t{span.place} + 1 - window) : 0;
     require(begin <= oldest && span.place + int64_t{span.count} <= end, "a table does not cover what its span sees");
   }
 }
+
+void Spans::check_coded(int pages) const { require(coded_ <= pages, "a table has coded pages that there are not"); }
 
 void check_page(const mlx::core::Shape& states) {
   require(states[2] > 0 && states[2] % kKeyBlock == 0 && kStretch % states[2] == 0, "a page has 64, 128, 256 or 512 tokens");

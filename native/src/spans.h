@@ -22,6 +22,7 @@ struct Span {
 struct Table {
   int forgotten;
   std::vector<int32_t> pages;
+  std::vector<int32_t> coded = {};  // instead of the first ones: pages in fewer bits, which are then not among the others
 };
 
 // The spans of a launch; made once for all layers that share tables. A page that a span writes to is in no other table, or
@@ -35,6 +36,9 @@ class Spans {
   // Raises std::invalid_argument unless a launch of so many tokens has them, and the tables lead to a page of such states
   // [pages, kv_heads, tokens, size] wherever a token is written or seen.
   void check(int tokens, const mlx::core::Shape& states, int window) const;
+
+  // Raises std::invalid_argument unless there are so many pages in fewer bits.
+  void check_coded(int pages) const;
 
   auto begin() const { return spans_.begin(); }
   auto end() const { return spans_.end(); }
@@ -54,7 +58,7 @@ class Spans {
   std::vector<Table> tables_;
   std::vector<int32_t> positions_, owners_;
   std::optional<size_t> told_;  // how many positions were given
-  int64_t pages_ = 0;           // that there must be
+  int64_t pages_ = 0, coded_ = 0;  // that there must be
   bool apart_ = true;
 };
 

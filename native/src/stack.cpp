@@ -174,8 +174,10 @@ namespace {
 
 class StackPrimitive : public mx::Primitive {
  public:
-  StackPrimitive(mx::Stream stream, std::shared_ptr<const Stack> stack, std::shared_ptr<const Spans> spans)
-      : Primitive(stream), stack_(std::move(stack)), spans_(std::move(spans)) {}
+  // `forms` are those of the layers' coded pages, or none.
+  StackPrimitive(mx::Stream stream, std::shared_ptr<const Stack> stack, std::shared_ptr<const Spans> spans,
+                 std::vector<std::shared_ptr<const CodedForm>> forms)
+      : Primitive(stream), stack_(std::move(stack)), spans_(std::move(spans)), forms_(std::move(forms)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -186,9 +188,12 @@ class StackPrimitive : public mx::Primitive {
     for (mx::array& output : outputs) encoder.set_output_array(output);
     const size_t layers = stack_->size();
     std::vector<States> states;
-    for (size_t i = 0; i < layers; i++) states.emplace_back(outputs[1 + i], outputs[1 + layers + i]);
+    for (size_t i = 0; i < layers; i++) {
+      mx::array &keys = outputs[1 + i], &values = outputs[1 + layers + i];
+      states.push_back(forms_.empty() ? States(keys, values) : States(keys, values, inputs[1 + 2 * layers + i], *forms_[i]));
+    }
     const int tokens = static_cast<int>(outputs[0].size() / outputs[0].shape(-1));
-    encoder.dispatch([stack = stack_, spans = spans_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
+    encoder.dispatch([stack = stack_, forms = forms_, spans = spans_, from = inputs[0].data<float>(), x = outputs[0].data<float>(),
                       bytes = outputs[0].nbytes(), tokens, states = std::move(states)] {
       std::memcpy(x, from, bytes);
       stack->run(x, tokens, *spans, states);
@@ -204,12 +209,14 @@ class StackPrimitive : public mx::Primitive {
  private:
   std::shared_ptr<const Stack> stack_;
   std::shared_ptr<const Spans> spans_;
+  std::vector<std::shared_ptr<const CodedForm>> forms_;
 };
 
 }  // namespace
 
 std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::array& x, const std::vector<mx::array>& keys,
-                                 const std::vector<mx::array>& values, std::shared_ptr<const Spans> spans, mx::StreamOrDevice s) {
+                                 const std::vector<mx::array>& values, std::shared_ptr<const Spans> spans,
+                                 const std::vector<CodedStates>& coded, mx::StreamOrDevice s) {
   const StackShape& shape = stack->shape();
   const size_t layers = stack->size();
   require(layers > 0, "the stack has no layers");
@@ -223,6 +230,9 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
   }
   const int tokens = static_cast<int>(x.size() / x.shape(-1));
   spans->check(tokens, states, 0);
+  if (coded.empty()) spans->check_coded(0);
+  require(coded.empty() || coded.size() == layers, "there must be coded pages for each layer, or for none");
+  for (size_t i = 0; i < coded.size(); i++) coded[i].check(keys[i], *spans);
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   std::vector<mx::array> inputs{mx::contiguous(mx::astype(x, mx::float32, stream), false, stream)};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
@@ -233,8 +243,14 @@ std::vector<mx::array> run_stack(std::shared_ptr<const Stack> stack, const mx::a
     shapes.push_back(input.shape());
     dtypes.push_back(input.dtype());
   }
-  return mx::array::make_arrays(std::move(shapes), std::move(dtypes),
-                                std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(spans)), inputs);
+  std::vector<std::shared_ptr<const CodedForm>> forms;
+  for (const CodedStates& own : coded) {
+    inputs.push_back(own.pages);
+    forms.push_back(own.form);
+  }
+  return mx::array::make_arrays(
+      std::move(shapes), std::move(dtypes),
+      std::make_shared<StackPrimitive>(stream, std::move(stack), std::move(spans), std::move(forms)), inputs);
 }
 
 }  // namespace ingot

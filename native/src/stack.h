@@ -62,6 +62,7 @@ class Stack {
 // Raises std::invalid_argument for shapes that do not fit.
 std::vector<mlx::core::array> run_stack(
     std::shared_ptr<const Stack> stack, const mlx::core::array& x, const std::vector<mlx::core::array>& keys,
-    const std::vector<mlx::core::array>& values, std::shared_ptr<const Spans> spans, mlx::core::StreamOrDevice stream = {});
+    const std::vector<mlx::core::array>& values, std::shared_ptr<const Spans> spans, const std::vector<CodedStates>& coded = {},
+    mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

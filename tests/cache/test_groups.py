@@ -49,6 +49,9 @@ class PaperStorage(Storage):
     def copy_all(cls, storages: Sequence[Storage], copies: Sequence[PageCopy]) -> None:
         raise NotImplementedError
 
+    def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
+        raise NotImplementedError
+
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         raise NotImplementedError
 

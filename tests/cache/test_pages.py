@@ -146,7 +146,7 @@ def test_two_rows_that_part_in_a_page_copy_it_once() -> None:
     assert second is not None and pages.used == 2
     assert first.grow(100, 101) == []
     [copy] = second.grow(100, 101)
-    assert copy == (first.numbers[1], second.numbers[1], 100 - PAGE)
+    assert copy[:3] == (first.numbers[1], second.numbers[1], 100 - PAGE)
     assert second.numbers[0] == first.numbers[0] and pages.used == 3
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from ingot.engine import guided
@@ -49,10 +50,16 @@ class Guesses:
 
 class Speculation:
     def __init__(
-        self, proposers: Many[Proposer], controller: Controller, counts: SpeculationCounts, places: int
+        self,
+        proposers: Many[Proposer],
+        controller: Controller,
+        counts: SpeculationCounts,
+        places: int,
+        end: Callable[[Sequence], float] = lambda row: inf,
     ) -> None:
-        """At most so many tokens are drawn in a pass: that is what memory is set aside for."""
-        self._places = places
+        """At most so many tokens are drawn in a pass: that is what memory is set aside for. `end` is where a row's next
+        launch ends at the latest."""
+        self._places, self._end = places, end
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._controller, self._counts = controller, counts
 
@@ -118,14 +125,14 @@ class Speculation:
     def _chosen(self, rows: Many[Sequence], prompt_tokens: int) -> list[Chosen]:
         offers: list[list[Offer]] = [[] for _ in rows]
         for name in list(self._proposers):
-            able = [number for number, row in enumerate(rows) if _may(row, name)]
+            able = [number for number, row in enumerate(rows) if self._may(row, name)]
             asked = [rows[number] for number in able]
             made = self._guarded(name, partial(_offers, rows=asked))
             for number, made_first in zip(able, made or [], strict=False):
                 row = rows[number]
                 offer = made_first and made_first.behind(row.total - len(row.tokens))
                 if offer is not None and offer.most > 0:
-                    offers[number].append(replace(offer, most=min(offer.most, _room(row))))
+                    offers[number].append(replace(offer, most=min(offer.most, self._room(row))))
         return self._controller.choose(
             [Asked(row, tuple(own)) for row, own in zip(rows, offers, strict=True)], prompt_tokens
         )
@@ -144,10 +151,18 @@ class Speculation:
         made = self._guarded(name, partial(_proposals, rows=rows, counts=counts))
         guessed = {}
         for row, proposal in zip(rows, made or [], strict=False):
-            tokens = guided.agreed(row, _before_stop(row, proposal.tokens[: _room(row)]))
+            tokens = guided.agreed(row, _before_stop(row, proposal.tokens[: self._room(row)]))
             if tokens:
                 guessed[row] = _Guessed(replace(proposal, tokens=tokens), row.accepted)
         return guessed
+
+    def _may(self, row: Sequence, name: str) -> bool:
+        wanted = row.request.speculate
+        return self._room(row) > 0 and (wanted is None or name in wanted)
+
+    def _room(self, row: Sequence) -> int:
+        """How many tokens may be guessed: the last one that it may have is drawn, and what is guessed is stored."""
+        return int(min(row.limit - row.sampled - 1, row.reserved - row.total, self._end(row) - row.total))
 
     def _guarded(self, name: str, work: Callable[[Proposer], T]) -> T | None:
         try:
@@ -164,16 +179,6 @@ def _offers(proposer: Proposer, rows: Many[Sequence]) -> list[Offer | None]:
 
 def _proposals(proposer: Proposer, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
     return proposer.propose(rows, counts)
-
-
-def _may(row: Sequence, name: str) -> bool:
-    wanted = row.request.speculate
-    return _room(row) > 0 and (wanted is None or name in wanted)
-
-
-def _room(row: Sequence) -> int:
-    """How many tokens may be guessed: the last one that it may have is drawn, and what is guessed is stored."""
-    return min(row.limit - row.sampled - 1, row.reserved - row.total)
 
 
 def _before_stop(row: Sequence, tokens: Guess) -> Guess:

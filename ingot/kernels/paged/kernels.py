@@ -38,6 +38,8 @@ SLAB_LIMIT = (1 << 11) - 1
 """Slabs that pages can be numbered in."""
 PAGES = (64, 128, 256, 512)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+LEAST_SLOTS = 2
+"""For pieces in shared memory: one is multiplied while another is on its way."""
 _THREADS = 128
 """In a group that writes, copies or merges."""
 
@@ -149,6 +151,8 @@ class Rows:
     """(length, queries) of each."""
     most: int
     """Queries of a row, at most."""
+    coded: bool = False
+    """Whether some pages are in fewer bits."""
     _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -159,6 +163,7 @@ class Rows:
         *,
         firsts: Sequence[int] | None = None,
         counts: Sequence[int] | None = None,
+        coded: bool = False,
     ) -> Rows:
         """Row r has places [0, lengths[r]), its queries' own included; the token at place p lies in the page
         `tables[r][p // page - firsts[r]]`. Its `counts[r]` queries (1, if not given) are its last places, and stand one
@@ -171,7 +176,7 @@ class Rows:
         rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
         return cls(
-            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts)
+            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts), coded
         )
 
     def stretches(self, stretch: int, window: int) -> int:
@@ -227,6 +232,63 @@ class Shape:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class CodedSide:
+    """Keys or values of a page in fewer bits: codes of 4 or 8 bits, and how many groups of a vector's numbers have a
+    step and a least of their own; none: they are rotated, and have levels."""
+
+    bits: int
+    groups: int
+    codes: int  # where they begin
+    scales: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodedShape:
+    """How a head's page lies in fewer bits (`cache/page_form.py`)."""
+
+    keys: CodedSide
+    values: CodedSide
+    centre: int
+    head_bytes: int
+    levels: tuple[float, ...] = ()  # of values that are rotated
+    signs: tuple[float, ...] = ()
+
+    def unsupported(self, shape: Shape) -> str | None:
+        """Why there is no kernel for it; None where there is one."""
+        size = shape.value_size
+        if shape.page != 64 or self.keys.bits not in (4, 8) or self.values.bits not in (4, 8) or not self.keys.groups:
+            return "pages of 64 tokens are read in codes of 4 or 8 bits, and keys not rotated"
+        if any(each % 32 for each in (shape.key_size, size)):
+            return f"heads of {shape.key_size} and {size} in fewer bits: sizes are multiples of 32"
+        if not self.values.groups and (size & (size - 1) or self.values.bits != 4):
+            return f"values of {size} that are rotated: sizes are powers of two, and codes have 4 bits"
+        return None
+
+    @property
+    def template(self) -> Template:
+        return (
+            *(("KEY_BITS", self.keys.bits), ("KEY_GROUPS", self.keys.groups)),
+            *(("KEY_CODES_AT", self.keys.codes), ("KEY_SCALES_AT", self.keys.scales)),
+            *(("VALUE_BITS", self.values.bits), ("VALUE_GROUPS", self.values.groups)),
+            *(("VALUE_CODES_AT", self.values.codes), ("VALUE_SCALES_AT", self.values.scales)),
+            *(("CENTRE_AT", self.centre), ("HEAD_BYTES", self.head_bytes)),
+        )
+
+    def constants(self, size: int) -> mx.array:
+        """Levels and signs, for the kernel."""
+        levels, signs = self.levels or (0.0,) * 16, self.signs or (1.0,) * size
+        return mx.array([*levels, *signs], mx.float32)
+
+
+class CodedPages(NamedTuple):
+    """A layer's slabs of pages in fewer bits, as the kernel takes them: their shape, its constants, their addresses."""
+
+    shape: CodedShape
+    constants: mx.array
+    addresses: mx.array
+
+
 class _Cut(NamedTuple):
     """How a launch is cut into groups of threads."""
 
@@ -267,7 +329,7 @@ class PagedAttention:
         mx.eval(self._numbers)
         self._values: Template = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
         self._pages: Template = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
-        self._cuts: dict[int, _Cut] = {}
+        self._cuts: dict[tuple[int, CodedShape | None], _Cut] = {}
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: Slabs, after: mx.array) -> mx.array:
         """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
@@ -281,9 +343,11 @@ class PagedAttention:
         self._check(slabs.dtype)
         return self._in_place("copy", [copies, after], slabs, copies.shape[0])
 
-    def attend(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
+    def attend(
+        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None = None
+    ) -> mx.array:
         """What queries [tokens, heads, key_size], in contiguous memory, see in their rows' pages: [tokens, heads,
-        value_size].
+        value_size]. Numbers of pages below 0 are those of `coded` ones, -1 that of the first.
 
         A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
         """
@@ -291,7 +355,7 @@ class PagedAttention:
         if rows.most > MOST_QUERIES:
             return self._attend_prompts(queries, rows, slabs, after)
         shape, tokens = self._shape, queries.shape[0]
-        cut = self._cuts.get(rows.most) or self._cut(rows.most)
+        cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
         stretches = rows.stretches(self._tuning.stretch, self._window)
         attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
@@ -301,7 +365,10 @@ class PagedAttention:
         given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
         found = self._run(
             paged_kernel(cut.kernel, taken),
-            [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
+            [
+                *(queries, self._numbers, rows.table, rows.rows, after, *(coded[1:] if coded else ())),
+                *slabs.found(taken, self._run),
+            ],
             Work(
                 template=cut.attend,
                 groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
@@ -358,23 +425,55 @@ class PagedAttention:
     def _part(self, width: int) -> tuple[int, int]:
         return self._tuning.part(width * self._shape.group, self._dtype, self._size)
 
-    def _cut(self, count: int) -> _Cut:
+    def reads(self, coded: CodedShape) -> bool:
+        """Whether there is a kernel for pages in fewer bits."""
+        matrix, stretch = self._tuning.matrix, self._tuning.stretch
+        if matrix is None or self._dtype.size != 2 or self._tuning.slabs or coded.unsupported(self._shape) is not None:
+            return False
+        most = max(self._part(width)[0] for width in WIDTHS)
+        return matrix.slots_for(self._size, most, stretch, coded=True) >= LEAST_SLOTS
+
+    def store(self, pages: mx.array, numbers: mx.array, addresses: mx.array, after: mx.array) -> mx.array:
+        """Put pages in fewer bits, int32 [pages, kv_heads, words], into slabs that are found by their addresses, where
+        the numbers say. Gives a token, like `write`."""
+        words = pages.shape[2]
+        [done] = self._run(
+            paged_kernel("store"),
+            [pages, numbers, after, addresses],
+            Work(
+                template=(("KV_HEADS", self._shape.kv_heads), ("WORDS", words), ("THREADS", _THREADS)),
+                groups=(pages.shape[0], self._shape.kv_heads, 1),
+                threads=_THREADS,
+                outputs=(Output((1,), mx.int32),),
+            ),
+        )
+        return done
+
+    def locate(self, slabs: Sequence[mx.array]) -> mx.array:
+        """Where slabs of pages in fewer bits lie."""
+        work = Work((("T", mx.int32),), (1, 1, 1), 32, (Output((4,), mx.int32),))
+        found = [self._run(paged_kernel("locate"), [slab, slab], work)[0][:2] for slab in slabs]
+        return mx.concatenate([*found, *[mx.zeros(2, mx.int32)] * max(0, 4 - len(found))])
+
+    def _cut(self, count: int, coded: CodedShape | None = None) -> _Cut:
         if count > MOST_QUERIES:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
-        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
+        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part, coded)
         ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
         attend = (*self._pages, *seen, *ends, *cut)
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        made = self._cuts[count] = _Cut("attend" if matrix is None else "attend_wide", part, attend, merge)
+        name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
+        made = self._cuts[count, coded] = _Cut(name, part, attend, merge)
         return made
 
-    def _pieces(self, matrix: Matrix, part: int) -> Template:
-        slots = matrix.slots_for(self._size, part, self._tuning.stretch)
-        return ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
+    def _pieces(self, matrix: Matrix, part: int, coded: CodedShape | None) -> Template:
+        slots = matrix.slots_for(self._size, part, self._tuning.stretch, coded=coded is not None)
+        cut = ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
+        return cut if coded is None else (*cut, *coded.template)
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))

@@ -15,7 +15,9 @@ INPUTS = {
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
+    "attend_coded": ("queries", "numbers", "table", "rows", "after", "constants", "coded"),
     "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
+    "store": ("pages", "numbers", "after", "coded"),
     "merge": ("partial", "numbers", "rows"),
 }
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -25,12 +27,14 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "copy": ("done",),
     "attend": ("partial", "attended"),
     "attend_wide": ("partial", "attended"),
+    "attend_coded": ("partial", "attended"),
     "attend_prompt": ("attended",),
+    "store": ("done",),
     "merge": ("attended",),
 }
-NO_PAGES = ("locate", "merge")
+NO_PAGES = ("locate", "store", "merge")
 """Read none."""
-MATRIX = ("attend_wide", "attend_prompt")
+MATRIX = ("attend_wide", "attend_coded", "attend_prompt")
 """By matrix units."""
 
 
@@ -41,5 +45,9 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
     each = " ".join(f"X({number})" for number in range(1, slabs))
     found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
     header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
-    body = read(SOURCE / f"{name}.h")
+    if name == "attend_coded":  # the same, over pages in fewer bits as well
+        header, name_of_body = header + read(SOURCE / "coded.h"), "attend_wide"
+    else:
+        name_of_body = name
+    body = read(SOURCE / f"{name_of_body}.h")
     return Kernel("paged", name, (*INPUTS[name], *inputs), OUTPUTS[name], header, body, name in MATRIX)

@@ -35,11 +35,12 @@ class Matrix:
         """In a piece, with heads of that size: 32, or 64."""
         return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
 
-    def slots_for(self, size: int, part: int, stretch: int) -> int:
-        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages."""
+    def slots_for(self, size: int, part: int, stretch: int, *, coded: bool = False) -> int:
+        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages; and a
+        piece that is unpacked, where pages are `coded`."""
         keys = self.keys(size)
-        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
-        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1)))
+        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16 + coded * 64
+        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1))) - coded
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class FusedLayers(nn.Module):
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
         keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
-        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing))
+        coded = [storage.native_coded for storage in storages if storage.native_coded is not None]
+        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing), coded)
         for storage, own_keys, own_values in zip(storages, keys, values, strict=True):
             storage.keys[0], storage.values[0] = own_keys, own_values
         return y.astype(x.dtype)

@@ -75,7 +75,7 @@ def spans_of(state: AppendState, heads: int) -> Any:
         assert opened.explicit.ndim == 1, "the native kernels turn by one axis"
         stated: Any = opened.explicit.tolist() if opened.is_stated else None
         positions = None if stated is None else array("i", stated)
-        opened.memo[key] = native.spans(spans, [(table.first, table.numbers) for table in tables], positions)
+        opened.memo[key] = native.spans(spans, [state.group.native_table(table) for table in tables], positions)
     return opened.memo[key]
 
 
@@ -106,7 +106,10 @@ class RaggedAttention:
 
     def covers(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> bool:
         """Whether this launch is one that it computes as the module would."""
-        if x.dtype != mx.float32 or not isinstance(state.storage, ReservedStorage | None):
+        storage = state.storage
+        if x.dtype != mx.float32 or not isinstance(storage, ReservedStorage | None):
+            return False
+        if isinstance(storage, ReservedStorage) and not storage.is_readable:
             return False
         if masks is None:
             return all(part.width == 1 for part in mixed.parts)
@@ -134,6 +137,7 @@ class RaggedAttention:
             storage.values[0],
             spans_of(state, self._heads // self._kv_heads),
             window or 0,
+            storage.native_coded,
         )
         return attended
 

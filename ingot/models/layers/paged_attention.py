@@ -47,8 +47,10 @@ class KernelAttention:
         found: dict[int, mx.array] = {}
         for numbers in _calls(mixed):
             if mixed.parts[numbers[0]].width <= MOST_QUERIES or kernel.takes_prompts:
-                taken = _taken(queries, mixed, numbers)
-                attended = storage.attend(kernel, taken, state.kernel_rows(storage, mixed, numbers))
+                rows = state.kernel_rows(storage, mixed, numbers)
+                if not storage.reads(rows):
+                    continue
+                attended = storage.attend(kernel, _taken(queries, mixed, numbers), rows)
                 if len(numbers) == len(mixed.parts):
                     return attended
                 found |= _parted(attended, mixed, numbers)

@@ -4,6 +4,10 @@
 // a piece's keys where there are fewer tiles than warps; for the values they share its columns. Neither which numbers a query's
 // sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
 //
+// With CODED_PAGES a row's first pages may be in fewer bits, which a page's number below 0 says: their codes come to the ring as
+// they are, and are unpacked from there. Values that are rotated (VALUE_GROUPS is 0) are summed up so, and the sums turned back
+// once. Codes and scales lie as cache/page_form.py says; constants [16 + VALUE_SIZE] are levels and signs.
+//
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
 // stretches, VALUE_SIZE + 4], or where no row has more than one stretch -> attended [tokens, heads, VALUE_SIZE], as in `attend`
 constexpr int HEADS = KV_HEADS * GROUP;
@@ -27,6 +31,12 @@ SHARED_FLOATS(weights, PART * WEIGHT_LINE);
 SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
 SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
 SHARED_FLOATS(units, STRETCH / UNIT * 4);
+#ifdef CODED_PAGES
+constexpr int KEY_BYTES = KEY_SIZE * KEY_BITS / 8, VALUE_BYTES = VALUE_SIZE * VALUE_BITS / 8;      // of a vector's codes
+constexpr int KEY_SCALES = KEY_GROUPS * 4, VALUE_SCALES = VALUE_GROUPS == 0 ? 2 : VALUE_GROUPS * 4;  // bytes
+SHARED_FLOATS(plain, SLOT);  // a piece, unpacked
+SHARED_FLOATS(levels, 16);
+#endif
 const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
 const int lane = int(thread_index_in_simdgroup);
@@ -57,18 +67,72 @@ for (int unit = thread_number; unit < STRETCH / UNIT; unit += THREADS) {
   if ((unit + 1) * UNIT > from && unit * UNIT < to) {
     const int place = begin + unit * UNIT, page = table[first_entry + place / PAGE - first_page];
     const DEVICE T* start;
+#ifdef CODED_PAGES
+    if (page < 0) {
+      const DEVICE unsigned char* slab = ((const DEVICE unsigned char* const DEVICE*)coded)[~page >> 20];
+      found[unit * 2] = (const DEVICE T*)(slab + ((size_t)(~page & 0xfffff) * KV_HEADS + head) * HEAD_BYTES);
+      found[unit * 2 + 1] = nullptr;
+      continue;
+    }
+#endif
     FIND_KEYS(start, page, head)
     found[unit * 2] = start + place % PAGE * KEY_SIZE;
     FIND_VALUES(start, page, head)
     found[unit * 2 + 1] = start + place % PAGE * VALUE_SIZE;
   }
 }
+#ifdef CODED_PAGES
+if (VALUE_GROUPS == 0 && thread_number < 16) {
+  levels[thread_number] = constants[thread_number];
+}
+#endif
 group_barrier();
+#ifdef CODED_PAGES
+const auto is_coded = [&](const int key) { return found[key / UNIT * 2 + 1] == nullptr; };
+
+const auto copy_run = [&](SHARED float* to, const DEVICE unsigned char* source, const int bytes) {
+  for (int at = thread_number * 16; at < bytes; at += THREADS * 16) {
+    copy_chunk(to + at / 4, source + at, true);
+  }
+};
+
+// A piece's codes in the ring become numbers: sixteen bytes of them a thread.
+const auto unpack_keys = [&](const int block, const SHARED float* piece) {
+  const DEVICE T* centre = (const DEVICE T*)((const DEVICE unsigned char*)found[block / UNIT * 2] + CENTRE_AT);
+  const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * KEY_BYTES / 4);
+  unpack_codes<T, KEY_BITS, KEY_SIZE, KEY_LINE, KEYS, THREADS>(piece, plain, thread_number, [&](const int key, const int column, const int code) {
+    const int group = column / (KEY_SIZE / KEY_GROUPS);
+    const float step = from_bits((unsigned int)scales[key * KEY_GROUPS * 2 + group] << 16);
+    const float least = from_bits((unsigned int)scales[key * KEY_GROUPS * 2 + KEY_GROUPS + group] << 16);
+    return multiply_add(float(code), step, least + float(centre[column]));
+  });
+};
+const auto unpack_values = [&](const SHARED float* piece) {
+  const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * VALUE_BYTES / 4);
+  unpack_codes<T, VALUE_BITS, VALUE_SIZE, VALUE_LINE, KEYS, THREADS>(piece, plain, thread_number, [&](const int key, const int column, const int code) {
+    if (VALUE_GROUPS == 0) {
+      return levels[code] * from_bits((unsigned int)scales[key] << 16);
+    }
+    const int groups = VALUE_GROUPS == 0 ? 1 : VALUE_GROUPS, group = column / (VALUE_SIZE / groups);
+    const float step = from_bits((unsigned int)scales[key * groups * 2 + group] << 16);
+    return multiply_add(float(code), step, from_bits((unsigned int)scales[key * groups * 2 + groups + group] << 16));
+  });
+};
+#endif
 
 // The next piece to come, which is of values after one of keys: what is not there comes as zeros.
 int next_key = from / KEYS * KEYS, next_slot = 0;
 const auto fetch_piece = [&](const bool of_values) {
   const int size = of_values ? VALUE_SIZE : KEY_SIZE, line = of_values ? VALUE_LINE : KEY_LINE, columns = size / 8;
+#ifdef CODED_PAGES
+  if (next_key < to && is_coded(next_key)) {
+    const DEVICE unsigned char* page = (const DEVICE unsigned char*)found[next_key / UNIT * 2];
+    const int bytes = of_values ? VALUE_BYTES : KEY_BYTES, each = of_values ? VALUE_SCALES : KEY_SCALES, inside = next_key % UNIT;
+    SHARED float* next = ring + next_slot * SLOT;
+    copy_run(next, page + (of_values ? VALUE_CODES_AT : KEY_CODES_AT) + inside * bytes, KEYS * bytes);
+    copy_run(next + KEYS * bytes / 4, page + (of_values ? VALUE_SCALES_AT : KEY_SCALES_AT) + inside * each, KEYS * each);
+  } else
+#endif
   if (next_key < to) {
     const DEVICE T* source = found[next_key / UNIT * 2 + of_values] + next_key % UNIT * size;
     SHARED float* next = ring + next_slot * SLOT;
@@ -122,12 +186,22 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   group_barrier();
   fetch_piece(SLOTS % 2 == 0);
 
+  const SHARED float* piece = ring + slot * SLOT;
+#ifdef CODED_PAGES
+  const bool coded_block = is_coded(block);
+  if (coded_block) {
+    unpack_keys(block, piece);
+    group_barrier();
+    piece = plain;
+  }
+#endif
+
   // Scores. Two chains of products are shorter than one.
   float scores[OWN_RUNS][4];
 #pragma unroll
   for (int run = 0; run < OWN_RUNS; ++run) {
     float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const SHARED float* line = ring + slot * SLOT + ((own_run + run) * 8 + lane % 8) * KEY_LINE;
+    const SHARED float* line = piece + ((own_run + run) * 8 + lane % 8) * KEY_LINE;
 #pragma unroll
     for (int i = 0; i < KEY_CHUNKS; i += 4) {
       unsigned int k[4];
@@ -204,6 +278,15 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   group_barrier();
   fetch_piece(SLOTS % 2 == 1);
 
+  piece = ring + slot * SLOT;
+#ifdef CODED_PAGES
+  if (coded_block) {
+    unpack_values(piece);
+    group_barrier();
+    piece = plain;
+  }
+#endif
+
   // Values.
 #pragma unroll
   for (int i = 0; i < TILES * 2; ++i) {
@@ -222,7 +305,7 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     for (int tile = 0; tile < TILES; ++tile) {
       load_tiles(w[tile], weights + (tile * 16 + lane % 16) * WEIGHT_LINE + (step * 2 + lane / 16) * CHUNK);
     }
-    const SHARED float* line = ring + slot * SLOT + (step * 16 + lane % 16) * VALUE_LINE;
+    const SHARED float* line = piece + (step * 16 + lane % 16) * VALUE_LINE;
 #pragma unroll
     for (int i = 0; i < COLUMNS; i += 2) {
       const int column = warp * COLUMNS + i, loaded = column + lane / 16;
@@ -240,6 +323,30 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     }
   }
   slot = slot + 1 == SLOTS ? 0 : slot + 1;
+#ifdef CODED_PAGES
+  if (VALUE_GROUPS == 0 && coded_block && (block + KEYS >= to || !is_coded(block + KEYS))) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      const auto place = [&](const int j, const int i) {
+        return (i / 2 * 8 + up) * VALUE_SIZE + (warp * COLUMNS + j) * 8 + across * 2 + i % 2;
+      };
+      group_barrier();
+#pragma unroll
+      for (int i = 0; i < COLUMNS * 4; ++i) {
+        plain[place(i / 4, i % 4)] = sums[tile][i / 4][i % 4];
+      }
+      group_barrier();
+      for (int query = warp; query < 16; query += WARPS) {
+        turn_back<VALUE_SIZE>(plain + query * VALUE_SIZE, constants + 16, lane);
+      }
+      group_barrier();
+#pragma unroll
+      for (int i = 0; i < COLUMNS * 4; ++i) {
+        sums[tile][i / 4][i % 4] = plain[place(i / 4, i % 4)];
+      }
+    }
+  }
+#endif
 }
 
 // The sums of weights: of four lanes, then of all that were added up in other lanes, in the order of keys.

@@ -1,0 +1,197 @@
+"""Decode attention over live keys and values in fewer bits, against raw ones: in one run, turn by turn.
+
+python -m bench.live                                        the default model's shape and an 8B model's
+python -m bench.live --shape llama-8b --dtype bfloat16      one of them; the dtype is a GPU's, CPUs keep float16
+python -m bench.live --lengths 2048,16384 --rows 1,8 --codecs k8v4,affine8
+
+Each line is a number of rows of so many tokens, all but their tails in fewer bits, over as many layers as make caches
+forget; 1.10x is ten percent faster than raw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.groups import PageGroup
+from ingot.cache.pages import PAGE, Table
+from ingot.cache.reserved import ReservedStorage
+from ingot.cache.slabs import KernelStorage
+from ingot.cache.tail import coded_pages
+from ingot.kernels import native
+from ingot.kernels.device import Device, current
+from ingot.kernels.paged.kernels import PagedAttention, Shape, available, paged_attention
+
+SHAPES = {"default": Shape(9, 3, 64, 64), "llama-8b": Shape(32, 8, 128, 128)}
+DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16}
+TRAFFIC = 192 << 20
+"""Bytes of raw keys and values that are read in a round, so that none of them are still in a cache."""
+MOST_LAYERS, ROUNDS = 32, 9
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Some layers with the same rows: how each attends, by number."""
+
+    attend: Callable[[int], mx.array]
+    count: int
+    nbytes: int  # that the rows hold in a layer
+
+
+class Trial:
+    """Rows of so many tokens in several layers, raw or coded."""
+
+    def __init__(self, device: Device, shape: Shape, dtype: mx.Dtype, length: int, rows: int) -> None:
+        self.device, self.shape, self.dtype = device, shape, dtype
+        self.length, self.rows = length, rows
+        each = rows * length * shape.kv_heads * 2 * shape.key_size * dtype.size
+        self.layers = max(1, min(MOST_LAYERS, -(-TRAFFIC // each)))
+
+    def made(self, codec: PairCodec | None) -> Layers:
+        group = PageGroup(0, None, codec=codec)
+        tables = [Table(group.pages) for _ in range(self.rows)]
+        for table in tables:
+            table.grow(0, self.length)
+        group.provide()
+        storages = [self._storage(group) for _ in range(self.layers)]
+        for storage in storages:
+            self._fill(group, storage, tables)
+        if codec is not None:
+            fresh = [page for table in tables for page in table.encode(coded_pages(self.length))]
+            if fresh:
+                assert group.coded is not None
+                group.coded.provide()
+                group.encode(fresh)
+        return Layers(self._attending(group, storages, tables), self.layers, group.held_bytes // self.layers)
+
+    def _storage(self, group: PageGroup) -> Any:
+        shape, sizes = self.shape, (self.shape.key_size, self.shape.value_size)
+        if self.device.kind == "cpu":
+            return ReservedStorage(group, self.layers, shape.kv_heads, sizes, self.dtype)
+        kernel = paged_attention(self.device, Shape(shape.kv_heads, shape.kv_heads, *sizes), self.dtype, scale=1.0)
+        return KernelStorage(group, shape.kv_heads, sizes, self.dtype, kernel)
+
+    def _fill(self, group: PageGroup, storage: Any, tables: Sequence[Table]) -> None:
+        for table in tables:
+            keys, values = (
+                mx.random.normal((self.length, self.shape.kv_heads, size)).astype(self.dtype) for size in storage.sizes
+            )
+            runs = [
+                (place, min(PAGE, self.length - place), group.slot_of(table.numbers[place // PAGE]), 0)
+                for place in range(0, self.length, PAGE)
+            ]
+            storage.write(keys, values, runs)
+            mx.eval(storage.pending())
+
+    def _attending(self, group: PageGroup, storages: Sequence[Any], tables: Sequence[Table]) -> Callable[[int], mx.array]:
+        shape = self.shape
+        queries = mx.random.normal((self.rows, shape.heads, shape.key_size)).astype(self.dtype)
+        mx.eval(queries)
+        if self.device.kind == "cpu":
+            return partial(self._natively, storages, self._operation(), self._spans(group, tables), queries)
+        kernel = paged_attention(self.device, shape, self.dtype, scale=shape.key_size**-0.5)
+        rows = storages[0].rows(tables, [self.length] * self.rows, [1] * self.rows)
+        assert storages[0].reads(rows), "no kernel reads these pages as they lie"
+        return partial(_by_kernel, storages, kernel, rows, queries)
+
+    def _operation(self) -> native.Attention:
+        shape = self.shape
+        return native.Attention(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            size=shape.key_size,
+            scale=shape.key_size**-0.5,
+            cap=None,
+            sinks=None,
+            norms=(None, None),
+            rotation=None,
+            gated=False,
+        )
+
+    def _spans(self, group: PageGroup, tables: Sequence[Table]) -> Any:
+        place = self.length - 1
+        spans = [(row, 1, row, place, place) for row in range(self.rows)]
+        return native.spans(spans, [group.native_table(table) for table in tables])
+
+    def _natively(
+        self, storages: Sequence[ReservedStorage], attention: native.Attention, spans: Any, queries: mx.array, layer: int
+    ) -> mx.array:
+        storage, shape = storages[layer], self.shape
+        new = mx.zeros((1, self.rows, shape.kv_heads * shape.key_size))
+        attended, storage.keys[0], storage.values[0] = attention(
+            queries.reshape(1, self.rows, -1).astype(mx.float32),
+            new,
+            new,
+            storage.keys[0],
+            storage.values[0],
+            spans,
+            0,
+            storage.native_coded,
+        )
+        return attended
+
+
+def _by_kernel(
+    storages: Sequence[KernelStorage], kernel: PagedAttention, rows: Any, queries: mx.array, layer: int
+) -> mx.array:
+    return storages[layer].attend(kernel, queries, rows)
+
+
+def seconds(layers: Layers) -> float:
+    """Of one layer. What Python takes to ask for it is not counted."""
+    asked = [layers.attend(number) for number in range(layers.count)]
+    mx.synchronize()
+    begun = time.perf_counter()
+    mx.eval(asked)
+    mx.synchronize()
+    return (time.perf_counter() - begun) / layers.count
+
+
+def measure(trial: Trial, name: str, codecs: Sequence[str]) -> None:
+    raw = trial.made(None)
+    for codec in codecs:
+        coded = trial.made(PairCodec(CodecName.parse(codec)))
+        seconds(raw), seconds(coded)
+        taken = [(seconds(raw), seconds(coded)) for _ in range(ROUNDS)]
+        plain, packed = (statistics.median(each) for each in zip(*taken, strict=True))
+        ratio = statistics.median(one / other for one, other in taken)
+        print(
+            f"{name:9} {trial.rows:3} x {trial.length:6} tokens, {codec:8}: raw {plain * 1e6:8.1f} us "
+            f"{raw.nbytes / plain / 1e9:6.1f} GB/s, coded {packed * 1e6:8.1f} us, {ratio:.2f}x as fast "
+            f"in {raw.nbytes / coded.nbytes:.2f}x less memory",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="all of them unless told")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of keys and values on a GPU")
+    parser.add_argument("--lengths", default="2048,16384")
+    parser.add_argument("--rows", default="1,8")
+    parser.add_argument("--codecs", default="k8v4,affine8,affine4")
+    arguments = parser.parse_args()
+    device = current()
+    if device.kind != "cpu" and not available(device):
+        parser.error(f"there are no kernels for {device.name}")
+    if device.kind == "cpu" and not native.available():
+        parser.error("there are no native kernels here")
+    dtype = mx.float16 if device.kind == "cpu" else DTYPES[arguments.dtype]
+    print(f"{device.name} ({device.kind}), {dtype}; {native.describe() or 'kernels of a GPU'}", flush=True)
+    for name in arguments.shape or SHAPES:
+        for rows in map(int, arguments.rows.split(",")):
+            for length in map(int, arguments.lengths.split(",")):
+                measure(Trial(device, SHAPES[name], dtype, length, rows), name, arguments.codecs.split(","))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Attention over pages in fewer bits, kernel for kernel as a GPU would run it, against attention over what they are
+decoded to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.page_form import PageForm
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.paged.kernels import PAGE_LIMIT, CodedPages, PagedAttention, Rows, Shape, Slabs, page_number
+from ingot.kernels.paged.tuning import TUNINGS
+
+from .memory import START, Memory, Variant, emulated
+
+pytestmark = emulated
+CODED_SLAB = 3
+"""Pages in a slab of coded ones: few, so that there are several slabs."""
+
+
+class CodedMemory:
+    """Rows whose first pages are coded, and the same rows with what those are decoded to."""
+
+    def __init__(self, variant: Variant, lengths: Sequence[int], counts: Sequence[int], coded: Sequence[int], codec: str) -> None:
+        shape = variant.shape
+        self.memory = Memory(variant, lengths, counts=counts)
+        self.form = PageForm(
+            PairCodec(CodecName.parse(codec)), shape.kv_heads, (shape.key_size, shape.value_size), variant.dtype
+        )
+        raw = [np.array(mx.stack(list(side)).astype(mx.float32)) for side in (self.memory.slabs.keys, self.memory.slabs.values)]
+        self.tables = [list(table) for table in self.memory.tables]
+        made: list[mx.array] = []
+        for table, count in zip(self.tables, coded, strict=True):
+            for place in range(count):
+                slab, index = divmod(table[place], PAGE_LIMIT)
+                sides = [mx.array(side[slab, index][None]).astype(variant.dtype) for side in raw]
+                page = self.form.encode(sides[0], sides[1])
+                for side, decoded in zip(raw, self.form.decode(page), strict=True):
+                    side[slab, index] = np.array(decoded[0].astype(mx.float32))
+                table[place] = ~page_number(len(made) // CODED_SLAB, len(made) % CODED_SLAB)
+                made.append(page.view(mx.int32))
+        made += [mx.zeros_like(made[0])] * (-len(made) % CODED_SLAB)
+        self.coded = [mx.concatenate(made[at : at + CODED_SLAB]) for at in range(0, len(made), CODED_SLAB)]
+        sides = [[mx.array(slab).astype(variant.dtype) for slab in side] for side in raw]
+        self.decoded = Slabs(sides[0], sides[1])
+        mx.eval(self.coded, sides)
+
+    def pages(self, attention: PagedAttention) -> CodedPages:
+        found = self.form.kernel_shape
+        assert found is not None and attention.reads(found)
+        return CodedPages(found, found.constants(self.form.sizes[1]), attention.locate(self.coded))
+
+    def rows(self) -> Rows:
+        return Rows.of(self.tables, self.memory.lengths, counts=self.memory.counts)
+
+
+@pytest.mark.parametrize("codec", ["k8v4", "affine8", "affine4", "affine4/affine8"])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_coded_pages_are_read_as_what_they_are_decoded_to(codec: str, dtype: mx.Dtype) -> None:
+    variant = Variant(Shape(8, 2, 64, 64), dtype, tuning=TUNINGS["cuda"])
+    memory = CodedMemory(variant, [70, 700, 1300], [1, 1, 1], [1, 9, 16], codec)
+    _compare(variant, memory)
+
+
+@pytest.mark.parametrize(("group", "size"), [(4, 128), (6, 32)])
+def test_many_queries_over_heads_of_any_size(group: int, size: int) -> None:
+    variant = Variant(Shape(group, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"])
+    _compare(variant, CodedMemory(variant, [600, 1100], [5, 3], [8, 15], "k8v4"))
+
+
+def _compare(variant: Variant, memory: CodedMemory) -> None:
+    attention = variant.attention(Emulator(7))
+    found = attention.attend(memory.memory.queries, memory.rows(), memory.memory.slabs, START, memory.pages(attention))
+    wanted = attention.attend(memory.memory.queries, memory.memory.rows(), memory.decoded, START)
+    one, other = (np.array(each.astype(mx.float32)) for each in (found, wanted))
+    assert np.isfinite(one).all()
+    # Rotated values are rounded before they are turned back, decoded ones afterwards.
+    assert np.abs(one - other).max() <= 0.02 * np.abs(other).max()
+
+
+def test_a_query_s_bits_depend_on_its_row_alone() -> None:
+    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    memory = CodedMemory(variant, [700, 1300], [1, 1], [9, 16], "k8v4")
+    attention = variant.attention(Emulator(3))
+    coded, queries = memory.pages(attention), memory.memory.queries
+    both = attention.attend(queries, memory.rows(), memory.memory.slabs, START, coded)
+    for row in range(2):
+        alone = Rows.of([memory.tables[row]], [memory.memory.lengths[row]])
+        own = attention.attend(mx.contiguous(queries[row : row + 1]), alone, memory.memory.slabs, START, coded)
+        assert mx.array_equal(own[0], both[row])
