@@ -182,7 +182,7 @@ class Stack:
             attended = attention.attend(queries, seen, storage.slabs, token)
             added = multiply(score, out, score.shaped(attended, (tokens, attended.size // tokens)))
             states, normed = layer.norms[1](score, states, added)
-            added = multiply(score, layer.mlp._out, gate(score, multiply(score, layer.mlp._into, normed)))
+            added = multiply(score, layer.mlp._out, gated(score, layer.mlp._into, normed))
         assert added is not None
         score.result = add(score, states, added, self._known[0].norms[0])
         return score
@@ -196,6 +196,17 @@ def multiply(score: Score, product: Product, x: mx.array) -> mx.array:
     assert isinstance(linear, KernelLinear)
     y = linear._product.by(score).launched(x, linear._packed)
     return shift(score, y, linear.bias) if "bias" in linear else y
+
+
+def gated(score: Score, product: Product, x: mx.array) -> mx.array:
+    """What an MLP gates, by its gate: of weights of both, the gate's first."""
+    linear = product.linear
+    if "bias" in linear:
+        return gate(score, multiply(score, product, x))
+    if isinstance(linear, DenseKernelLinear):
+        return linear._product.by(score).gated(x, linear.weight)
+    assert isinstance(linear, KernelLinear)
+    return linear._product.by(score).gated(x, linear._packed)
 
 
 def _is_known(product: Product | None) -> bool:
