@@ -30,7 +30,7 @@ from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
-from ingot.models.layers.captured import stack_of
+from ingot.models.layers.captured import Stack, stack_of
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
@@ -226,7 +226,7 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found, kernels)),
+        (*notes, *_remarks(selection, found, kernels, stack_of(model))),
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
@@ -295,9 +295,13 @@ def _probe(
     return (findings(margin) if margin else found), margin
 
 
-def _remarks(selection: Selection | None, found: Findings, kernels: CheckedKernels | None) -> list[str]:
+def _remarks(
+    selection: Selection | None, found: Findings, kernels: CheckedKernels | None, stack: Stack | None
+) -> list[str]:
     """What is slower than it could be."""
     said = [] if kernels is None else _unused(kernels)
+    if stack is not None and stack.refused is not None:
+        said.append(f"layers launch by launch, slower: as one graph {stack.refused}")
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     if not found.mixed and not found.ragged:

@@ -12,7 +12,7 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.tail import STEP, TAIL
 from ingot.engine.engine import Engine
-from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
 
 GREEDY = Sampling(temperature=0.0)

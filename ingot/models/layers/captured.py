@@ -20,6 +20,7 @@ import mlx.nn as nn
 from ingot.cache.launch import Masks, Mixed
 from ingot.cache.layers import AppendState
 from ingot.cache.slabs import KernelStorage
+from ingot.kernels.dense.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.driver import CudaError
 from ingot.kernels.gpu.scores import Score
@@ -54,6 +55,12 @@ class _Layer:
     mlp: JoinedMLP
     norms: tuple[Norm, Norm]
 
+    @property
+    def linears(self) -> list[Any]:
+        """What it multiplies by."""
+        products = (self.attention._into, self.attention._out, self.mlp._into, self.mlp._out)
+        return [product.linear for product in products if product is not None]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
@@ -79,6 +86,8 @@ class Stack:
 
     def __init__(self, layers: Sequence[nn.Module], known: Sequence[_Layer], where: Stage) -> None:
         self.layers, self._known, self._stage = layers, known, where
+        linears = [linear for layer in known for linear in layer.linears]
+        self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
         self._replays: OrderedDict[object, tuple[Replay, list[mx.array]]] = OrderedDict()
         self._agreed = 0
         self.refused: str | None = None
@@ -120,7 +129,7 @@ class Stack:
         """None where the graph does not cover what is open."""
         first = states[0]
         mixed = first.whole if isinstance(first, AppendState) else None
-        if mixed is None or mixed.tokens > FEW or mixed.is_stated or mixed.positions.ndim != 1:
+        if mixed is None or mixed.tokens > self._most or mixed.is_stated or mixed.positions.ndim != 1:
             return None
         if any(part.width > MOST_QUERIES for part in mixed.parts) or not isinstance(mask, Masks | None):
             return None

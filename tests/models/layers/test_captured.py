@@ -116,6 +116,9 @@ def test_a_graph_that_says_something_else_is_not_used(
     with caplog.at_level(logging.WARNING, "ingot.models"):
         adapter = adapted("packed")
     assert "they differ by" in str(stacked(adapter).refused)
+    assert any(
+        note.startswith("layers launch by launch, slower: as one graph they differ by") for note in adapter.notes
+    )
     assert "layers are not run as graphs, which is slower" in caplog.text
 
 
