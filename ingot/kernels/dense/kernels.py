@@ -110,10 +110,10 @@ class DenseProduct:
 def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
     columns = weight.shape[1]
     aligned = columns % (LINE * spans) == 0
-    even = aligned and columns // cut.columns // cut.sharers % cut.turns == 0
+    even = aligned and columns // cut.columns // cut.sharers % cut.depth == 0
     return (
         *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
-        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
+        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("SLOTS", cut.slots)),
         *(("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
     )
 

@@ -16,8 +16,8 @@ from tests.kernels.paged.memory import BOUNDS, emulated
 
 pytestmark = emulated
 CUTS = [
-    *(Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2), Cut(1, 2, 1, 4)),
-    *(Cut(4, 1, 1, 3, True), Cut(2, 4, 2, 3, True, 32), Cut(1, 4, 1, 2, True)),
+    *(Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2, 32), Cut(1, 2, 1, 4)),
+    *(Cut(4, 1, 1, 3, 32, 2), Cut(2, 4, 2, 2, 32, 4), Cut(1, 4, 1, 2, 64, 2)),
 ]
 
 
