@@ -140,11 +140,8 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
         cut = tuning.few[0]
-        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}"
-        print(
-            f"{width:3}: {tuning.spans} spans, {how + (', ring' if cut.ring else ''):37} TB/s {'  '.join(found)}",
-            flush=True,
-        )
+        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}, {cut.slots} slots"
+        print(f"{width:3}: {tuning.spans} spans, {how:38} TB/s {'  '.join(found)}", flush=True)
 
 
 def _everywhere(spans: int, cut: Cut) -> Tuning:

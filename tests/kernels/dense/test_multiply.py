@@ -57,7 +57,7 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(columns: int, dtype: mx
 
 
 def test_an_outputs_bits_do_not_depend_on_the_outputs_beside_it() -> None:
-    tuning = Tuning(wide=64)
+    tuning = Tuning(wide=64, few=(CUTS[1],) * len(WIDTHS))
     x, weight, product = drawn(3, 1088), drawn(70, 1088, seed=1), DenseProduct(Emulator(), tuning)
     assert tuning.cut_of(70, 8) != tuning.cut_of(40, 8)
     assert mx.array_equal(product(x, weight[:40]), product(x, weight)[:, :40])
