@@ -10,13 +10,13 @@ from statistics import median
 
 import mlx.core as mx
 
-from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
+from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct, DenseWeights, dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 
 BOUNDS = {mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest product, by which another may be off. It is rounded once."""
-ROWS = (64, 20, 11, 3, 1)
+ROWS = (MOST_ROWS, 20, 11, 3, 1)
 """Of each width some."""
 ENDS = 128
 """Outputs at both ends that are compared: as float32, all of them might not fit beside a model."""

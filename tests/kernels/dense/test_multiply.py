@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.kernels.dense.kernels import DTYPES, MOST_ROWS, DenseProduct, DenseWeights
+from ingot.kernels.dense.kernels import DTYPES, DenseProduct, DenseWeights
 from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Tuning
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged.memory import BOUNDS, emulated
@@ -39,7 +39,7 @@ def everywhere(cut: Cut) -> Tuning:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=15, deadline=None)
-@given(rows=st.integers(1, MOST_ROWS), outputs=st.integers(1, 70), chunks=st.integers(1, 150), seed=st.integers(0, 99))
+@given(rows=st.integers(1, WIDTHS[-1]), outputs=st.integers(1, 70), chunks=st.integers(1, 150), seed=st.integers(0, 99))
 def test_any_number_of_rows_outputs_and_columns_is_multiplied_rightly(
     dtype: mx.Dtype, rows: int, outputs: int, chunks: int, seed: int
 ) -> None:
@@ -50,9 +50,9 @@ def test_any_number_of_rows_outputs_and_columns_is_multiplied_rightly(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [512, 8 * 37])
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(columns: int, dtype: mx.Dtype) -> None:
-    x, weight, product = drawn(MOST_ROWS, columns, dtype), drawn(20, columns, dtype, 1), DenseProduct(Emulator())
+    x, weight, product = drawn(WIDTHS[-1], columns, dtype), drawn(20, columns, dtype, 1), DenseProduct(Emulator())
     together = product(x, weight)
-    for rows in range(1, MOST_ROWS):
+    for rows in range(1, WIDTHS[-1]):
         assert mx.array_equal(product(x[-rows:], weight), together[-rows:]), rows
 
 
