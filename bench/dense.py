@@ -38,13 +38,15 @@ CUTS: dict[int, tuple[tuple[int, Cut], ...]] = {
         *((8, Cut(4, 2, 1, 2, 64, 4)), (16, Cut(16, 1, 1, 2, 32))),
     ),
     32: (
-        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4, 32)), (8, Cut(8, 1, 1, 4, 32, 2)), (8, Cut(4, 2, 1, 2, 64, 2))),
-        *((8, Cut(4, 2, 1, 4, 32, 4)), (8, Cut(2, 4, 1, 2, 64, 4)), (8, Cut(2, 4, 1, 4, 64, 4))),
-        *((8, Cut(2, 4, 2, 2, 32, 4)), (8, Cut(4, 4, 1, 2, 64, 2)), (8, Cut(1, 8, 1, 4, 64, 4))),
+        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4, 32)), (8, Cut(4, 2, 1, 2, 64, 2)), (8, Cut(2, 4, 1, 2, 64, 4))),
+        *((8, Cut(2, 4, 1, 4, 64, 4)), (8, Cut(4, 4, 1, 2, 64, 2)), (8, Cut(1, 8, 1, 2, 64, 4, 4))),
+        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 4, 2))),
+        *((8, Cut(2, 4, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 2, 2, 32, 4, 8))),
     ),
     64: (
-        *((8, Cut(4, 2, 1, 4, 32, 2)), (8, Cut(2, 4, 1, 4, 32, 4)), (8, Cut(2, 4, 1, 4, 64, 2))),
-        *((8, Cut(1, 8, 1, 4, 64, 4)), (8, Cut(1, 8, 1, 2, 64, 4)), (4, Cut(2, 4, 2, 2, 32, 4))),
+        *((8, Cut(2, 4, 1, 4, 32, 4)), (8, Cut(1, 8, 1, 4, 64, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 2))),
+        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 8))),
+        *((8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(1, 8, 2, 2, 32, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 2, 4))),
     ),
 }
 """By the width, spans and a cut."""
@@ -140,8 +142,8 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
         cut = tuning.few[0]
-        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}, {cut.slots} slots"
-        print(f"{width:3}: {tuning.spans} spans, {how:38} TB/s {'  '.join(found)}", flush=True)
+        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}, {cut.slots} slots, {cut.split} split"
+        print(f"{width:3}: {tuning.spans} spans, {how:47} TB/s {'  '.join(found)}", flush=True)
 
 
 def _everywhere(spans: int, cut: Cut) -> Tuning:

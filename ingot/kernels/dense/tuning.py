@@ -21,6 +21,7 @@ class Cut:
     depth: int  # stages of weights that are on their way to a warp
     columns: int = LINE  # of a stage: as many, or half of them
     slots: int = 0  # stages of activations in shared memory; registers have them where it is none
+    split: int = 1  # groups of threads that share the columns first; what they found is joined by a second kernel
 
     @property
     def warps(self) -> int:

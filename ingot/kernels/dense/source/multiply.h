@@ -2,7 +2,8 @@
 //
 // Columns are cut into SPANS spans. A span is summed from its first column to its last, then neighbouring spans are added,
 // then neighbouring sums, until one is left: how a product is summed depends on nothing but its columns, so that a row's bits
-// do not depend on how many rows there are. SHARERS warps share the spans, and BESIDE times as many take other outputs.
+// do not depend on how many rows there are. SHARERS warps share the spans, and BESIDE times as many take other outputs. Where
+// outputs are few, SPLIT threadgroups share the spans first.
 //
 // Four lanes hold 32 columns of a row of weights, as they lie in memory, and the same columns of a row of activations: which
 // column is which of a matrix unit's is free as long as it is the same for both. A stage is HALVES * 32 columns; DEPTH stages
@@ -12,6 +13,7 @@
 // given [rows, columns], weight [outputs, columns] -> y [rows, outputs]
 // BIASED: bias [outputs] is added before rounding. ADDED: residual [rows, outputs] is added to what was rounded.
 // GATED: weight [2 * outputs, columns], of a gate and what it lets pass; a threadgroup takes half of its rows from each.
+// PARTED: -> y [SPLIT, rows, outputs], sums that are still to be joined.
 constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers of
 constexpr int OUTS = BESIDE * TILES * 16;
 #ifdef GATED
@@ -20,10 +22,10 @@ constexpr int PARTS = 2;
 constexpr int PARTS = 1;
 #endif
 constexpr int OWN = OUTS / PARTS;
-constexpr int PITCH = OUTS + 4;        // so that lanes write to different banks
-constexpr int EACH = SPANS / SHARERS;  // spans of a warp
+constexpr int PITCH = OUTS + 4;                  // so that lanes write to different banks
+constexpr int EACH = SPANS / (SHARERS * SPLIT);  // spans of a warp
 constexpr int LEVELS = EACH == 8 ? 3 : EACH == 4 ? 2 : EACH == 2 ? 1 : 0;
-static_assert(EACH * SHARERS == SPANS && 1 << LEVELS == EACH, "a warp has one, two, four or eight spans");
+static_assert(EACH * SHARERS * SPLIT == SPANS && 1 << LEVELS == EACH, "a warp has one, two, four or eight spans");
 static_assert(SLOTS == 0 || SLOTS == 2 || SLOTS == 4, "stages are counted off by powers of two");
 constexpr int SUMS = TILES * EIGHTS * 4;
 constexpr int SLOT = EIGHTS * HALVES * 32 * 4;
@@ -40,8 +42,9 @@ const int share = warp / BESIDE, beside = warp % BESIDE;
 const int rows = given_shape[0], outputs = weight_shape[0] / PARTS, chunks = weight_shape[1] / 8;
 const int stages = (chunks + HALVES * 4 - 1) / (HALVES * 4);
 const int span = ((chunks + 7) / 8 + SPANS - 1) / SPANS * (2 / HALVES);
-const int first_output = int(threadgroup_position_in_grid.x) * OWN;
-const int first_stage = share * EACH * span, turns = EACH * span;
+const int part = int(threadgroup_position_in_grid.x) % SPLIT;
+const int first_output = int(threadgroup_position_in_grid.x) / SPLIT * OWN;
+const int first_stage = (part * SHARERS + share) * EACH * span, turns = EACH * span;
 
 // Rows of weights beyond the last are read as the last, and their products thrown away.
 const DEVICE uint4* lines[LINES];
@@ -193,6 +196,8 @@ for (int begin = 0; begin < EIGHTS; begin += AT_ONCE) {
 #endif
 #ifdef GATED
       y[at] = gated(T(sum), T(Pairwise<SHARERS>::sum(own_sums + OWN, AT_ONCE * 8 * PITCH)));
+#elif defined(PARTED)
+      y[(size_t)part * rows * outputs + at] = sum;
 #else
       y[at] = T(sum);
 #endif
