@@ -141,9 +141,7 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 off = trial.off(product, x)
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
-        cut = tuning.few[0]
-        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}, {cut.slots} slots, {cut.split} split"
-        print(f"{width:3}: {tuning.spans} spans, {how:47} TB/s {'  '.join(found)}", flush=True)
+        print(f"{width:3}: {tuning.spans} spans, {tuning.few[0]!s:48} TB/s {'  '.join(found)}", flush=True)
 
 
 def _everywhere(spans: int, cut: Cut) -> Tuning:

@@ -112,22 +112,21 @@ class DenseProduct:
         rows, weight = inputs[0].shape[0], inputs[1]
         width = next(width for width in WIDTHS if rows <= width)
         cut = self._tuning.cut_of(weight.shape[0], width)
+        template = _template(weight, width, self._tuning.spans, cut)
+        groups = (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1)
         y = Output((rows, weight.shape[0] // parts), weight.dtype)
-        given = y if cut.split == 1 else Output((cut.split, rows, weight.shape[0]), mx.float32)
-        work = Work(
-            _template(weight, width, self._tuning.spans, cut),
-            (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1),
-            cut.warps * 32,
-            (given,),
-        )
-        if cut.split == 1:
-            [found] = self._run(dense_kernel(name), inputs, work)
-            return found
-        sums = self._run(dense_kernel("multiply_parted"), inputs[:2], work)
-        groups = -(-y.shape[0] * y.shape[1] // (JOINING * 32))
-        template: Template = (("T", weight.dtype), ("SPLIT", cut.split), ("WARPS", JOINING))
-        joined = Work(template, (groups, 1, 1), JOINING * 32, (y,))
-        [found] = self._run(joining_kernel(name), [*sums, *inputs[2:]], joined)
+        if cut.split > 1:
+            sums = Output((cut.split, rows, weight.shape[0]), mx.float32)
+            work = Work(template, groups, cut.warps * 32, (sums,))
+            [split] = self._run(dense_kernel("multiply_parted"), inputs[:2], work)
+            return self._joined(name, [split, *inputs[2:]], y)
+        [found] = self._run(dense_kernel(name), inputs, Work(template, groups, cut.warps * 32, (y,)))
+        return found
+
+    def _joined(self, name: str, inputs: list[mx.array], y: Output) -> mx.array:
+        template: Template = (("T", y.dtype), ("SPLIT", inputs[0].shape[0]), ("WARPS", JOINING))
+        groups = (-(-y.shape[0] * y.shape[1] // (JOINING * 32)), 1, 1)
+        [found] = self._run(joining_kernel(name), inputs, Work(template, groups, JOINING * 32, (y,)))
         return found
 
 

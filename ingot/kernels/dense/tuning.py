@@ -23,6 +23,12 @@ class Cut:
     slots: int = 0  # stages of activations in shared memory; registers have them where it is none
     split: int = 1  # groups of threads that share the columns first; what they found is joined by a second kernel
 
+    def __str__(self) -> str:
+        near = f"{self.slots} slots" if self.slots else "registers"
+        return (
+            f"{self.sharers}x{self.beside} warps/{self.split}, {self.tiles} tiles, {self.depth}x{self.columns}, {near}"
+        )
+
     @property
     def warps(self) -> int:
         """Of a group of threads."""
