@@ -30,26 +30,23 @@ SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 TRIED, GATED = "4096x4096,28672x4096,4096x14336", "28672x4096"
 CUTS: dict[int, tuple[tuple[int, Cut], ...]] = {
     8: (
-        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 4)), (4, Cut(4, 1, 2, 2)), (4, Cut(4, 2, 2, 2))),
-        *(
-            (4, Cut(4, 1, 1, 2)),
-            (4, Cut(4, 1, 1, 8, False, 32)),
-            (4, Cut(4, 2, 1, 3, True)),
-            (4, Cut(4, 1, 1, 3, True)),
-        ),
-        *((8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 1, 3, True)), (2, Cut(2, 2, 1, 8))),
+        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 1, 2, 64, 2)), (8, Cut(8, 1, 1, 4, 64, 2))),
+        *((8, Cut(8, 1, 1, 4, 32)), (16, Cut(16, 1, 1, 2)), (16, Cut(16, 1, 1, 1, 64, 2))),
     ),
     16: (
-        *((4, Cut(4, 1, 1, 4)), (4, Cut(4, 2, 1, 2)), (4, Cut(4, 1, 2, 2)), (4, Cut(4, 2, 1, 3, True))),
-        *((4, Cut(4, 2, 2, 3, True, 32)), (8, Cut(8, 1, 1, 3, True))),
+        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4, 32)), (8, Cut(8, 1, 1, 2, 64, 2)), (8, Cut(8, 1, 1, 4, 32, 2))),
+        *((8, Cut(4, 2, 1, 2, 64, 4)), (16, Cut(16, 1, 1, 2, 32))),
     ),
     32: (
-        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(4, 2, 2, 3, True, 32)), (4, Cut(2, 4, 1, 3, True))),
-        *((4, Cut(2, 4, 2, 3, True, 32)), (4, Cut(4, 1, 2, 3, True, 32)), (8, Cut(8, 1, 1, 3, True))),
+        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4, 32)), (8, Cut(4, 2, 1, 2, 64, 2)), (8, Cut(2, 4, 1, 2, 64, 4))),
+        *((8, Cut(2, 4, 1, 4, 64, 4)), (8, Cut(4, 4, 1, 2, 64, 2)), (8, Cut(1, 8, 1, 2, 64, 4, 4))),
+        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 4, 2))),
+        *((8, Cut(2, 4, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 2, 2, 32, 4, 8))),
     ),
     64: (
-        *((4, Cut(4, 2, 1, 3, True)), (4, Cut(4, 2, 1, 6, True, 32)), (4, Cut(2, 4, 1, 6, True, 32))),
-        *((4, Cut(4, 2, 2, 3, True, 32)), (4, Cut(2, 4, 2, 3, True, 32)), (4, Cut(4, 1, 2, 3, True, 32))),
+        *((8, Cut(2, 4, 1, 4, 32, 4)), (8, Cut(1, 8, 1, 4, 64, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 2))),
+        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 8))),
+        *((8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(1, 8, 2, 2, 32, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 2, 4))),
     ),
 }
 """By the width, spans and a cut."""
@@ -144,12 +141,7 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 off = trial.off(product, x)
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
-        cut = tuning.few[0]
-        how = f"{cut.sharers}x{cut.beside} warps, {cut.tiles} tiles, {cut.depth} x {cut.columns}"
-        print(
-            f"{width:3}: {tuning.spans} spans, {how + (', ring' if cut.ring else ''):37} TB/s {'  '.join(found)}",
-            flush=True,
-        )
+        print(f"{width:3}: {tuning.spans} spans, {tuning.few[0]!s:48} TB/s {'  '.join(found)}", flush=True)
 
 
 def _everywhere(spans: int, cut: Cut) -> Tuning:

@@ -92,9 +92,7 @@ class Trial:
             storage.write(keys, values, runs)
             mx.eval(storage.pending())
 
-    def _attending(
-        self, group: PageGroup, storages: Sequence[Any], tables: Sequence[Table]
-    ) -> Callable[[int], mx.array]:
+    def _attending(self, group: PageGroup, storages: Sequence[Any], tables: Sequence[Table]) -> Callable[[int], mx.array]:
         shape = self.shape
         queries = mx.random.normal((self.rows, shape.heads, shape.key_size)).astype(self.dtype)
         mx.eval(queries)
@@ -125,12 +123,7 @@ class Trial:
         return native.spans(spans, [group.native_table(table) for table in tables])
 
     def _natively(
-        self,
-        storages: Sequence[ReservedStorage],
-        attention: native.Attention,
-        spans: Any,
-        queries: mx.array,
-        layer: int,
+        self, storages: Sequence[ReservedStorage], attention: native.Attention, spans: Any, queries: mx.array, layer: int
     ) -> mx.array:
         storage, shape = storages[layer], self.shape
         new = mx.zeros((1, self.rows, shape.kv_heads * shape.key_size))

@@ -15,7 +15,8 @@ from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float16, mx.bfloat16)
-MOST_ROWS = WIDTHS[-1]
+MOST_ROWS = 32
+"""Up to which it is as fast as MLX's own, which multiply more of them better."""
 CHUNK = 8
 """Columns come in so many: they are read at once."""
 ENDS = {
@@ -24,15 +25,29 @@ ENDS = {
     "multiply_added": ("residual",),
     "multiply_biased_added": ("bias", "residual"),
     "multiply_gated": (),
+    "multiply_parted": (),
 }
 """What becomes of a product, and what that takes."""
+JOINING = 8
+"""Warps of a group that joins parts."""
 
 
 @cache
 def dense_kernel(name: str) -> Kernel:
-    header = "".join(f"#define {end.upper()}\n" for end in name.split("_")[1:])
-    header += read(SOURCE / "chunks.h") + (read(SOURCE / "gate.h") if name == "multiply_gated" else "")
-    return Kernel("dense", name, ("given", "weight", *ENDS[name]), ("y",), header, read(SOURCE / "multiply.h"), True)
+    return Kernel(
+        "dense", name, ("given", "weight", *ENDS[name]), ("y",), _header(name), read(SOURCE / "multiply.h"), True
+    )
+
+
+@cache
+def joining_kernel(name: str) -> Kernel:
+    """For parts of a product that would have been `name`'s."""
+    return Kernel("dense", f"join_{name}", ("sums", *ENDS[name]), ("y",), _header(name), read(SOURCE / "join.h"), True)
+
+
+def _header(name: str) -> str:
+    defined = "".join(f"#define {end.upper()}\n" for end in name.split("_")[1:])
+    return defined + read(SOURCE / "chunks.h") + (read(SOURCE / "gate.h") if name == "multiply_gated" else "")
 
 
 class DenseWeights(NamedTuple):
@@ -97,24 +112,32 @@ class DenseProduct:
         rows, weight = inputs[0].shape[0], inputs[1]
         width = next(width for width in WIDTHS if rows <= width)
         cut = self._tuning.cut_of(weight.shape[0], width)
-        work = Work(
-            _template(weight, width, self._tuning.spans, cut),
-            (-(-weight.shape[0] // cut.outputs), 1, 1),
-            cut.warps * 32,
-            (Output((rows, weight.shape[0] // parts), weight.dtype),),
-        )
-        [y] = self._run(dense_kernel(name), inputs, work)
-        return y
+        template = _template(weight, width, self._tuning.spans, cut)
+        groups = (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1)
+        y = Output((rows, weight.shape[0] // parts), weight.dtype)
+        if cut.split > 1:
+            sums = Output((cut.split, rows, weight.shape[0]), mx.float32)
+            work = Work(template, groups, cut.warps * 32, (sums,))
+            [split] = self._run(dense_kernel("multiply_parted"), inputs[:2], work)
+            return self._joined(name, [split, *inputs[2:]], y)
+        [found] = self._run(dense_kernel(name), inputs, Work(template, groups, cut.warps * 32, (y,)))
+        return found
+
+    def _joined(self, name: str, inputs: list[mx.array], y: Output) -> mx.array:
+        template: Template = (("T", y.dtype), ("SPLIT", inputs[0].shape[0]), ("WARPS", JOINING))
+        groups = (-(-y.shape[0] * y.shape[1] // (JOINING * 32)), 1, 1)
+        [found] = self._run(joining_kernel(name), inputs, Work(template, groups, JOINING * 32, (y,)))
+        return found
 
 
 def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
     columns = weight.shape[1]
     aligned = columns % (LINE * spans) == 0
-    even = aligned and columns // cut.columns // cut.sharers % cut.turns == 0
+    even = aligned and columns // cut.columns // (cut.sharers * cut.split) % cut.depth == 0
     return (
         *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
-        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("RING", cut.ring)),
-        *(("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
+        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("SLOTS", cut.slots)),
+        *(("SPLIT", cut.split), ("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
     )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from statistics import median
 
 import mlx.core as mx
 
-from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
+from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct, DenseWeights, dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 
 BOUNDS = {mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest product, by which another may be off. It is rounded once."""
-ROWS = (64, 20, 11, 3, 1)
+ROWS = (MOST_ROWS, 20, 11, 3, 1)
 """Of each width some."""
 ENDS = 128
 """Outputs at both ends that are compared: as float32, all of them might not fit beside a model."""
-RACED, ROUNDS, TIMES, SLACK = (1, 8), 5, 4, 1.3
+RACED, ROUNDS, TIMES, SLACK = (1, 8), 9, 4, 1.3
+"""Rows that keep their bits, and whole layers as one launch, are worth that much."""
 
 
 def compile_for(device: Device, layers: Iterable[DenseWeights]) -> None:
@@ -43,7 +46,7 @@ def slower(product: DenseProduct, weights: DenseWeights, clock: Callable[[], flo
     """How much slower it is than MLX's own; None where it is not, or hardly."""
     for rows in RACED:
         x = _drawn(rows, weights)
-        ours, theirs = _raced([lambda x=x: product(x, weights.weight), lambda x=x: x @ weights.weight.T], clock)
+        ours, theirs = _raced([partial(product, x, weights.weight), partial(mx.matmul, x, weights.weight.T)], clock)
         if ours > SLACK * theirs:
             return f"takes {ours / theirs:.2f} times as long as MLX's own for {rows} rows, {weights}"
     return None
@@ -54,7 +57,7 @@ def _raced(works: list[Callable[[], mx.array]], clock: Callable[[], float]) -> l
     for work in works:
         mx.eval(work())
     rounds = [[_seconds(work, clock) for work in works] for _ in range(ROUNDS)]
-    return [min(each) for each in zip(*rounds, strict=True)]
+    return [median(each) for each in zip(*rounds, strict=True)]
 
 
 def _seconds(work: Callable[[], mx.array], clock: Callable[[], float]) -> float:

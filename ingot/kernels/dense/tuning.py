@@ -19,13 +19,15 @@ class Cut:
     beside: int  # times as many, that take other outputs
     tiles: int  # of sixteen outputs that a warp multiplies by
     depth: int  # stages of weights that are on their way to a warp
-    ring: bool = False  # to shared memory, not to registers
     columns: int = LINE  # of a stage: as many, or half of them
+    slots: int = 0  # stages of activations in shared memory; registers have them where it is none
+    split: int = 1  # groups of threads that share the columns first; what they found is joined by a second kernel
 
-    @property
-    def turns(self) -> int:
-        """Stages that a warp goes through without asking whether there are more."""
-        return 2 if self.ring else self.depth
+    def __str__(self) -> str:
+        near = f"{self.slots} slots" if self.slots else "registers"
+        return (
+            f"{self.sharers}x{self.beside} warps/{self.split}, {self.tiles} tiles, {self.depth}x{self.columns}, {near}"
+        )
 
     @property
     def warps(self) -> int:
@@ -42,10 +44,10 @@ class Cut:
 class Tuning:
     """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
 
-    spans: int = 4  # that columns are cut into
+    spans: int = 8  # that columns are cut into
     wide: int = 8192
-    few: tuple[Cut, ...] = (Cut(4, 1, 1, 4), Cut(4, 1, 1, 4), Cut(4, 2, 1, 3, True), Cut(4, 2, 1, 6, True, 32))
-    many: tuple[Cut, ...] = (Cut(4, 1, 2, 2), Cut(4, 1, 2, 2), Cut(4, 2, 2, 3, True, 32), Cut(2, 4, 2, 3, True, 32))
+    few: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(4, 2, 1, 4, 32, 2))
+    many: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(1, 8, 1, 4, 64, 4))
 
     def cut_of(self, outputs: int, width: int) -> Cut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]

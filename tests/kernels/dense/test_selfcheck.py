@@ -37,7 +37,11 @@ def test_kernels_that_are_right_pass(biased: bool, dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("now + DEPTH < end_stage", "now + DEPTH + 1 < end_stage", "multiply differs for 20x1544 in mlx.core.bfloat16"),
+        (
+            "turn + d + DEPTH < turns",
+            "turn + d + DEPTH + 1 < turns",
+            "multiply differs for 20x1544 in mlx.core.bfloat16",
+        ),
         ("(size_t)(begin * 8 + row) * outputs", "(size_t)0", "multiply differs"),
         (
             "y[at] = T(sum);",
@@ -66,11 +70,9 @@ def ticking(*spans: float) -> Iterator[float]:
 
 
 @pytest.mark.parametrize(
-    ("ours", "said"), [((1.0, 1.0), None), ((1.04, 1.0), None), ((1.0, 1.2), "takes 1.20 times as long")]
+    ("ours", "said"), [((1.0, 1.0), None), ((1.2, 1.0), None), ((1.0, 1.4), "takes 1.40 times as long")]
 )
-def test_a_kernel_that_loses_a_race_by_more_than_a_twentieth_is_named(
-    ours: tuple[float, float], said: str | None
-) -> None:
+def test_a_kernel_that_loses_a_race_by_much_is_named(ours: tuple[float, float], said: str | None) -> None:
     spans = [span for mine in ours for span in (mine, 1.0) * ROUNDS]
     assert len(spans) == 2 * ROUNDS * len(RACED)
     clock = ticking(*spans)

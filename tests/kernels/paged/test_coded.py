@@ -26,18 +26,13 @@ CODED_SLAB = 3
 class CodedMemory:
     """Rows whose first pages are coded, and the same rows with what those are decoded to."""
 
-    def __init__(
-        self, variant: Variant, lengths: Sequence[int], counts: Sequence[int], coded: Sequence[int], codec: str
-    ) -> None:
+    def __init__(self, variant: Variant, lengths: Sequence[int], counts: Sequence[int], coded: Sequence[int], codec: str) -> None:
         shape = variant.shape
         self.memory = Memory(variant, lengths, counts=counts)
         self.form = PageForm(
             PairCodec(CodecName.parse(codec)), shape.kv_heads, (shape.key_size, shape.value_size), variant.dtype
         )
-        raw = [
-            np.array(mx.stack(list(side)).astype(mx.float32))
-            for side in (self.memory.slabs.keys, self.memory.slabs.values)
-        ]
+        raw = [np.array(mx.stack(list(side)).astype(mx.float32)) for side in (self.memory.slabs.keys, self.memory.slabs.values)]
         self.tables = [list(table) for table in self.memory.tables]
         made: list[mx.array] = []
         for table, count in zip(self.tables, coded, strict=True):

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.cache.launch import Part
 from ingot.kernels.dense.checked import CheckedDense
+from ingot.kernels.dense.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.paged.kernels import available
 from ingot.models.adapter import Adapter, adapt
@@ -78,11 +79,11 @@ def test_many_rows_and_other_formats_are_left_to_mlx(monkeypatch: pytest.MonkeyP
     [layer], asked = model.layers, []
     product = layer._product
     layer._product = lambda *given, **named: asked.append(given[0].shape[0]) or product(*given, **named)
-    for shape in ((1, 3, 16), (64, 16), (65, 16), (0, 16)):
+    for shape in ((1, 3, 16), (MOST_ROWS, 16), (MOST_ROWS + 1, 16), (0, 16)):
         x = mx.random.normal(shape).astype(mx.bfloat16)
         assert layer(x).shape == (*shape[:-1], 24)
-    assert asked == [3, 64]
-    assert layer(mx.zeros((2, 16))).dtype == mx.float32 and asked == [3, 64]
+    assert asked == [3, MOST_ROWS]
+    assert layer(mx.zeros((2, 16))).dtype == mx.float32 and asked == [3, MOST_ROWS]
 
 
 @pytest.mark.parametrize("device", [Device("metal", "a Mac", 1), Device("cpu", "a CPU", 1)], ids=str)
