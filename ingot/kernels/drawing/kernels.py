@@ -23,9 +23,9 @@ def drawing_kernel() -> Kernel:
 
 
 def draw(run: Launcher, logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Of logits [rows, vocab] (float32), by a draw for each row: [rows] (uint32). Of the likeliest top-k those stay that
-    together hold top-p of their weight, of all tokens those that weigh as much as the least of them, and min-p of the
-    likeliest at least."""
+    """Of logits [rows, vocab] (float32), by a draw for each row: [rows] (uint32). Of the likeliest top-k those stay
+    that together hold top-p of their weight, of all tokens those that weigh as much as the least of them, and min-p of
+    the likeliest at least."""
     work = Work((), (len(draws), 1, 1), THREADS, (Output((len(draws),), mx.int32),))
-    [tokens] = run(drawing_kernel(), [mx.contiguous(logits), mx.array(draws, mx.float32)], work)
+    [tokens] = run(drawing_kernel(), [mx.contiguous(logits), mx.array([*draws], mx.float32)], work)
     return tokens.view(mx.uint32)
