@@ -2,7 +2,7 @@
 
 python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts
 python -m bench.packed --bits 8 --group 32 --rows 1,8
-python -m bench.packed --only prompts
+python -m bench.packed --only cuts,prompts
 python -m bench.packed --mlx                MLX's own beside them, which take half a minute to compile
 
 Bytes are those of the packed weights, their scales and biases. Each product waits for the one before, as in a model,
@@ -30,8 +30,16 @@ from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
-    *(Cut(8, 1), Cut(8, 1, fetch=128), Cut(8, 1, stages=4), Cut(4, 1), Cut(4, 1, fetch=128), Cut(16, 1)),
-    *(Cut(8, 2), Cut(4, 2), Cut(4, 2, fetch=128), Cut(4, 2, stages=4), Cut(4, 4), Cut(2, 2), Cut(2, 4)),
+    *(Cut(8, 1), Cut(8, 1, stages=3), Cut(8, 1, ahead=False), Cut(8, 1, fetch=128), Cut(8, 2), Cut(8, 2, ahead=False)),
+    *(Cut(8, 2, fetch=32), Cut(16, 1), Cut(16, 1, fetch=32), Cut(4, 1), Cut(4, 2), Cut(4, 2, stages=3)),
+    *(
+        Cut(4, 2, ahead=False),
+        Cut(4, 2, fetch=128),
+        Cut(4, 4),
+        Cut(4, 4, ahead=False),
+        Cut(2, 4),
+        Cut(2, 4, ahead=False),
+    ),
 )
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
@@ -225,10 +233,10 @@ class ExpertsTrial:
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     """Of one shape after another, TB/s at some numbers of rows."""
     tried = CUTS[:1] if arguments.tiny else CUTS
-    prepare(device, partial(_rehearsed, arguments, [Tuning(few=cut, many=cut) for cut in tried]))
+    prepare(device, partial(_rehearsed, arguments, [Tuning(few=(cut, cut), many=(cut, cut)) for cut in tried]))
     for trial in _trials(arguments):
         for cut in tried:
-            product, found = _product(device, arguments, Tuning(few=cut, many=cut)), []
+            product, found = _product(device, arguments, Tuning(few=(cut, cut), many=(cut, cut))), []
             for rows in (1, 8, 16):
                 x = trial.drawn(rows)
                 wrong = trial.off(product, x) > 0.02
@@ -236,7 +244,10 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}" + (" WRONG" if wrong else ""))
             said = cut.fitting(arguments.bits, arguments.group)
             print(
-                _name(trial), "  ".join(found), f" {said.warps}x{said.tiles} {said.fetch} B x {said.stages}", flush=True
+                _name(trial),
+                "  ".join(found),
+                f" {said.warps}x{said.tiles} {said.fetch}x{said.stages}{' ahead' if said.ahead else ''}",
+                flush=True,
             )
 
 
@@ -276,13 +287,20 @@ def _microseconds(taken: float | None) -> str:
     return "       -" if taken is None else f"{taken * 1e6:8.1f}"
 
 
+def _sections(text: str) -> list[str]:
+    asked = text.split(",")
+    if unknown := {*asked} - {*SECTIONS}:
+        raise argparse.ArgumentTypeError(f"there is no section {', '.join(sorted(unknown))}")
+    return asked
+
+
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=64)
     parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
-    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--only", type=_sections, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, joined by commas")
     parser.add_argument("--mlx", action="store_true", help="MLX's own products, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
     arguments, device = parser.parse_args(given), current()
@@ -290,7 +308,7 @@ def main(given: list[str] | None = None) -> None:
     clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)
     for name, section in zip(SECTIONS, (products, cuts, experts, prompts), strict=True):
-        if arguments.only in (None, name):
+        if name in arguments.only:
             begun = time.perf_counter()
             section(device, clock, arguments)
             print(f"{name}: {time.perf_counter() - begun:.0f} s", flush=True)

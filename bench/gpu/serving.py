@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from bench import engine as bench_engine
@@ -26,6 +28,8 @@ def dense(scale: Scale) -> Iterator[Figure]:
 
 
 def packed(scale: Scale) -> Iterator[Figure]:
+    """mlx-lm's beside it is one stream behind one token: what MLX multiplies prompts of packed models by, it compiles
+    when they first come, for half a minute."""
     return _served("8B 4-bit", scale.dense, scale, scale.streams[:2], bits=4)
 
 
@@ -36,13 +40,24 @@ def hybrid(scale: Scale) -> Iterator[Figure]:
 def _served(
     name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], *, bits: int = 0, host: bool = False
 ) -> Iterator[Figure]:
-    theirs: dict[str, float] = {}
-    steps: list[Figure] = []
+    """Ours first, each figure when it is there; then those that mlx-lm has one beside, once more with that."""
+    ours: dict[str, Figure] = {}
+    for key, figure in _ours(name, config, scale, streams, bits, host):
+        ours[key] = figure
+        yield figure
+    model, vocab = built(config, bits), config["vocab_size"] - 1
+    for key, theirs in stock.measured(
+        model, scale, vocab, streams[:1] if bits else streams, 1 if bits else scale.prompt
+    ):
+        if key in ours:
+            yield replace(ours[key], beside=theirs)
 
-    def make() -> Any:
-        model = built(config, bits)
-        theirs.update(stock.measured(model, scale, config["vocab_size"] - 1, streams))
-        return model
+
+def _ours(
+    name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], bits: int, host: bool
+) -> Iterator[tuple[str, Figure]]:
+    """Figures, by what mlx-lm's are called."""
+    steps: list[Figure] = []
 
     def look(adapter: Any) -> None:
         if host:
@@ -50,20 +65,43 @@ def _served(
             steps.append(Figure(f"{name}, host time of a step of {scale.streams[-1]}", spent, "ms"))
             steps.append(Figure(f"{name}, whole step of {scale.streams[-1]}", whole, "ms"))
 
-    engine = bench_engine.started(name, config, make, memory_gb=scale.memory_gb, context=8192, look=look)
+    engine = _started(name, config, scale, 8192, bits, look)
     prefill = 0.0
     try:
-        yield from steps
+        yield from ((step.name, step) for step in steps)
         for count in streams:
             bench_engine.measure(engine, _asked("warm", count, config, scale, WARM))
             found = bench_engine.measure(engine, _asked("measured", count, config, scale, scale.output))
             prefill = max(prefill, found.prefill_tokens_per_second)
             label = f"{name}, 1 stream" if count == 1 else f"{name}, {count} unequal streams"
-            yield Figure(label, found.decode_tokens_per_second, "tok/s", theirs.get(str(count)))
-        yield Figure(f"{name}, prefill", prefill, "tok/s", theirs.get("prefill"))
+            yield str(count), Figure(label, found.decode_tokens_per_second, "tok/s")
+        yield "prefill", Figure(f"{name}, prefill", prefill, "tok/s")
         engine.check()
     finally:
         engine.close()
+
+
+def _started(
+    name: str,
+    config: dict[str, Any],
+    scale: Scale,
+    context: int,
+    bits: int = 0,
+    look: Callable[[Any], None] = lambda adapter: None,
+) -> Engine:
+    """An engine; how long it took is said, as what nobody sees is not mended."""
+    began = time.monotonic()
+    made = [began]
+
+    def make() -> Any:
+        model = built(config, bits)
+        made[0] = time.monotonic()
+        return model
+
+    engine = bench_engine.started(name, config, make, memory_gb=scale.memory_gb, context=context, look=look)
+    ended = time.monotonic()
+    print(f"{name}: weights made in {made[0] - began:.1f} s, loaded in {ended - made[0]:.1f} s", file=sys.stderr)
+    return engine
 
 
 def _asked(turn: str, count: int, config: dict[str, Any], scale: Scale, output: int) -> list[Request]:
@@ -112,9 +150,7 @@ def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
 def long(scale: Scale) -> Iterator[Figure]:
     """A long prompt beside short ones: how soon they are answered, and what all of them take."""
     config, peak = scale.dense, [0]
-    engine = bench_engine.started(
-        "8B bf16", config, lambda: built(config), memory_gb=scale.memory_gb, context=2 * scale.long
-    )
+    engine = _started("8B bf16", config, scale, 2 * scale.long)
     try:
         first = _first_token(engine, config["vocab_size"] - 1, scale)
         yield Figure("first token of 64 beside a prompt of 32K", first, "ms")

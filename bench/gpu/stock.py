@@ -6,34 +6,37 @@ import importlib
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.gpu.scale import Scale
 
 
-def measured(model: Any, scale: Scale, vocab: int, streams: Sequence[int]) -> dict[str, float]:
-    """Tokens per second of decoding by so many streams, and of prefill. What fails there is left out, and said."""
+def measured(model: Any, scale: Scale, vocab: int, streams: Sequence[int], prompt: int) -> Iterator[tuple[str, float]]:
+    """Tokens per second of decoding by so many streams, and of prefill, of prompts of so many tokens. What fails there
+    is left out, and said."""
     loops = importlib.import_module("mlx_lm.generate")
-    found: dict[str, float] = {}
     for count in streams:
         try:
-            found |= _alone(loops, model, scale, vocab) if count == 1 else _together(loops, model, scale, vocab, count)
+            if count == 1:
+                yield from _alone(loops, model, scale, vocab, prompt).items()
+            else:
+                yield from _together(loops, model, scale, vocab, count).items()
         except Exception as error:  # whatever another package does not do on this device
             print(f"mlx-lm with {count} streams: {' '.join(str(error).split())[:200]}", file=sys.stderr)
-    return found
 
 
-def _alone(loops: Any, model: Any, scale: Scale, vocab: int) -> dict[str, float]:
+def _alone(loops: Any, model: Any, scale: Scale, vocab: int, length: int) -> dict[str, float]:
     import mlx.core as mx
 
-    prompt = mx.array(_prompts(scale, vocab, 1)[0])
+    prompt = mx.array(_prompts(scale, vocab, 1)[0][:length])
     for round_ in range(2):  # of which the first compiles
         began, first = time.perf_counter(), 0.0
         for number, _ in enumerate(loops.generate_step(prompt, model, max_tokens=scale.output if round_ else 4)):
             first = time.perf_counter() if number == 0 else first
         ended = time.perf_counter()
-    return {"1": (scale.output - 1) / (ended - first), "prefill": prompt.size / (first - began)}
+    prefill = {"prefill": prompt.size / (first - began)} if length > 1 else {}
+    return {"1": (scale.output - 1) / (ended - first), **prefill}
 
 
 def _together(loops: Any, model: Any, scale: Scale, vocab: int, count: int) -> dict[str, float]:

@@ -13,12 +13,14 @@ from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.sampling import Drawn, draw
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import Ahead
+from ingot.kernels.drawing.checked import Drawing
 from ingot.text.grammar.guide import Mask
 
 
 class Draws:
-    def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
+    def __init__(self, vocab: int, drawing: Drawing | None = None) -> None:
+        """With a `drawing` tokens are drawn by that kernel, else by plain operations."""
+        self._vocab, self._drawing = vocab, drawing
         self._histories: dict[Sequence, TokenHistory] = {}  # of those with penalties, from their first draw on
 
     def draw(self, logits: mx.array, places: Many[Ahead], catch_up: Callable[[], None]) -> Drawn:
@@ -27,7 +29,7 @@ class Draws:
         `catch_up` sees to it that sequences know the tokens that were drawn before.
         """
         histories = [self._history(place) for place in places]
-        drawn = draw(logits, places, histories, self._masks(logits, places, catch_up))
+        drawn = draw(logits, places, histories, self._masks(logits, places, catch_up), self._drawing)
         for number, (place, history) in enumerate(zip(places, histories, strict=True)):
             if history is not None and _is_sure(place, places[number + 1 :]):
                 history.learn(drawn.tokens[number])

@@ -32,6 +32,7 @@ from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import agreement, places
 from ingot.engine.speculation.heads import WAITING, HeadStates
+from ingot.kernels.drawing.checked import checked_drawing
 from ingot.models.adapter import Adapter
 
 
@@ -76,7 +77,7 @@ class Runner:
         # A CPU gains nothing by working ahead; and states that are written while others are still to read them, such as
         # a record of them that is being made, are copied first.
         self._in_step = adapter.device.kind == "cpu"
-        self._draws = Draws(adapter.vocab)
+        self._draws = Draws(adapter.vocab, checked_drawing(adapter.device))
         self._latest: dict[Sequence, tuple[mx.array, int]] = {}
         self._unverified: dict[Sequence, int] = {}  # how many tokens are sure of those for which something was guessed
         self._handed: list[mx.array] = []  # hidden states that were picked out of a pass's

@@ -17,6 +17,7 @@ import numpy as np
 from ingot.engine.penalties import TokenHistory, penalised
 from ingot.engine.request import Sampling
 from ingot.kernels import native
+from ingot.kernels.drawing.checked import Drawing
 from ingot.text.grammar.guide import Mask
 
 _MASK = (1 << 64) - 1
@@ -76,15 +77,17 @@ def draw(
     rows: Sequence[SampledRow],
     histories: Sequence[TokenHistory | None] = (),
     masks: Sequence[Mask | None] = (),
+    drawing: Drawing | None = None,
 ) -> Drawn:
     """Draw one token for each row of `logits` [rows, vocab].
 
     `histories`, if any row has one, are what its penalties look at; `masks`, likewise, say what may be drawn.
+    `drawing` is a kernel that draws.
     """
     logits = logits.astype(mx.float32)
     adjusted = penalised(logits, [row.sampling for row in rows], histories)
     adjusted = masked(_biased(adjusted, rows), masks)
-    tokens = _choose(adjusted, rows)
+    tokens = _choose(adjusted, rows, drawing)
     wanted = [row.sampling.logprobs for row in rows if row.sampling.logprobs is not None]
     if not wanted:
         return Drawn(tokens)
@@ -136,12 +139,14 @@ def masked(logits: mx.array, masks: Sequence[Mask | None]) -> mx.array:
     return logits + amounts.reshape(len(masks), -1)[:, :vocab]
 
 
-def _choose(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    if native.available() and mx.default_device() == mx.cpu:
+def _choose(logits: mx.array, rows: Sequence[SampledRow], drawing: Drawing | None) -> mx.array:
+    if native.available() and mx.default_device() == mx.cpu and drawing is None:
         return native.draw(logits, [_drawing(row) for row in rows])
     greedy = mx.argmax(logits, axis=-1)
     if all(row.sampling.greedy for row in rows):
         return greedy
+    if drawing is not None:
+        return drawing(logits, [_drawing(row) for row in rows])
     temperature = _column([max(row.sampling.temperature or 1.0, COLDEST) for row in rows])
     draws = _column([uniform(row.seed, row.sampled) for row in rows])
     # The largest becomes 0 first: whatever it is divided by, it stays a number, and the others fall behind it.

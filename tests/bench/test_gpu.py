@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.children import Outcome
 from bench.gpu import __main__ as gpu
+from bench.gpu import stock
 from bench.gpu.goals import DIFFERING, GOALS, Figure, Goal, table
 from bench.gpu.scale import TINY, Scale
 from ingot.kernels.paged.kernels import available
@@ -41,6 +43,34 @@ def test_a_goal_is_a_bound_on_one_side() -> None:
 def test_a_section_finds_figures(name: str) -> None:
     found = list(gpu.work_of(name)(TINY))
     assert len(found) >= 3 and all(figure.value > 0 for figure in found)
+
+
+@emulated
+def test_ours_are_told_before_mlx_lms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Figure] = []
+    measured = stock.measured
+
+    def after(*given: Any) -> Iterator[tuple[str, float]]:
+        assert [figure.name.split(", ")[1] for figure in told] == ["1 stream", "2 unequal streams", "prefill"]
+        return measured(*given)
+
+    monkeypatch.setattr(stock, "measured", after)
+    for figure in gpu.work_of("packed")(TINY):
+        told.append(figure)
+    *ours, again = told
+    assert again.beside is not None and again == replace(ours[0], beside=again.beside)
+
+
+def test_a_figure_that_is_told_again_takes_the_earlier_ones_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, beside = Figure("8B bf16, 1 stream", 240, "tok/s"), Figure("8B bf16, 1 stream", 240, "tok/s", 120)
+
+    def hear(command: object, environment: object, limit_s: float, told: Callable[[str], None]) -> Outcome:
+        for figure in (alone, Figure("second", 1, "ms"), beside):
+            told(gpu.FIGURE + json.dumps(asdict(figure)))
+        return Outcome(None, ())
+
+    monkeypatch.setattr(gpu, "hear", hear)
+    assert gpu.run("dense", "") == ([beside, Figure("second", 1, "ms")], None)
 
 
 def test_figures_in_full_are_called_what_the_goals_are_for() -> None:

@@ -1,4 +1,7 @@
+import random
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +14,9 @@ from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.request import Sampling
 from ingot.engine.sampling import Drawn, uniform
 from ingot.engine.sampling import draw as draw_with
+from ingot.kernels.drawing.kernels import draw as kernel_draw
+from ingot.kernels.gpu.emulator import Emulator
+from tests.kernels.paged.memory import emulated
 
 VOCAB = 40
 
@@ -184,3 +190,17 @@ def test_next_to_no_temperature_draws_the_likeliest(temperature: float, monkeypa
     rows = [Row(Sampling(temperature=temperature), sampled=number) for number in range(20)]
     tokens = draw(mx.array(np.repeat(logits, 20, 0)), rows).tokens.tolist()
     assert set(tokens) == {int(np.argmax(logits))}
+
+
+@emulated
+def test_a_kernel_draws_the_same_tokens() -> None:
+    drawing, dice = partial(kernel_draw, Emulator()), random.Random(7)
+    filters: list[dict[str, Any]] = [{}, {"top_k": 9}, {"top_p": 0.8}, {"top_k": 20, "top_p": 0.9}, {"min_p": 0.05}]
+    for seed in range(6):
+        some = [
+            Row(Sampling(temperature=dice.choice((0.3, 1.0, 1.7)), **each), seed=dice.randrange(999))
+            for each in filters
+        ]
+        rows = [*some, Row(Sampling(temperature=0.0))]
+        logits = mx.array(logits_of(seed, len(rows)))
+        assert draw_with(logits, rows, drawing=drawing).tokens.tolist() == draw(logits, rows).tokens.tolist()

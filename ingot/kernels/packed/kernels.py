@@ -158,7 +158,7 @@ class PackedProduct:
         *_, outputs, groups = inputs[2].shape
         eights = 1 if rows <= 8 or name == "gather" else 2
         lots = rows if name == "gather" else -(-rows // (eights * 8))
-        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs)
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
         work = Work(
             self._template(groups, eights, cut),
             (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
@@ -174,7 +174,7 @@ class PackedProduct:
         return (
             *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
             *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", groups % depth == 0)),
-            ("PIECES", in_pieces(bits, group, groups, depth)),
+            *(("PIECES", in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead)),
         )
 
 

@@ -23,6 +23,7 @@ class Cut:
     tiles: int  # of sixteen outputs
     fetch: int = 64  # bytes of a row of weights that a warp copies at once, in a stage
     stages: int = 8  # at most; all but one are on their way
+    ahead: bool = True  # activations of the next columns are fetched while those of some are multiplied
 
     def depth_of(self, bits: int, group: int) -> int:
         """Groups of columns of a stage."""
@@ -39,12 +40,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
-    few: Cut = Cut(8, 1)
-    many: Cut = Cut(4, 2)
+    """For up to eight rows, and for up to sixteen: with as many warps, that fetch as much."""
 
-    def cut_of(self, bits: int, group: int, outputs: int) -> Cut:
-        return (self.many if outputs >= self.wide else self.few).fitting(bits, group)
+    wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
+    few: tuple[Cut, Cut] = (Cut(8, 1), Cut(8, 2))
+    many: tuple[Cut, Cut] = (Cut(4, 2), Cut(4, 4))
+
+    def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> Cut:
+        cuts = self.many if outputs >= self.wide else self.few
+        alike = min((cut.fitting(bits, group) for cut in cuts), key=lambda cut: cut.fetch)
+        return replace(cuts[eights - 1], fetch=alike.fetch).fitting(bits, group)
 
 
 def in_pieces(bits: int, group: int, groups: int, depth: int) -> bool:

@@ -323,6 +323,8 @@ class PagedAttention:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
         self._size = max(shape.key_size, shape.value_size)
+        self.stretch = tuning.stretch_of(dtype, self._size)
+        """Places that a group of threads looks at: beyond, what several found is merged."""
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
         factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
@@ -359,7 +361,7 @@ class PagedAttention:
         shape, tokens = self._shape, queries.shape[0]
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
-        stretches = rows.stretches(self._tuning.stretch, self._window)
+        stretches = rows.stretches(self.stretch, self._window)
         attended = Output((tokens, shape.heads, shape.value_size), self._dtype)
         partial = Output((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
         sole = stretches == 1
@@ -382,7 +384,7 @@ class PagedAttention:
 
     def bound(self, rows: Rows) -> tuple[int, ...]:
         """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
-        return len(rows.spans), rows.most, rows.stretches(self._tuning.stretch, self._window)
+        return len(rows.spans), rows.most, rows.stretches(self.stretch, self._window)
 
     def by(self, run: Launcher) -> PagedAttention:
         """The same, launched otherwise."""
@@ -429,7 +431,7 @@ class PagedAttention:
 
     def reads(self, coded: CodedShape) -> bool:
         """Whether there is a kernel for pages in fewer bits."""
-        matrix, stretch = self._tuning.matrix, self._tuning.stretch
+        matrix, stretch = self._tuning.matrix, self.stretch
         if matrix is None or self._dtype.size != 2 or self._tuning.slabs or coded.unsupported(self._shape) is not None:
             return False
         most = max(self._part(width)[0] for width in WIDTHS)
@@ -462,7 +464,7 @@ class PagedAttention:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
-        seen = (("STRETCH", tuning.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        seen = (("STRETCH", self.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
         cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part, coded)
         ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
@@ -473,7 +475,7 @@ class PagedAttention:
         return made
 
     def _pieces(self, matrix: Matrix, part: int, coded: CodedShape | None) -> Template:
-        slots = matrix.slots_for(self._size, part, self._tuning.stretch, coded=coded is not None)
+        slots = matrix.slots_for(self._size, part, self.stretch, coded=coded is not None)
         cut = ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
         return cut if coded is None else (*cut, *coded.template)
 

@@ -25,8 +25,8 @@ from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """Of the largest number, by which an output may be off. It is rounded once, and its weights are those of float32."""
-_MORE_THAN_A_STRETCH = (513, 577)
-"""The least that is, so that any window reaches over its end."""
+_BEYOND_A_STRETCH = (1, 65)
+"""Places, so few that any window reaches over its end."""
 
 
 def slab_counts(device: Device) -> tuple[int, ...]:
@@ -74,7 +74,8 @@ class _Trial:
     def __init__(self, attention: PagedAttention, shape: Shape, dtype: mx.Dtype, slabs: int) -> None:
         self._attention, self._shape, self._dtype = attention, shape, dtype
         self._random = np.random.default_rng(7)
-        self._lengths = [8, shape.page, shape.page + 9, *_MORE_THAN_A_STRETCH]
+        longer = [attention.stretch + beyond for beyond in _BEYOND_A_STRETCH]
+        self._lengths = [8, shape.page, shape.page + 9, *longer]
         needed = [-(-length // shape.page) for length in self._lengths]
         each = (sum(needed) + 1) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(each * slabs)]
@@ -120,7 +121,7 @@ class _Trial:
         self, width: int, scale: float, cap: float | None, sinks: mx.array | None, window: int | None
     ) -> str | None:
         """All rows at once, and those that are no longer than a stretch, which are not merged."""
-        rows = (len(self._lengths), len(self._lengths) - len(_MORE_THAN_A_STRETCH))
+        rows = (len(self._lengths), len(self._lengths) - len(_BEYOND_A_STRETCH))
         failed = (self._attending(count, width, scale, cap, sinks, window) for count in rows)
         return next((wrong for wrong in failed if wrong is not None), None)
 

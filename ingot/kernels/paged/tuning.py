@@ -30,6 +30,7 @@ class Matrix:
 
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
+    large: int | None = None  # places that a group of threads looks at with heads larger than 128, if not as many
 
     def keys(self, size: int) -> int:
         """In a piece, with heads of that size: 32, or 64."""
@@ -62,6 +63,11 @@ class Tuning:
             raise ValueError(f"{slabs} slabs: kernels take at most {self.slabs[-1]}")
         return next(count for count in self.slabs if count >= slabs)
 
+    def stretch_of(self, dtype: mx.Dtype, size: int) -> int:
+        """Places that a group of threads looks at, with heads of that size."""
+        large = self.matrix.large if self.matrix is not None and dtype.size == 2 and size > _LARGE else None
+        return self.stretch if large is None else large
+
     def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
         """Queries a group, when there are so many in all with heads of that size, and keys that a thread looks at, at
         once."""
@@ -74,7 +80,7 @@ class Tuning:
 
 
 TUNINGS: dict[DeviceKind, Tuning] = {
-    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5), prompts=4),
+    "cuda": Tuning(stretch=512, warps=4, most=8, run=8, matrix=Matrix(piece=8192, slots=5, large=1024), prompts=4),
     "metal": Tuning(stretch=512, warps=4, most=4, run=4, slabs=SLABS),  # a thread has half as many registers there
 }
 

@@ -56,31 +56,34 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
         assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
 
 
-@pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4), Cut(8, 4)], ids=str)
+@pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4, ahead=False), Cut(8, 4)], ids=str)
 @pytest.mark.parametrize("rows", [5, 13])
 @pytest.mark.parametrize("groups", [64, 37])
 def test_how_many_outputs_and_stages_there_are_changes_no_bits(cut: Cut, rows: int, groups: int) -> None:
     weights = packed(FOURS, 50, 64 * groups, mx.bfloat16)
     x = activations(rows, weights.columns, mx.bfloat16)
-    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=cut))(x, weights)
-    assert mx.array_equal(found, product(FOURS, mx.bfloat16, Tuning(few=Cut(8, 1)))(x, weights))
+    found = product(FOURS, mx.bfloat16, Tuning(wide=1, many=(cut, cut)))(x, weights)
+    assert mx.array_equal(found, product(FOURS, mx.bfloat16, Tuning(few=(Cut(8, 1), Cut(8, 1))))(x, weights))
     assert off(found, exact(x, weights)) < BOUNDS[mx.bfloat16]
 
 
 @pytest.mark.parametrize("cut", [Cut(4, 2, fetch=128), Cut(4, 4, fetch=32), Cut(16, 1, fetch=256)], ids=str)
 def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: Cut) -> None:
     weights = packed(FOURS, 50, 64 * 37, mx.bfloat16)
-    multiply, x = product(FOURS, mx.bfloat16, Tuning(few=cut)), activations(11, weights.columns, mx.bfloat16)
+    multiply, x = product(FOURS, mx.bfloat16, Tuning(few=(cut, cut))), activations(11, weights.columns, mx.bfloat16)
     assert off(multiply(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
     assert mx.array_equal(multiply(x[3:4], weights), multiply(x, weights)[3:4])
 
 
 @pytest.mark.parametrize("packing", [Packing(bits, group) for bits in BITS for group in GROUPS], ids=str)
-def test_every_packing_has_memory_for_enough_stages(packing: Packing) -> None:
-    for cut in (TUNING.few, TUNING.many):
-        fitting = cut.fitting(packing.bits, packing.group)
-        stage = fitting.tiles * 16 * fitting.depth_of(packing.bits, packing.group) * packing.group * packing.bits // 8
-        assert fitting.stages >= 3 and fitting.warps * fitting.stages * stage <= 48 * 1024
+@pytest.mark.parametrize("outputs", [4096, 28672])
+def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing: Packing, outputs: int) -> None:
+    bits, group = packing.bits, packing.group
+    cuts = [TUNING.cut_of(bits, group, outputs, eights) for eights in (1, 2)]
+    for cut in cuts:
+        stage = cut.tiles * 16 * cut.depth_of(bits, group) * group * bits // 8
+        assert cut.stages >= 3 and cut.warps * cut.stages * stage <= 48 * 1024
+    assert len({(cut.warps, cut.depth_of(bits, group)) for cut in cuts}) == 1, "for any number of rows"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

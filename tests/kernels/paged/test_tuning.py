@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.paged import WAYS
 from ingot.kernels.gpu.texts import Kernel, Work
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Rows, Shape, Slabs
-from ingot.kernels.paged.tuning import Tuning
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 from .memory import START
 
@@ -48,9 +48,9 @@ def test_pieces_of_any_heads_fit_in_shared_memory(
     tuning: Tuning, key_size: int, value_size: int, group: int, count: int
 ) -> None:
     cut = dict(_launched(Shape(group, 1, key_size, value_size), tuning, count).template)
-    keys, slots, part = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART"))  # type: ignore[call-overload]
+    keys, slots, part, stretch = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "STRETCH"))  # type: ignore[call-overload]
     line = 16 * (max(key_size, value_size) // 8 | 1)
-    weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, tuning.stretch // 64 * 16
+    weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, stretch // 64 * 16
     assert keys * line * slots + weights + of_warps + factors + units <= SHARED
     assert slots >= 2, "one to be multiplied while the next is on its way"
     assert keys in (32, 64) and part in (16, 32, 64)
@@ -61,3 +61,12 @@ def test_all_queries_of_a_head_of_keys_share_what_is_read() -> None:
     assert set(widths.values()) == {(1, 8, 1)}, "one group, however many queries"
     assert _launched(Shape(64, 8, 128, 128), BY_MATRICES[0], 16).groups == (2, 8, 1)
     assert _launched(Shape(16, 2, 256, 256), BY_MATRICES[0], 8).groups == (2, 2, 1), "registers hold no more"
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "stretch"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
+)
+def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, stretch: int) -> None:
+    attention = PagedAttention(Noted(), TUNINGS["cuda"], Shape(16, 2, size, size), dtype, scale=1.0)
+    assert attention.stretch == stretch
+    assert PagedAttention(Noted(), TUNINGS["metal"], Shape(16, 2, size, size), dtype, scale=1.0).stretch == 512

@@ -94,10 +94,11 @@ for (int early = 0; early < STAGES - 1; ++early) {
   COPY()
 }
 
-// Scales and biases of a step and activations of a group, and those of the next one: fetched before the first are met.
+// Scales and biases of a step and those of the next one, fetched before the first are met; activations of a group, and, where
+// there are registers for it, those of the next one AHEAD.
 constexpr int MET = EIGHTS * (LOT / 8);
 Lot<FACTOR_BYTES> scales_held[LINES], biases_held[LINES], next_scales[LINES], next_biases[LINES];
-Eight<T> given_held[2][MET];
+Eight<T> given_held[AHEAD + 1][MET];
 unsigned int lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
@@ -110,7 +111,7 @@ for (int i = 0; i < EIGHTS; ++i) {
   given_from[i] = given + (((size_t)least(row, rows - 1) * groups + first_group) * 4 + across) * LOT;
 }
 #pragma unroll
-for (int i = 0; i < MET * 2; ++i) {
+for (int i = 0; i < MET * (AHEAD + 1); ++i) {
   clear_eight(given_held[i / MET][i % MET]);  // and so stay those of rows that are not there
 }
 #define FETCH_FACTORS(step)                                                                                            \
@@ -152,7 +153,7 @@ if (steps > 0) {
 #ifndef GATHERED
 AFTER_OTHERS()
 #endif
-if (steps > 0) {
+if (AHEAD && steps > 0) {
   FETCH_GIVEN(0, first_group)
 }
 for (int step = 0; step < steps; ++step) {
@@ -171,14 +172,14 @@ for (int step = 0; step < steps; ++step) {
   stage_at = stage_at == (STAGES - 1) * STAGE ? 0 : stage_at + STAGE;
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
-    if (d + 1 < DEPTH || step + 1 < steps) {
-      const int next_group = first_group + step * DEPTH + d + 1;
-      FETCH_GIVEN((d + 1) % 2, next_group)
+    const int fetched = first_group + step * DEPTH + d + AHEAD;
+    if (!AHEAD || d + 1 < DEPTH || step + 1 < steps) {
+      FETCH_GIVEN(AHEAD * (d + 1) % 2, fetched)
     }
     unsigned int pairs[MET][PARTS][4];
 #pragma unroll
     for (int i = 0; i < MET; ++i) {
-      Pairs<T>::of(given_held[d % 2][i], pairs[i]);
+      Pairs<T>::of(given_held[AHEAD * d % 2][i], pairs[i]);
     }
     float totals[EIGHTS * 4];
 #pragma unroll
@@ -226,10 +227,10 @@ for (int step = 0; step < steps; ++step) {
       }
     }
   }
-  if (DEPTH % 2 != 0) {
+  if (AHEAD && DEPTH % 2 != 0) {
 #pragma unroll
     for (int i = 0; i < MET; ++i) {
-      given_held[0][i] = given_held[1][i];
+      given_held[0][i] = given_held[AHEAD][i];
     }
   }
 }

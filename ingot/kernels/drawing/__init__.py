@@ -1,0 +1,1 @@
+"""Drawing tokens in one launch, where plain operations take thirty."""
