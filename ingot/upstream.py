@@ -34,8 +34,8 @@ def _process_unchanged() -> Iterator[None]:
 
 
 def import_upstream(name: str) -> types.ModuleType:
-    """Import `mlx_lm` or one of its modules."""
-    if "mlx_lm" in sys.modules:
+    """Import `mlx_lm`, or another project's package that builds on it, or one of their modules."""
+    if name.partition(".")[0] in sys.modules:
         return importlib.import_module(name)
     with _process_unchanged():
         return importlib.import_module(name)

@@ -35,6 +35,7 @@ class Layout:
     runs: tuple[int, ...]
     frames: tuple[int, ...] = (0,)  # which of a clip's are shown
     times: tuple[float, ...] = ()  # where in a clip each of `grid.t` stands, in seconds
+    interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor counts them
 
     def __post_init__(self) -> None:
         assert self.written.count(self.token) == len(self.runs), "a run for each place, and a place for each run"

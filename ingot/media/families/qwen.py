@@ -103,7 +103,8 @@ class Qwen:
         times = tuple((filled[at] + filled[at + self.pair - 1]) / 2 / header.fps for at in steps)
         tokens = grid.h * grid.w // self.merge**2
         if not self.timed:
-            return Layout(resized, grid, VIDEO, VIDEO, (tokens * grid.t,), tuple(filled), times)
+            interval = self.pair * header.frames / len(shown) / header.fps
+            return Layout(resized, grid, VIDEO, VIDEO, (tokens * grid.t,), tuple(filled), times, interval)
         written = "".join(f"<{time:.1f} seconds>{START}{VIDEO}{END}" for time in times)
         return Layout(resized, grid, VIDEO, written, (tokens,) * grid.t, tuple(filled), times)
 

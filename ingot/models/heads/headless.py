@@ -8,6 +8,8 @@ from typing import Any
 
 from ingot.models.gguf.block_layers import with_blocks
 from ingot.models.heads.finding import head_tensors
+from ingot.models.vision.language import language_classes
+from ingot.models.vision.registry import FAMILIES
 from ingot.upstream import model_classes
 
 
@@ -15,7 +17,9 @@ def classes_in(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[t
     """What finds the classes of the model in `folder`, such as load it as it is stored there: with blocks of GGUF's,
     and without the tensors of a head, over which not all of mlx-lm's code gets by itself."""
     heads = head_tensors(folder, config)
-    classes = with_blocks(model_classes, heads)
+    seeing = FAMILIES.get(str(config.get("model_type")))
+    plain = model_classes if seeing is None or seeing.language is None else language_classes(seeing.language)
+    classes = with_blocks(plain, heads)
     if not heads:
         return classes
 

@@ -1,0 +1,71 @@
+"""Loading a tower: those weights of a checkpoint that the language model leaves, in mlx-vlm's modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.errors import ModelError
+from ingot.kernels.device import Device
+from ingot.media.families.files import ProcessorFiles
+from ingot.models.precision import settle
+from ingot.models.vision.registry import FAMILIES, TowerFamily
+from ingot.models.vision.tower import Tower
+from ingot.upstream_vision import family_package, sanitized, unloaded_model
+
+
+def has_tower(config: dict[str, Any]) -> bool:
+    """Whether a checkpoint is one of a model that sees, of a family that is known."""
+    return isinstance(config.get("vision_config"), dict) and config.get("model_type") in FAMILIES
+
+
+def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> Tower:
+    """The tower of the model in `folder`. Raises ModelError with what is wrong with it, or with what to install."""
+    family = FAMILIES[config["model_type"]]
+    try:
+        model = _with_weights(folder, config, family)
+    except ModelError:
+        raise
+    except Exception as error:  # another project's code reads this folder and may trip over anything
+        raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
+    for name in family.parts:
+        settle(model[name], device, dtype)
+        mx.eval(model[name].parameters())
+    return family.make(model, config, ProcessorFiles.read(folder), device)
+
+
+def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> Any:
+    """mlx-vlm's model, whose parts of the tower have their weights. Of the others nothing is ever read."""
+    package = family_package(config)
+    model = unloaded_model(package, config)
+    stored: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        stored.update(loaded)
+    weights = sanitized(package, model, stored)
+    for name in family.parts:
+        own = {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(f"{name}.")}
+        if not own:
+            raise ModelError(f"{folder.name} holds no weights of its vision tower. Serve it with --text-only.")
+        _quantize(model[name], own, config)
+        model[name].load_weights(list(own.items()), strict=True)
+        model[name].eval()
+    return model
+
+
+def _quantize(part: nn.Module, weights: dict[str, mx.array], config: dict[str, Any]) -> None:
+    """Make those layers packed whose weights are."""
+    packing = config.get("quantization") or {}
+    if not any(path.endswith(".scales") for path in weights):
+        return
+    nn.quantize(
+        part,
+        group_size=packing["group_size"],
+        bits=packing["bits"],
+        mode=packing.get("mode", "affine"),
+        class_predicate=lambda path, module: f"{path}.scales" in weights,
+    )

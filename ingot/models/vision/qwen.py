@@ -1,0 +1,247 @@
+"""The towers of Qwen 2, 2.5 and 3 VL and of Qwen 3.5: patches of pairs of frames, in blocks of `merge` by `merge`.
+
+Pairs of frames never see each other, so that a clip is looked at a few pairs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.kernels.device import Device
+from ingot.media.families.files import ProcessorFiles
+from ingot.media.item import MediaItem
+from ingot.media.layout import Grid, Layout
+from ingot.models.vision.blocks import Segments, Slicing, Work, attended, by_rows, turned, weight_dtype
+from ingot.models.vision.frames import Normal, normal_frames
+from ingot.models.vision.positions import contiguous, interleaved, three_axes
+from ingot.models.vision.tower import Features, LookBytes, PixelArray, PositionArray, Slices
+
+PARTS: Final = ("vision_tower",)
+"""What mlx-vlm's class of a whole model calls the parts that make the tower."""
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and deviation of colours where files say none: those of Qwen 2 and 2.5."""
+PERIOD = 10000.0
+TOGETHER = 4096
+"""Patches of a clip's pairs that are looked at together, unless one pair has more."""
+
+
+class QwenTower:
+    """`vision` is mlx-vlm's module of the tower, whose weights are settled for the device."""
+
+    def __init__(self, model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> None:
+        self._vision = vision = model.vision_tower
+        stated = vision.config
+        self._merge, self._patch, self._pair = stated.spatial_merge_size, stated.patch_size, stated.temporal_patch_size
+        self._heads: int = stated.num_heads
+        self._width = int(getattr(stated, "embed_dim", 0) or stated.hidden_size)
+        self._sampled: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
+        self._slicing = Slicing.on(device)
+        self._windows = _windows_of(vision, self._merge, self._patch)
+        pictures = files.pictures
+        defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP
+        self._pictures, self._clips = (
+            Normal.stated(pictures, *defaults),
+            Normal.stated(files.clips or pictures, *defaults),
+        )
+        self.axes = _axes(config)
+        self._pace = float(stated.tokens_per_second) if config["model_type"] == "qwen2_5_vl" else None
+        self._out = int(config.get("text_config", config).get("hidden_size") or config["hidden_size"])
+
+    @property
+    def modules(self) -> Sequence[Any]:
+        return (self._vision,)
+
+    @property
+    def deep(self) -> int:
+        return len(self._sampled)
+
+    def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray:
+        return three_axes(length, items, self._merge, self._pace)
+
+    # Pixels
+
+    def pixels(self, item: MediaItem) -> PixelArray:
+        """[patches, channels * pair * patch * patch]"""
+        grid, normal = item.grid, self._pictures if item.kind == "image" else self._clips
+        patches = np.empty((grid.t, grid.h * grid.w, 3, self._pair, self._patch**2), dtype=np.float32)
+        shown = 0
+        for frame in normal_frames(item.source, item.layout.size, normal):
+            own = self._cut(frame, grid)
+            if item.kind == "image":
+                patches[0] = own[:, :, None]
+            else:
+                patches[shown // self._pair, :, :, shown % self._pair] = own
+            shown += 1
+        assert shown == (1 if item.kind == "image" else grid.t * self._pair), "a layout's frames are those of its grid"
+        return patches.reshape(grid.patches, -1)
+
+    def _cut(self, frame: NDArray[np.float32], grid: Grid) -> NDArray[np.float32]:
+        """[patches, 3, patch * patch], those of a block of `merge` by `merge` together."""
+        merge, patch = self._merge, self._patch
+        blocks = frame.reshape(grid.h // merge, merge, patch, grid.w // merge, merge, patch, 3)
+        return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(grid.h * grid.w, 3, patch * patch)
+
+    # Features
+
+    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
+        grid = layout.grid
+        frame = grid.h * grid.w
+        together = max(1, TOGETHER // frame)
+        found: list[Features] = []
+        for begin in range(0, grid.t, together):
+            end = min(begin + together, grid.t)
+            features = yield from self._looked(pixels[begin * frame : end * frame], Grid(end - begin, grid.h, grid.w))
+            found.append(features)
+        if len(found) == 1:
+            return found[0]
+        parts = [mx.concatenate(list(each)) for each in zip(*(features.arrays for features in found), strict=True)]
+        return Features(parts[0], tuple(parts[1:]))
+
+    def _looked(self, pixels: PixelArray, grid: Grid) -> Slices:
+        vision, rows = self._vision, self._slicing.rows
+        x = yield from by_rows(self._embedded, mx.array(pixels), rows)
+        if "pos_embed" in vision:
+            x = x + self._learned(grid).astype(x.dtype)
+        cos, sin = _angles(grid, self._merge, self._width // self._heads)
+        whole = [np.arange(grid.patches, dtype=np.int32).reshape(grid.t, -1)]
+        deep = []
+        for number, block in enumerate(vision.blocks):
+            windows = None if self._windows is None else self._windows(number, grid)
+            x = yield from self._layer(block, x, (cos, sin), whole if windows is None else windows)
+            if number in self._sampled:
+                merger = vision.deepstack_merger_list[self._sampled.index(number)]
+                merged = yield from by_rows(merger, x, rows)
+                deep.append(merged)
+        embeddings = yield from by_rows(vision.merger, x, rows)
+        yield (embeddings, *deep)
+        return Features(embeddings, tuple(deep))
+
+    def _embedded(self, pixels: mx.array) -> mx.array:
+        """The convolution of a patch with a kernel of its own size is a product."""
+        project = self._vision.patch_embed.proj
+        weight = project.weight.transpose(0, 4, 1, 2, 3).reshape(project.weight.shape[0], -1)
+        embedded = pixels.astype(weight.dtype) @ weight.T
+        return embedded + project.bias if "bias" in project else embedded
+
+    def _layer(self, block: Any, x: mx.array, angles: tuple[mx.array, mx.array], segments: Segments) -> Work:
+        heads, slicing = self._heads, self._slicing
+        joint = yield from by_rows(lambda rows: block.attn.qkv(block.norm1(rows)), x, slicing.rows)
+        queries, keys, values = (part.reshape(-1, heads, self._width // heads) for part in mx.split(joint, 3, axis=-1))
+
+        def behind(rows: mx.array, found: mx.array) -> mx.array:
+            states = x[rows] + block.attn.proj(found)
+            after: mx.array = states + block.mlp(block.norm2(states))
+            return after
+
+        seen = (turned(queries, *angles), turned(keys, *angles), values)
+        return (yield from attended(seen, segments, behind, slicing))
+
+    def _learned(self, grid: Grid) -> mx.array:
+        """Learned positions, between those of the square that they were learned on."""
+        table: nn.Embedding = self._vision.pos_embed
+        side = self._vision.num_grid_per_side
+        numbers, weights = _corners(grid.h, grid.w, side, self._merge)
+        corners = table(mx.array(numbers))
+        one = (corners * mx.array(weights).astype(corners.dtype)[..., None]).sum(axis=0)
+        return mx.tile(one, (grid.t, 1))
+
+    # Memory
+
+    def needs(self, layout: Layout) -> LookBytes:
+        grid = layout.grid
+        frame = grid.h * grid.w
+        patches = min(grid.patches, max(frame, TOGETHER))
+        rows = min(self._slicing.rows, patches)
+        inner = 4 * self._width
+        scores = 2 * self._heads * self._slicing.queries(self._heads, frame) * frame if self._slicing.unfused else 0
+        work = 4 * (patches * (self._patch_size + 12 * self._width) + 4 * rows * inner + scores)
+        return LookBytes(
+            pixels=4 * grid.patches * self._patch_size,
+            work=work,
+            features=4 * layout.features * self._out * (1 + self.deep),
+        )
+
+    @property
+    def _patch_size(self) -> int:
+        return 3 * self._pair * self._patch**2
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return weight_dtype(self._vision.blocks[0].attn.qkv)
+
+
+def _axes(config: dict[str, Any]) -> tuple[int, ...]:
+    text = config.get("text_config") or config
+    stated = text.get("rope_scaling") or text.get("rope_parameters") or config.get("rope_scaling") or {}
+    turns = interleaved if str(config["model_type"]).startswith("qwen3") else contiguous
+    return turns(stated.get("mrope_section") or (11, 11, 10))
+
+
+@lru_cache(maxsize=32)
+def _coordinates(h: int, w: int, merge: int) -> NDArray[np.int64]:
+    """[2, patches]: row and column of each patch of a frame, in the order in which they are cut."""
+    rows, columns = np.meshgrid(np.arange(h), np.arange(w), indexing="ij")
+    both = np.stack([rows, columns]).reshape(2, h // merge, merge, w // merge, merge)
+    return both.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+
+
+def _angles(grid: Grid, merge: int, size: int) -> tuple[mx.array, mx.array]:
+    """Cosines and sines [patches, 1, size / 2] by which heads of `size` turn: half of it by rows, half by columns."""
+    speeds = 1.0 / PERIOD ** (np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2))
+    rows, columns = _coordinates(grid.h, grid.w, merge).astype(np.float32)
+    angles = np.concatenate([rows[:, None] * speeds, columns[:, None] * speeds], axis=-1)
+    tiled = mx.tile(mx.array(angles.astype(np.float32)), (grid.t, 1))[:, None]
+    return mx.cos(tiled), mx.sin(tiled)
+
+
+@lru_cache(maxsize=32)
+def _corners(h: int, w: int, side: int, merge: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Of each patch of a frame the four learned positions around it, [4, patches], and how much each counts."""
+    rows, columns = _coordinates(h, w, merge)
+    down, across = (np.linspace(0, side - 1, count, dtype=np.float32) for count in (h, w))
+    sides = [[_neighbour(each, side, further) for further in (False, True)] for each in (down, across)]
+    numbers = [row[rows] * side + column[columns] for row, _ in sides[0] for column, _ in sides[1]]
+    weights = [one[rows] * other[columns] for _, one in sides[0] for _, other in sides[1]]
+    return np.stack(numbers).astype(np.int32), np.stack(weights).astype(np.float32)
+
+
+def _neighbour(at: NDArray[np.float32], side: int, further: bool) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The learned position before or behind each place, and how near it is."""
+    before = at.astype(np.int32)
+    beyond = at - before
+    return (np.minimum(before + 1, side - 1), beyond) if further else (before, 1 - beyond)
+
+
+def _windows_of(vision: Any, merge: int, patch: int) -> Any:
+    """Which rows attend to each other in layer `number`, where only some layers see a whole frame."""
+    whole = getattr(vision, "fullatt_block_indexes", None)
+    if whole is None:
+        return None
+    side = vision.window_size // merge // patch
+
+    def segments(number: int, grid: Grid) -> Segments | None:
+        return None if number in whole else _windows(grid, merge, side)
+
+    return segments
+
+
+@lru_cache(maxsize=8)
+def _windows(grid: Grid, merge: int, side: int) -> Segments:
+    """Blocks of `side` by `side` tokens of each frame, cut off at its edges; those of one size are one table."""
+    rows, columns, unit = grid.h // merge, grid.w // merge, merge * merge
+    tokens = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    by_size: dict[int, list[NDArray[np.int32]]] = {}
+    for top in range(0, rows, side):
+        for left in range(0, columns, side):
+            window = tokens[top : top + side, left : left + side].reshape(-1, 1)
+            patches = (window * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+            by_size.setdefault(patches.size, []).append(patches)
+    frames = (np.arange(grid.t, dtype=np.int32) * grid.h * grid.w)[:, None, None]
+    return [(np.stack(own)[None] + frames).reshape(-1, size) for size, own in by_size.items()]

@@ -1,0 +1,48 @@
+"""The one place that imports mlx-vlm, which comes with the extra `vision`. Only models that see pay for it: it takes
+seconds."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+from ingot.errors import ModelError
+from ingot.upstream import import_upstream
+
+MISSING: Final = (
+    "This model sees, and mlx-vlm, which runs its vision tower, is not installed: pip install 'ingot[vision]', "
+    "or serve it for text alone with --text-only."
+)
+_PARTS: Final = ("text", "vision", "perceiver", "projector")
+
+
+def family_package(config: dict[str, Any]) -> ModuleType:
+    """mlx-vlm's package of a model type. Raises ModelError where it is not installed or has none."""
+    try:
+        utils = import_upstream("mlx_vlm.utils")
+    except ImportError as missing:
+        raise ModelError(MISSING) from missing
+    try:
+        package: ModuleType = utils.get_model_and_args(config)[0]
+    except (ImportError, KeyError, ValueError) as unknown:
+        raise ModelError(
+            f"mlx-vlm has no vision tower for models of type {config.get('model_type')}. Serve it with --text-only."
+        ) from unknown
+    return package
+
+
+def unloaded_model(package: ModuleType, config: dict[str, Any]) -> Any:
+    """The model of a package as its config describes it, all of whose weights are still to come. Nothing is computed."""
+    stated = {"text_config": {}, "vision_config": {}, "audio_config": {}, **config}
+    utils = import_upstream("mlx_vlm.utils")
+    described = package.ModelConfig.from_dict(dict(stated))
+    return package.Model(utils.update_module_configs(described, package, stated, _PARTS))
+
+
+def sanitized(package: ModuleType, model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's weights by the names and in the shapes that the package's classes want."""
+    utils = import_upstream("mlx_vlm.utils")
+    weights = utils.sanitize_weights(model, weights)
+    if hasattr(package, "VisionModel"):
+        weights = utils.sanitize_weights(package.VisionModel, weights, model.config.vision_config)
+    return weights
