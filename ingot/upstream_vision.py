@@ -32,7 +32,7 @@ def family_package(config: dict[str, Any]) -> ModuleType:
 
 
 def unloaded_model(package: ModuleType, config: dict[str, Any]) -> Any:
-    """The model of a package as its config describes it, all of whose weights are still to come. Nothing is computed."""
+    """The model of a package as its config describes it, whose weights are still to come. Nothing is computed."""
     stated = {"text_config": {}, "vision_config": {}, "audio_config": {}, **config}
     utils = import_upstream("mlx_vlm.utils")
     described = package.ModelConfig.from_dict(dict(stated))

@@ -106,6 +106,10 @@ class Launch:
     def is_stated(self) -> bool:
         return self.stated is not None
 
+    @property
+    def three_axes(self) -> bool:
+        return self.stated is not None and self.stated.ndim == 2
+
     @cached_property
     def explicit(self) -> mx.array:
         """[tokens] or [3, tokens]: the position of each token."""
@@ -146,6 +150,11 @@ class Mixed:
     def is_stated(self) -> bool:
         return any(part.is_stated for part in self.parts)
 
+    @cached_property
+    def three_axes(self) -> bool:
+        """Whether some launch states positions of three axes."""
+        return any(part.three_axes for part in self.parts)
+
     @property
     def explicit(self) -> mx.array:
         return self.positions
@@ -156,7 +165,7 @@ class Mixed:
         if not self.is_stated:
             return mx.array([at for part in self.parts for row in _counted(part) for at in row], dtype=mx.int32)
         stated = [part.explicit for part in self.parts]
-        if any(each.ndim == 2 for each in stated):
+        if self.three_axes:
             stated = [each if each.ndim == 2 else mx.broadcast_to(each, (3, *each.shape)) for each in stated]
         return mx.concatenate(stated, axis=-1)
 

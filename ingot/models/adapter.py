@@ -31,20 +31,26 @@ from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.captured import Stack, stack_of
+from ingot.models.layers.deepstack import DeepStack, swap_first_layers
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
-from ingot.models.layers.selection import Selection, select_at_heads
+from ingot.models.layers.selection import Selection, embedding_of, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
 from ingot.models.steps import CompiledSteps, compiles
+from ingot.models.vision.loading import load_tower
+from ingot.models.vision.tower import Tower
+from ingot.models.vision.visual import Visual
 from ingot.upstream import caches, load_config, load_model
 
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "model_max_length",
 )
+Shown = tuple[Visual, DeepStack | None]
+"""What a pass is shown, and the layers behind which some of it is added."""
 UNSTATED_CONTEXT = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
 
@@ -79,6 +85,8 @@ class Adapter:
     kernels: CheckedKernels | None = None  # of a GPU
     steps: CompiledSteps | None = None  # what runs the model, where its steps can be compiled
     live: PairCodec | None = None  # what keys and values of running sequences are put into behind their tails, if so
+    tower: Tower | None = None  # what it sees with
+    deep: DeepStack | None = None  # where features of it are added behind layers
     head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
 
     @property
@@ -91,7 +99,9 @@ class Adapter:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in parameters(self.model)) + (self.head.weight_bytes if self.head else 0)
+        beside = () if self.tower is None else self.tower.modules
+        own = sum(array.nbytes for module in (self.model, *beside) for _, array in parameters(module))
+        return own + (self.head.weight_bytes if self.head else 0)
 
     @property
     def dtype(self) -> str:
@@ -128,6 +138,7 @@ class Adapter:
         at: Sequence[int] | None = ...,
         *,
         hidden: Literal[False] = ...,
+        visual: Visual | None = ...,
     ) -> mx.array: ...
 
     @overload
@@ -139,6 +150,7 @@ class Adapter:
         at: Sequence[int] | None = ...,
         *,
         hidden: Literal[True],
+        visual: Visual | None = ...,
     ) -> tuple[mx.array, mx.array]: ...
 
     def run(
@@ -149,30 +161,43 @@ class Adapter:
         at: Sequence[int] | None = None,
         *,
         hidden: bool = False,
+        visual: Visual | None = None,
     ) -> mx.array | tuple[mx.array, mx.array]:
         """One forward pass over the parts' tokens [tokens], part by part, row by row: logits [n, vocab] after each of
         the tokens `at`, or after all of them; with `hidden`, also the hidden states [tokens, size] of all of them, as
-        the model's head wants them. Afterwards the rows are longer.
+        the model's head wants them. Where it is shown something `visual`, features stand for embeddings of tokens.
+        Afterwards the rows are longer.
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
+        shown = None if visual is None else (visual, self.deep)
         if not hidden:
-            return run(self.steps or self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+            return run(self.steps or self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed, shown=shown)
         assert self.selection is not None, "a model whose output head is not known hands over no hidden states"
         with self.selection.handing_over():
-            logits = run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed)
+            logits = run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed, shown=shown)
             states = self.selection.hidden
         assert states is not None, "no hidden states came by"
         return logits, states.reshape(-1, states.shape[-1])
 
 
-def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int = 2048, apart: bool = False) -> Adapter:
+def load(
+    folder: Path,
+    device: Device,
+    *,
+    dtype: str | None = None,
+    widest: int = 2048,
+    apart: bool = False,
+    sees: bool = False,
+) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
-    `apart`: no layers become one operation, so that hidden states between them can be handed over.
+    `apart`: no layers become one operation, so that hidden states between them can be handed over. `sees`: its vision
+    tower, which it must have, is loaded as well.
     """
     try:
         stated = load_config(folder)
+        whole = load_config(folder) if sees else {}
         classes = classes_in(folder, stated)
         model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
     except ModelError:
@@ -183,7 +208,9 @@ def load(folder: Path, device: Device, *, dtype: str | None = None, widest: int 
     notes = [*moved_weights(config), *settle(model, device, dtype)]
     mx.eval(model.parameters())
     model.eval()
-    return adapt(model, config, device, widest=widest, notes=notes, exact=dtype is not None, apart=apart)
+    tower = load_tower(folder, whole, device, dtype) if sees else None
+    exact = dtype is not None
+    return adapt(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
 
 
 def adapt(
@@ -195,18 +222,22 @@ def adapt(
     notes: Sequence[str] = (),
     exact: bool = False,
     apart: bool = False,
+    tower: Tower | None = None,
 ) -> Adapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
-    `apart`: see `load`.
+    `apart`: see `load`. `tower` is what it sees with.
     Raises ModelError if it cannot be run here, or not rightly.
     """
     family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    fused = swap_modules(model, device, kernels, apart=apart)
+    # What is shown turns by three axes and is added between layers, of which layers that are one operation know nothing.
+    axes = None if tower is None else tower.axes
+    fused = swap_modules(model, device, kernels, apart=apart or tower is not None, axes=axes)
+    deep = swap_first_layers(model, tower.deep) if tower is not None and tower.deep else None
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
     selection = select_at_heads(model)
@@ -230,6 +261,8 @@ def adapt(
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
+        tower=tower,
+        deep=deep,
     )
 
 
@@ -343,15 +376,36 @@ def run(
     at: Sequence[int] | None,
     *,
     mixed: bool,
+    shown: Shown | None = None,
 ) -> mx.array:
     """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens alone."""
     count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
-    if chosen is not None and isinstance(model, CompiledSteps):
+    if (chosen is not None or shown is not None) and isinstance(model, CompiledSteps):
         model = model.model
+    asked = tokens.reshape(count, -1)
     with rows.launch(parts, mixed=mixed) as layers:
-        logits = _selected(model, selection, tokens.reshape(count, -1), layers, chosen)
+        if shown is None:
+            logits = _selected(model, selection, asked, layers, chosen)
+        else:
+            logits = _shown(model, selection, asked, layers, chosen, *shown)
     return logits.reshape(-1, logits.shape[-1])
+
+
+def _shown(
+    model: Any,
+    selection: Selection | None,
+    tokens: mx.array,
+    layers: Any,
+    at: mx.array | None,
+    visual: Visual,
+    deep: DeepStack | None,
+) -> mx.array:
+    embed: Any = embedding_of(model)
+    assert embed is not None, "a model that sees looks tokens up by a module that is known"
+    with visual.behind(deep):
+        seeing = partial(model, input_embeddings=visual.over(embed(tokens)))
+        return _selected(seeing, selection, tokens, layers, at)
 
 
 def _selected(model: Any, selection: Selection | None, tokens: mx.array, layers: Any, at: mx.array | None) -> mx.array:

@@ -101,10 +101,11 @@ class Turning:
 
 
 def turns(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.array:
-    """How tokens at `positions` [tokens] turn when number i turns by position * speeds[i], and grows by `gain`."""
+    """How tokens at `positions` [tokens], or [tokens, speeds] where each speed has its own, turn when number i turns by
+    position * speeds[i], and grows by `gain`."""
     if not speeds.size:
         return mx.zeros(8)  # which nobody reads
-    angles = positions.astype(mx.float32)[:, None] * speeds
+    angles = (positions if positions.ndim == 2 else positions[:, None]).astype(mx.float32) * speeds
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1) * gain
 
 

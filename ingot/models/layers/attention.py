@@ -16,6 +16,7 @@ import mlx.nn as nn
 
 from ingot.cache.launch import Launch, Mask, Mixed, Parted
 from ingot.cache.layers import AppendState
+from ingot.cache.positions import Positions
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
@@ -43,6 +44,7 @@ class MixedAttention(nn.Module):
     _cap: float | None
     _tile: int | None
     _ragged: RaggedAttention | None
+    _turned_ragged: RaggedAttention | None  # the same for what is normed and turned before
     _paged: KernelAttention | None
     _turning: KernelTurning | None
     _into: Product | None
@@ -59,8 +61,9 @@ class MixedAttention(nn.Module):
         return self._mixed(x, mask, cache, cache.whole)
 
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
-        if self._ragged is not None and self._ragged.covers(x, masks, state, mixed):
-            return self._at_once(self._ragged, x, masks, state, mixed)
+        ragged = self._turned_ragged if mixed.three_axes else self._ragged
+        if ragged is not None and ragged.covers(x, masks, state, mixed):
+            return self._at_once(ragged, x, masks, state, mixed)
         queries, gate = self._written(x, state, mixed)
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
         joined = self._joined_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
@@ -164,7 +167,8 @@ class MixedAttention(nn.Module):
         if self._shared_rope is not None and queries.dtype == keys.dtype == mx.float32:
             return self._shared_rope(queries, keys, mixed)
         if self._tile is not None:
-            return self.rope(queries, offset=mixed.positions), self.rope(keys, offset=mixed.positions)
+            offset = Positions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
+            return self.rope(queries, offset=offset), self.rope(keys, offset=offset)
         return self._turned_by_part(queries, mixed), self._turned_by_part(keys, mixed)
 
     def _turned_by_part(self, x: mx.array, mixed: Mixed) -> mx.array:
@@ -244,6 +248,7 @@ def mixed_attention(
     replacement._shared_rope = None if ropes is None else ropes.of(module.get("rope"))
     replacement._tile = None if ropes is None else TILE
     replacement._ragged = None if ragged is None else _ragged(replacement, ragged)
+    replacement._turned_ragged = None if ragged is None else _ragged(replacement, ragged, prepares=False)
     replacement._paged = None if kernels is None else _paged(replacement, kernels)
     replacement._turning = None if turns is None else _turning(replacement, turns)
     replacement._into = None if replacement._turning is None else _into(replacement)
@@ -284,7 +289,7 @@ def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:
     )
 
 
-def _ragged(module: MixedAttention, rotations: Rotations) -> RaggedAttention:
+def _ragged(module: MixedAttention, rotations: Rotations, *, prepares: bool = True) -> RaggedAttention:
     wiring = module._wiring
     norms = tuple(module[name] for name in wiring.norms or () if name in module)
     return RaggedAttention(
@@ -297,4 +302,5 @@ def _ragged(module: MixedAttention, rotations: Rotations) -> RaggedAttention:
         rope=module.rope if module._rotates else None,
         rotations=rotations,
         gated=wiring.gated,
+        prepares=prepares,
     )

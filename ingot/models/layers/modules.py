@@ -5,7 +5,8 @@ Layers are multiplied by the native kernels, and RoPE modules learn to read expl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ingot.cache.positions import Offset, Positions
+from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.upstream import rope_utils
 
@@ -113,10 +115,19 @@ class Rotation:
     periods: mx.array
     scale: float = 1.0
     gain: float = 1.0
+    axes: mx.array | None = None  # by which of three axes of positions each period turns, where there are three
+
+    def angles(self, at: mx.array, *, three: bool) -> mx.array:
+        """How far tokens at these positions turn, [..., periods]; of `three` axes where `at` is [3, ...]."""
+        positions = at.astype(mx.float32) * self.scale
+        if not three:
+            return positions[..., None] / self.periods
+        assert self.axes is not None, "this RoPE turns by one axis"
+        return mx.moveaxis(positions[self.axes], 0, -1) / self.periods
 
     def __call__(self, x: mx.array, at: mx.array) -> mx.array:
-        """Rotate x [rows, heads, width, size] to the positions `at` [rows, width]."""
-        angles = (at.astype(mx.float32) * self.scale)[:, None, :, None] / self.periods
+        """Rotate x [rows, heads, width, size] to the positions `at` [rows, width] or [3, rows, width]."""
+        angles = self.angles(at, three=at.ndim == 3)[:, None]
         cos, sin = mx.cos(angles), mx.sin(angles)
         rotated, rest = x[..., : self.dims].astype(mx.float32) * self.gain, x[..., self.dims :]
         if self.traditional:
@@ -165,15 +176,21 @@ _ROTATIONS: dict[type, Any] = {
 _POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
 
 
-def positioned(rope: nn.Module) -> PositionedRope:
-    """The same RoPE, with all that models read of it, for explicit positions too; KeyError for unknown ones."""
+def positioned(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
+    """The same RoPE, with all that models read of it, for explicit positions too, also of three axes where it is said
+    which of them each period turns by; KeyError for unknown ones."""
     replacement: PositionedRope = adopt(rope, _POSITIONED[type(rope)])
-    replacement._rotation = rotation_of(rope)
+    rotation = rotation_of(rope)
+    if axes is not None:
+        if len(axes) != rotation.periods.size:
+            raise ModelError(f"mrope_section is of {len(axes)} frequencies, but the model turns {rotation.periods.size}")
+        rotation = replace(rotation, axes=mx.array(list(axes), dtype=mx.int32))
+    replacement._rotation = rotation
     return replacement
 
 
-def swap_ropes(model: nn.Module) -> int:
+def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:
     """Swap every known RoPE module of the model; returns how many were swapped."""
     found = [(path, module) for path, module in model.named_modules() if type(module) in _ROTATIONS]
-    model.update_modules(tree_unflatten([(path, positioned(module)) for path, module in found]))
+    model.update_modules(tree_unflatten([(path, positioned(module, axes)) for path, module in found]))
     return len(found)

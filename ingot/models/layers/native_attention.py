@@ -72,8 +72,8 @@ def spans_of(state: AppendState, heads: int) -> Any:
             for at in range(0, width, most)
         ]
         tables = [row.tables[state.group.number] for row, _, _ in rows]
-        assert opened.explicit.ndim == 1, "the native kernels turn by one axis"
-        stated: Any = opened.explicit.tolist() if opened.is_stated else None
+        # Those of three axes are turned before.
+        stated: Any = opened.explicit.tolist() if opened.is_stated and not opened.three_axes else None
         positions = None if stated is None else array("i", stated)
         opened.memo[key] = native.spans(spans, [state.group.native_table(table) for table in tables], positions)
     return opened.memo[key]
@@ -94,9 +94,11 @@ class RaggedAttention:
         rope: nn.Module | None,
         rotations: Rotations,
         gated: bool,
+        prepares: bool = True,
     ) -> None:
+        """`prepares` is False where it is to be given queries and keys that are normed and turned."""
         turns = rope is None or isinstance(rope, PositionedRope)
-        self.prepares = turns and all(norm is not None for norm in norms)
+        self.prepares = prepares and turns and all(norm is not None for norm in norms)
         """Whether it norms and turns queries and keys, and gates what comes out; else it is given them so."""
         self._heads, self._kv_heads, self._scale, self._cap, self._sinks = heads, kv_heads, scale, cap, sinks
         self._norms = (norms[0], norms[1]) if norms and self.prepares else (None, None)

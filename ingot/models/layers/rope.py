@@ -41,7 +41,7 @@ class SharedRope:
 
     def _prepare(self, mixed: Mixed) -> None:
         rotation = self._rotation
-        angles = (mixed.positions.astype(mx.float32) * rotation.scale)[:, None] / rotation.periods
+        angles = rotation.angles(mixed.positions, three=mixed.three_axes)
         cos, sin = mx.cos(angles) * rotation.gain, mx.sin(angles) * rotation.gain
         axis = -1 if rotation.traditional else -2
         self._cos = mx.stack([cos, cos], axis=axis)[:, None]

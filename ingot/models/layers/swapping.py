@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.nn as nn
 
 from ingot.kernels import native
@@ -18,10 +20,17 @@ from ingot.models.layers.packed_linear import swap_packed
 from ingot.models.layers.recurrent import swap_recurrences
 
 
-def swap_modules(model: nn.Module, device: Device, kernels: CheckedKernels | None, *, apart: bool = False) -> bool:
+def swap_modules(
+    model: nn.Module,
+    device: Device,
+    kernels: CheckedKernels | None,
+    *,
+    apart: bool = False,
+    axes: Sequence[int] | None = None,
+) -> bool:
     """Swap the modules that we compute otherwise than mlx-lm. Whether all layers became one operation, which they do
-    not where they are to stay `apart`."""
-    swap_ropes(model)
+    not where they are to stay `apart`. `axes`: see `positioned`."""
+    swap_ropes(model, axes)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gates(model)

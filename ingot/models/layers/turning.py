@@ -26,10 +26,18 @@ class Angles:
         self.neighbours = rotation is not None and rotation.traditional
         self._gain = 1.0 if rotation is None else rotation.gain
         self._speeds = mx.zeros(0) if rotation is None else rotation.scale / rotation.periods
+        self._axes = None if rotation is None else rotation.axes
+
+    def turns(self, mixed: Mixed) -> bool:
+        """Whether it is known how the tokens of a launch turn."""
+        return not mixed.three_axes or self._axes is not None or not self.dims
 
     def of(self, mixed: Mixed) -> mx.array:
         if self not in mixed.memo:
-            mixed.memo[self] = turns(mixed.positions, self._speeds, self._gain)
+            positions = mixed.positions
+            if mixed.three_axes and self._axes is not None:
+                positions = positions[self._axes].T
+            mixed.memo[self] = turns(positions, self._speeds, self._gain)
         angles: mx.array = mixed.memo[self]
         return angles
 
@@ -87,7 +95,7 @@ class KernelTurning:
     ) -> mx.array | None:
         """The queries [tokens, heads, size] of what was projected [tokens, ...]; keys and values are written. None, and
         nothing is, where that is not the kernel's."""
-        kernel = self.of(sizes, projected.dtype) if mixed.positions.ndim == 1 else None
+        kernel = self.of(sizes, projected.dtype) if self._angles.turns(mixed) else None
         storage = None if kernel is None else state.provided(self._kv_heads, sizes, projected.dtype)
         if kernel is None or not isinstance(storage, KernelStorage) or storage.dtype != projected.dtype:
             return None

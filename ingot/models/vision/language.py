@@ -36,7 +36,7 @@ def language_classes(part: LanguagePart) -> Classes:
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
             def from_dict(cls, params: dict[str, Any]) -> Any:
-                return args_class.from_dict(_own(params, part))  # type: ignore[attr-defined]
+                return args_class.from_dict(_own(params, part))
 
         return Language, LanguageArgs
 

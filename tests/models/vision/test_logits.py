@@ -1,0 +1,86 @@
+"""Models that see give mlx-vlm's own logits, whole and in pieces, alone and beside text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ingot.cache.launch import Part
+from ingot.kernels.device import Device, current
+from ingot.media.families.registry import processor_in
+from ingot.media.item import MediaItem
+from ingot.models.adapter import Adapter, load
+from ingot.models.vision.tower import Features
+from ingot.models.vision.visual import Visual
+from tests.models.vision.looking import looked, prompt_with, reference
+
+SHOWN = ["image", "video", "image"]
+
+
+def expected(folder: Path, tokens: list[int], items: list[MediaItem], adapter: Adapter) -> mx.array:
+    """By mlx-vlm's language model, over features of its own tower and positions of transformers' rules."""
+    model = reference(folder)
+    ids = mx.array([tokens])
+    embeds = model.language_model.model.embed_tokens(ids)
+    deep: list[list[mx.array]] = []
+    places: list[int] = []
+    for item in items:
+        seen = model.vision_tower(mx.array(adapter.tower.pixels(item)), mx.array([list(item.grid)]))
+        own, further = seen if isinstance(seen, tuple) else (seen, [])
+        at = [place for begin, end in item.runs for place in range(begin, end)]
+        embeds[0, mx.array(at)] = own
+        deep.append(list(further))
+        places += at
+    positions = mx.array(adapter.tower.positions(len(tokens), items))[:, None]
+    visible = np.zeros((1, len(tokens)), dtype=bool)
+    visible[0, places] = True
+    stacked = [mx.concatenate(list(each)) for each in zip(*deep, strict=True)] or None
+    options: dict[str, Any] = {"position_ids": positions}
+    if stacked:
+        options |= {"visual_pos_masks": mx.array(visible), "deepstack_visual_embeds": stacked}
+    return model.language_model(ids, inputs_embeds=embeds, **options).logits[0]
+
+
+def shown(items: list[MediaItem], features: list[Features], begin: int, end: int) -> Visual | None:
+    """What of the items stands in tokens [begin, end)."""
+    places, parts = [], []
+    for item, own in zip(items, features, strict=True):
+        at = [place for first, last in item.runs for place in range(first, last)]
+        taken = [number for number, place in enumerate(at) if begin <= place < end]
+        if taken:
+            places += [at[number] - begin for number in taken]
+            parts.append([array[mx.array(taken)] for array in own.arrays])
+    if not parts:
+        return None
+    joined = [mx.concatenate(list(each)) for each in zip(*parts, strict=True)]
+    return Visual(mx.array(places), joined[0], tuple(joined[1:]))
+
+
+def logits(adapter: Adapter, tokens: list[int], items: list[MediaItem], cuts: list[int]) -> mx.array:
+    features = [looked(adapter.tower, item) for item in items]
+    positions = adapter.tower.positions(len(tokens), items)
+    rows = adapter.new_rows()
+    row = rows.new()
+    found = []
+    for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        part = Part((row,), end - begin, mx.array(positions[:, begin:end]), following=0)
+        given = mx.array(tokens[begin:end])
+        found.append(adapter.run(rows, given, [part], visual=shown(items, features, begin, end)))
+        mx.eval(found[-1], rows.pending())
+    return mx.concatenate(found)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
+def test_a_prompt_with_pictures_and_clips_gives_the_logits_of_mlx_vlm(checkpoint: Path, kind: Any) -> None:
+    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
+    adapter = load(checkpoint, device, dtype="float32", sees=True)
+    assert adapter.mixed
+    tokens, items = prompt_with(processor_in(checkpoint), 3, SHOWN)
+    wanted = expected(checkpoint, tokens, items, adapter)
+    middle = (items[1].runs[0][0] + items[1].runs[0][1]) // 2
+    for cuts in ([], [4, middle, items[2].end]):
+        assert mx.abs(logits(adapter, tokens, items, cuts) - wanted).max().item() < 2e-3 * mx.abs(wanted).max().item()
