@@ -17,8 +17,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from ingot.engine.jobs import Job
+from ingot.engine.looks import Eyes
 from ingot.engine.request import ModelCard, Request
 from ingot.engine.sequence import Sequence
+from ingot.engine.sight import Sight
 from ingot.engine.stream import EventSink
 from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -35,8 +37,17 @@ class Limits:
 
 
 class Door:
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer, limits: Limits, free_seats: Callable[[], int]) -> None:
-        """`free_seats` says how many sequences could run that do not: those do not have to wait."""
+    def __init__(
+        self,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        free_seats: Callable[[], int],
+        eyes: Eyes | None = None,
+    ) -> None:
+        """`free_seats` says how many sequences could run that do not: those do not have to wait. `eyes` are what the
+        model sees with."""
+        self._eyes = eyes
         self._card, self._tokenizer, self._limits, self._free_seats = card, tokenizer, limits, free_seats
         self.jobs: dict[str, Job] = {}
         self._queued: Counter[str] = Counter()  # by tenant: sequences let in and not yet running for the first time
@@ -119,8 +130,10 @@ class Door:
 
     def _validate(self, request: Request) -> None:
         context, vocab = self._card.context, self._card.vocab
-        if any(request.media):
+        if any(request.media) and self._eyes is None:
             raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
+        if self._eyes is not None:
+            self._eyes.refuse(request.media)
         for prompt in request.prompts:
             if not prompt:
                 raise BadRequest("The prompt is empty: it has no tokens", param="prompt")
@@ -138,12 +151,15 @@ class Door:
             room = self._card.context - len(prompt)
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
             marks = self._message_ends(request, number)
+            items = request.media[number] if request.media else ()
             for choice in range(request.n):
                 # Answers of one request differ, and the first one is what a request for a single one gives.
                 own_seed = seed + choice * 0x9E3779B9
                 index = number * request.n + choice
                 sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
                 sequence.marks = marks
+                if items and self._eyes is not None:
+                    sequence.sight = Sight.of(prompt, items, self._eyes.tower)
                 made.append(sequence)
         return made
 

@@ -21,6 +21,7 @@ from ingot.engine.door import Door, Limits
 from ingot.engine.jobs import Job
 from ingot.engine.journal import Journal, outcome_of
 from ingot.engine.loaded import Loaded
+from ingot.engine.looks import LookFailed, Looks
 from ingot.engine.loop import FAILED, Post
 from ingot.engine.request import Event, Failed, Request, RequestStatus
 from ingot.engine.results import Result
@@ -40,6 +41,8 @@ log = logging.getLogger("ingot.engine")
 
 SLOW_STEP_S = 2.0
 """A step that takes longer than this is worth a line in the log."""
+LONGEST_LOOK_S = 0.5
+"""How long the vision tower may run in one turn while nobody waits for his next token."""
 SCORED_WIDTH = 128
 """Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
@@ -64,7 +67,8 @@ class Generation:
         self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._journal = Journal(loaded.card.name)
-        self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats)
+        self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats, loaded.eyes)
+        self._looks = None if loaded.eyes is None else Looks(loaded.eyes)
         self._past = Traffic()  # of requests that ended
         self.speculation = SpeculationCounts()
         self._make_rooms()
@@ -121,6 +125,7 @@ class Generation:
         now = time.monotonic()
         self._journal.look(now, lambda: self.status(now))
         self._step(shared)
+        self._look(time.monotonic() - now)
 
     def rest(self) -> None:
         self._forget_step()
@@ -141,6 +146,8 @@ class Generation:
         assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
         assert set(self._runner.seated) <= held, "a row is held by nobody"
         self._speculation.check(held)
+        if self._looks is not None:
+            self._looks.check()
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
@@ -163,6 +170,8 @@ class Generation:
             self._flush()
 
     def close(self) -> None:
+        if self._looks is not None:
+            self._looks.close()
         self._runner.close()
 
     # Books
@@ -196,7 +205,12 @@ class Generation:
             costs,
             self._limits.max_sequences,
             self._limits.target_itl_ms,
+            self._sees,
         )
+
+    def _sees(self, sequence: Sequence) -> bool:
+        """Whether the features are there that a sequence needs besides what it takes over."""
+        return self._looks is None or sequence.sight is None or self._looks.ready(sequence, self.reuse.known(sequence))
 
     def _free_seats(self) -> int:
         return self._limits.max_sequences - len(self._scheduler.running)
@@ -282,6 +296,20 @@ class Generation:
             # for another workload that comes between two steps.
             self._read(None)
         _log_if_slow(plan, time.monotonic() - began)
+
+    def _look(self, spent_s: float) -> None:
+        """Run the vision tower for what a step of so long has left of the latency target; for longer while nobody
+        waits for his next token."""
+        if self._looks is None:
+            return
+        hurried = any(sequence.decoding for sequence in self._scheduler.running)
+        left = self._limits.target_itl_ms / 1000 - spent_s if hurried else LONGEST_LOOK_S
+        try:
+            if not self._looks.advance(left) and not self._scheduler.running:
+                self._looks.pause()
+        except LookFailed as failed:
+            for request_id in failed.requests:
+                self._end_early(request_id, failed.error)
 
     def _catch_up(self) -> None:
         """Let the rows of the step before know their tokens now."""

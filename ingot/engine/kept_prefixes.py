@@ -20,6 +20,7 @@ from ingot.cache.tree import Node
 from ingot.engine.prefix_files import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
+from ingot.engine.sight import Sight
 from ingot.engine.states_key import states_key
 from ingot.errors import Unavailable, Unsupported
 from ingot.models.adapter import Adapter
@@ -50,7 +51,9 @@ class KeptPrefixes:
 
     def explain(self, request: Request, number: int) -> CacheReport:
         """What one of the request's prompts would take over if it came now. Leaves no trace."""
-        return self._run(lambda reuse: reuse.explain(request, request.prompts[number]))
+        prompt, items = request.prompts[number], request.media[number] if request.media else ()
+        keys = Sight(items).keyed(prompt) if items else prompt
+        return self._run(lambda reuse: reuse.explain(request, keys))
 
     def clear(self, tenant: str) -> int:
         """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees, in memory and on

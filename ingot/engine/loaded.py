@@ -11,6 +11,7 @@ from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
+from ingot.engine.looks import Eyes
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.proposal import Proposer
 from ingot.media.processor import Processor
@@ -30,5 +31,6 @@ class Loaded:
     proposers: Sequence[Proposer] = ()  # who guess tokens ahead, in the order in which they are preferred
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
     processor: Processor | None = None  # how the model is shown pictures and clips; None: it has no vision tower
+    eyes: Eyes | None = None  # what it sees them with
     disk: Disk | None = None  # where computed prefixes are kept beside memory
     codec: PairCodec = RAW_CODEC  # what they are put into

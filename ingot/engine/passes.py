@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from ingot.cache.launch import Part, Row
 from ingot.engine.budget import Budget
 from ingot.engine.scheduler import Chunk
@@ -34,7 +36,18 @@ class LaunchPart:
 
     @property
     def part(self) -> Part:
-        return Part(tuple(_row(sequence) for sequence in self.sequences), self.width, tentative=self.guessed)
+        rows = tuple(_row(sequence) for sequence in self.sequences)
+        stated, following = self._positions()
+        return Part(rows, self.width, stated, following, self.guessed)
+
+    def _positions(self) -> tuple[mx.array | None, int | None]:
+        """Where its tokens stand, and where the next does, where they do not follow each other as text does."""
+        first = self.sequences[0]
+        if first.sight is None or self.decoding:
+            return None, None
+        end = first.computed + self.width
+        stated = first.sight.stated(first.computed, end)
+        return (None, None) if stated is None else (mx.array(stated), first.sight.position(end))
 
     @property
     def tokens(self) -> int:

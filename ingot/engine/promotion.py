@@ -140,7 +140,7 @@ class Promotions:
             self._disk.counts.misses += read == 0 and len(sequence.tokens) - length > WORTH_READING
         used = [
             node.filed.entry
-            for node in self._index.along(self._owner(sequence.request), sequence.tokens[:length])
+            for node in self._index.along(self._owner(sequence.request), sequence.keys[:length])
             if node.filed
         ]
         self._disk.store.touch(used)
@@ -158,7 +158,7 @@ class Promotions:
     def _begun(self, sequence: Sequence, attempts: int = 1) -> Promotion | None:
         owner = self._owner(sequence.request)
         self.plant(owner)
-        found = self._index.reach(owner, sequence.tokens, len(sequence.tokens) - 1)
+        found = self._index.reach(owner, sequence.keys, sequence.most_taken_over)
         entries = list(dict.fromkeys(node.filed.entry for node in found.lacking if node.filed is not None))
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)
         if gained < WORTH_READING:
@@ -166,7 +166,7 @@ class Promotions:
         if 0 < self._seconds(gained) < nbytes / self._speed:
             self._speed *= FORGIVING  # a drive that was slow once is tried again in the end
             return None
-        promotion = Promotion(owner, tuple(sequence.tokens), found.resident, time.monotonic(), attempts)
+        promotion = Promotion(owner, tuple(sequence.keys), found.resident, time.monotonic(), attempts)
         coming = {entry for other in self._known.values() if other is not None for entry in other.entries}
         promotion.reserved = sum(self._room_for(entry) for entry in entries if entry not in coming)
         self._known[sequence] = promotion

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 from ingot.cache.codecs.names import RAW
@@ -109,11 +110,11 @@ class Reuse:
         """Let an admitted sequence start behind what is known of it."""
         first = sequence.preemptions == 0
         if first:
-            sequence.report = self.explain(sequence.request, sequence.tokens, "ram")
+            sequence.report = self.explain(sequence.request, sequence.keys, "ram")
         if not self._uses(sequence.request):
             return
         owner = self.owner(sequence.request)
-        found = self.index.match(owner, sequence.tokens, len(sequence.tokens) - 1)
+        found = self.index.match(owner, sequence.keys, sequence.most_taken_over)
         read = self._tier.settle(sequence, found.length)
         if found.length:
             self._found[sequence] = found
@@ -139,16 +140,16 @@ class Reuse:
         return places - sequence.marks - {found.length}
 
     def explain(self, request: Request, tokens: Many[int], tier: Where = "disk") -> CacheReport:
-        """What a prompt of these tokens would take over now, from memory alone or from disk as well, and why no
-        more."""
+        """What a prompt of these tokens, as the index knows them, would take over now, from memory alone or from disk
+        as well, and why no more."""
         if (reason := self._unused(request)) is not None:
             return CacheReport(len(tokens), 0, 0, reason)
         owner = self.owner(request)
         self._tier.plant(owner)
         found = self.index.explain(owner, tokens, len(tokens) - 1, tier)
-        ours = tuple(tokens[found.known : found.known + SNIPPET])
+        ours, theirs = _told(tokens[found.known : found.known + SNIPPET]), _told(found.theirs)
         codec = self.encoding.name if found.filed else found.codec
-        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, found.theirs, found.filed, codec)
+        return CacheReport(len(tokens), found.length, found.known, found.reason, ours, theirs, found.filed, codec)
 
     def _unused(self, request: Request) -> CacheReason | None:
         """Why a request has nothing to do with what is kept, if so."""
@@ -208,7 +209,7 @@ class Reuse:
         """By group, the pages that a sequence would take over if it were admitted now. Leaves no trace."""
         if not self._uses(sequence.request):
             return []
-        found = self.index.peek(self.owner(sequence.request), sequence.tokens, len(sequence.tokens) - 1)
+        found = self._peek(sequence)
         pages: list[HeldPages] = []
         for group in self.rows.groups:
             oldest = 0 if group.window is None else max(0, found.length - group.window + 1)
@@ -216,6 +217,13 @@ class Reuse:
             held = joined(group.pages, tables, oldest, found.length)
             pages.append(([], []) if held is None else group.by_form(held.numbers))
         return pages
+
+    def known(self, sequence: Sequence) -> int:
+        """How many tokens a sequence would take over if it were admitted now. Leaves no trace."""
+        return self._peek(sequence).length if self._uses(sequence.request) else 0
+
+    def _peek(self, sequence: Sequence) -> Match:
+        return self.index.peek(self.owner(sequence.request), sequence.keys, sequence.most_taken_over)
 
     # Running
 
@@ -225,6 +233,8 @@ class Reuse:
         if found is not None:
             assert sequence.row is not None
             put(self.rows, sequence.row, self._with_pages(sequence, found), found.length)
+            if sequence.sight is not None:
+                sequence.row.position = sequence.sight.position(found.length)
 
     def lacks_pages(self, sequence: Sequence) -> bool:
         """Whether restoring a sequence that was just admitted takes new pages."""
@@ -237,7 +247,7 @@ class Reuse:
             return found.records
         restored = self._condenser.restored(found.records, found.length)
         same = {id(record): made for record, made in zip(found.records, restored, strict=True) if record is not made}
-        for node in self.index.along(self.owner(sequence.request), sequence.tokens[: found.length]):
+        for node in self.index.along(self.owner(sequence.request), sequence.keys[: found.length]):
             made = same.get(id(node.record))
             if made is not None and made.end == node.end:
                 self.index.fill(node, made)
@@ -253,6 +263,8 @@ class Reuse:
             return
         if computed <= sequence.kept:
             return
+        if sequence.sight is not None and sequence.sight.inside(computed) is not None:
+            return  # who went on from the middle of a medium would have to look at it again
         # At the prompt's end, what was kept just before it does as well where that takes a checkpoint.
         if self._needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE:
             self._insert(row, sequence)
@@ -264,7 +276,7 @@ class Reuse:
         codec = self.rows.codec_of(row) if sequence.codec == RAW else sequence.codec
         made = self.index.insert(
             self.owner(sequence.request),
-            sequence.stored,
+            sequence.keyed(sequence.stored),
             computed,
             lambda begin, back: replace(take(self.rows, row, begin, back), codec=codec),
             landmark=computed in sorted(sequence.marks)[:LANDMARKS],
@@ -278,10 +290,10 @@ class Reuse:
 
     def _pin(self, sequence: Sequence) -> None:
         """Pins must leave room for others: those that would take more than their share are kept like anything else."""
-        owner = self.owner(sequence.request)
-        wanted = self.index.unpinned_bytes(owner, sequence.prompt)
+        owner, prompt = self.owner(sequence.request), sequence.keyed(sequence.prompt)
+        wanted = self.index.unpinned_bytes(owner, prompt)
         if self.index.pinned_bytes() + wanted <= PINNED_SHARE * self.limit:
-            self.index.pin(owner, sequence.prompt)
+            self.index.pin(owner, prompt)
 
     def adopt(self, owner: Owner, tokens: Many[int], record: LooseRecord, *, landmark: bool) -> int:
         """Keep a record that was made elsewhere, of the last of `tokens`; returns the tokens that were new."""
@@ -337,8 +349,13 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
     lengths = len(sequence.tokens), len(other.tokens)
     held = sequence.agreed.get(other.ticket)
     if held is None or held[:2] != lengths:
-        held = sequence.agreed[other.ticket] = (*lengths, agreement(sequence.tokens, other.tokens))
+        held = sequence.agreed[other.ticket] = (*lengths, agreement(sequence.keys, other.keys))
     return held[2]
+
+
+def _told(tokens: Many[int]) -> tuple[int, ...]:
+    """Those before the first medium: what stands for its content there is no token."""
+    return tuple(takewhile(lambda token: token >= 0, tokens))
 
 
 class OnThread(Protocol):

@@ -30,6 +30,7 @@ from ingot.engine.room import Room
 from ingot.engine.sampling import Drawn, score
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
+from ingot.engine.shown import visual_of
 from ingot.engine.speculation.ahead import agreement, places
 from ingot.engine.speculation.heads import WAITING, HeadStates
 from ingot.kernels.drawing.checked import checked_drawing
@@ -212,10 +213,10 @@ class Runner:
         at = [place for end, count in zip(ends, drawn, strict=True) for place in range(end - count, end)]
         # Where nobody draws, the last token's stand for the work: there is nothing else that is small and made last.
         wanted = None if parts[0].scoring else at or [ends[-1] - 1]
-        launched = [part.part for part in parts]
+        launched, visual = [part.part for part in parts], visual_of(parts)
         if self.heads is None:
-            return self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted)
-        logits, hidden = self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, hidden=True)
+            return self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, visual=visual)
+        logits, hidden = self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, hidden=True, visual=visual)
         self._tell_heads(parts, hidden)
         return logits
 

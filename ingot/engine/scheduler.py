@@ -86,6 +86,7 @@ class Scheduler:
     costs: StepCosts
     max_sequences: int
     target_ms: float
+    ready: Callable[[Sequence], bool] = lambda sequence: True  # has it all that it is computed from, besides tokens?
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
@@ -169,7 +170,7 @@ class Scheduler:
                 break
             if len(self.running) >= self.max_sequences and self._seats()[head.tenant] >= self._share():
                 break
-            if self._gives_way(head) or self.prefixes.waits(head, self.running):
+            if self._gives_way(head) or self.prefixes.waits(head, self.running) or not self.ready(head):
                 continue
             wanted = rounded(min(head.peak, head.total + CAPACITY_STEP))
             if not self._has_room(self.running, head, wanted):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ingot.cache.codecs.names import RAW
 from ingot.cache.launch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
+from ingot.engine.sight import Sight
 from ingot.errors import IngotError
 from ingot.text.grammar.guide import Guide
 
@@ -37,6 +38,7 @@ class Sequence:
     admitted_at: float | None = None
     first_token_at: float | None = None
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
+    sight: Sight | None = None  # what its prompt shows besides tokens
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
     agreed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -72,6 +74,21 @@ class Sequence:
     def stored(self) -> Many[int]:
         """The tokens whose states its row has, and perhaps more."""
         return [*self.tokens, *self.unread] if self.unread else self.tokens
+
+    @property
+    def keys(self) -> Many[int]:
+        """Its known tokens as the prefix index knows them."""
+        return self.keyed(self.tokens)
+
+    def keyed(self, tokens: Many[int]) -> Many[int]:
+        return tokens if self.sight is None else self.sight.keyed(tokens)
+
+    @property
+    def most_taken_over(self) -> int:
+        """Of its tokens, those that it may take over: one always stays to be computed, and no medium is cut."""
+        most = len(self.tokens) - 1
+        item = None if self.sight is None else self.sight.inside(most)
+        return most if item is None else item.begin
 
     @property
     def generated(self) -> Many[int]:

@@ -22,6 +22,7 @@ from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_encoders import offer
 from ingot.engine.start_proposers import offer_proposers
+from ingot.engine.start_vision import Vision
 from ingot.engine.states_key import exact_key
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
@@ -31,6 +32,7 @@ from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.upstream import load_config
 
 DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
 """The part of the device's memory that is used when the settings do not say."""
@@ -83,7 +85,10 @@ def load(
     _refuse_what_cannot_fit(folder, total)
     # An EAGLE draft reads hidden states between layers.
     apart = "eagle" in guessing_models
-    adapter = adapters.load(folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart)
+    vision = Vision.of(folder, load_config(folder), settings)
+    adapter = adapters.load(
+        folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=vision.sees
+    )
     choice = Choice.parse(settings.speculate, settings.speculate_tokens)
     guessing = offer_proposers(
         choice, folder, adapter, guessing_models, dtype=settings.dtype, widest=settings.prefill_chunk
@@ -92,7 +97,8 @@ def load(
     weights = adapter.weight_bytes + guessing.weights
     offered = offer(encoders, settings, here, total - weights)
     context = _context(settings, adapter.context)
-    others = offered.weights + offered.batch
+    eyes = vision.eyes(adapter.tower, total - weights)
+    others = offered.weights + offered.batch + (0 if eyes is None else eyes.memory.total)
     proposers, taken = guessing.begin(total - weights - others, context=context, rows=settings.max_sequences)
     budget = Budget(
         total,
@@ -103,7 +109,8 @@ def load(
         rows=settings.max_sequences,
     )
     device.bound_memory(here, total, budget.transient)
-    notes = [*adapter.notes, *guessing.notes, *offered.notes, *(_advice() if here.kind == "cpu" else ())]
+    advice = _advice() if here.kind == "cpu" else ()
+    notes = [*adapter.notes, *vision.notes, *guessing.notes, *offered.notes, *advice]
     compiled = compilation(here)
     if compiled is not None and compiled.slower is not None:
         notes.append(compiled.slower)
@@ -139,6 +146,8 @@ def load(
         folder,
         proposers=proposers,
         guessed_tokens=choice.tokens,
+        processor=vision.processor,
+        eyes=eyes,
         disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder, codec),
         codec=codec,
     )

@@ -234,7 +234,7 @@ def adapt(
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    # What is shown turns by three axes and is added between layers, of which layers that are one operation know nothing.
+    # What is seen turns by three axes and is added between layers, of which layers that are one operation know nothing.
     axes = None if tower is None else tower.axes
     fused = swap_modules(model, device, kernels, apart=apart or tower is not None, axes=axes)
     deep = swap_first_layers(model, tower.deep) if tower is not None and tower.deep else None

@@ -58,7 +58,8 @@ def swap_first_layers(model: Any, count: int) -> DeepStack:
     for path, module in model.named_modules():
         number = first.get(id(module))
         if number is not None:
-            layer = adopt(module, _extended(type(module)))
+            kind: type = type(module)
+            layer = adopt(module, _extended(kind))
             layer._deep, layer._number = deep, number
             swapped.append((path, layer))
     model.update_modules(tree_unflatten(swapped))

@@ -183,7 +183,9 @@ def positioned(rope: nn.Module, axes: Sequence[int] | None = None) -> Positioned
     rotation = rotation_of(rope)
     if axes is not None:
         if len(axes) != rotation.periods.size:
-            raise ModelError(f"mrope_section is of {len(axes)} frequencies, but the model turns {rotation.periods.size}")
+            raise ModelError(
+                f"mrope_section is of {len(axes)} frequencies, but the model turns {rotation.periods.size}"
+            )
         rotation = replace(rotation, axes=mx.array(list(axes), dtype=mx.int32))
     replacement._rotation = rotation
     return replacement

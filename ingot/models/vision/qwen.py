@@ -241,7 +241,7 @@ def _windows(grid: Grid, merge: int, side: int) -> Segments:
     for top in range(0, rows, side):
         for left in range(0, columns, side):
             window = tokens[top : top + side, left : left + side].reshape(-1, 1)
-            patches: NDArray[np.int32] = (window * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+            patches = (window * unit + np.arange(unit, dtype=np.int32)).astype(np.int32).reshape(-1)
             by_size.setdefault(patches.size, []).append(patches)
     frames = (np.arange(grid.t, dtype=np.int32) * grid.h * grid.w)[:, None, None]
     return [(np.stack(own)[None] + frames).reshape(-1, size) for size, own in by_size.items()]

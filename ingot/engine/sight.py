@@ -1,0 +1,84 @@
+"""What a sequence's prompt shows besides its tokens: which media stand where, where its tokens stand for RoPE, and what
+names them in the prefix index. Plain values; the features themselves come from `looks`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ingot.media.item import MediaItem
+from ingot.models.vision.tower import Features, PositionArray, Tower
+
+WORDS = 4
+"""Words that a digest is told in, one for each of a medium's first tokens."""
+
+
+@dataclass(eq=False, slots=True)
+class Sight:
+    items: tuple[MediaItem, ...]
+    positions: PositionArray | None = None  # [3, tokens of the prompt], where the model has three axes
+    features: dict[bytes, Features] = field(default_factory=dict)
+    """By digest, those of items that are still to be computed, while the sequence waits for them or computes them."""
+
+    @classmethod
+    def of(cls, prompt: Many[int], items: tuple[MediaItem, ...], tower: Tower) -> Sight:
+        return cls(items, tower.positions(len(prompt), items))
+
+    def keyed(self, tokens: Many[int]) -> list[int]:
+        """Tokens as the prefix index knows them: two prompts are the same up to the first medium in which they differ,
+        whatever tokens stand for it. What stands for its content is no token: it is negative."""
+        keys = list(tokens)
+        for item in self.items:
+            for place, word in zip(range(item.begin, item.end), _words(item.digest), strict=False):
+                if place < len(keys):
+                    keys[place] = word
+        return keys
+
+    def inside(self, place: int) -> MediaItem | None:
+        """The medium in the middle of which a sequence of so many tokens would end."""
+        return next((item for item in self.items if item.begin < place < item.end), None)
+
+    def ahead(self, computed: int) -> list[MediaItem]:
+        """Those whose features are needed by a sequence that has so many tokens computed, each content once."""
+        return list({item.digest: item for item in self.items if item.end > computed}.values())
+
+    def position(self, place: int) -> int:
+        """That of the token at `place`, where that is text, or of what begins there."""
+        if self.positions is None:
+            return place
+        prompt = self.positions.shape[1]
+        if place < prompt:
+            return int(self.positions[:, place].min())
+        return int(self.positions.max()) + 1 + place - prompt
+
+    def stated(self, begin: int, end: int) -> PositionArray | None:
+        """[3, end - begin]: where those tokens stand; None where they follow each other as text does."""
+        if self.positions is None:
+            return None
+        own = self.positions[:, begin:end]
+        behind = end - max(begin, self.positions.shape[1])
+        if behind > 0:
+            text = np.arange(behind, dtype=np.int32) + self.position(end - behind)
+            own = np.concatenate([own, np.broadcast_to(text, (3, behind))], axis=1)
+        return None if np.array_equal(own, np.broadcast_to(own[0, 0] + np.arange(end - begin), own.shape)) else own
+
+    def seen(self, begin: int, end: int) -> Iterator[tuple[bytes, range, range]]:
+        """For each run that stands in tokens [begin, end), or the part of it that does: whose digest's features, which
+        of them, and at which places."""
+        for item in self.items:
+            first = 0
+            for start, stop in item.runs:
+                low, high = max(start, begin), min(stop, end)
+                if low < high:
+                    yield item.digest, range(first + low - start, first + high - start), range(low, high)
+                first += stop - start
+
+
+def _words(digest: bytes) -> Iterator[int]:
+    """Negative numbers of 64 bits, as files of records hold them."""
+    for (word,) in struct.iter_unpack("<Q", digest[: 8 * WORDS]):
+        yield -1 - (word >> 1)

@@ -1,0 +1,64 @@
+"""What a model sees with, from its files and the settings to what the engine is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.config import Settings
+from ingot.engine.looks import Eyes, LookMemory
+from ingot.media.families.registry import processor_in
+from ingot.media.layout import PictureWish
+from ingot.media.processor import Processor
+from ingot.media.size import Size
+from ingot.models.vision.loading import has_tower
+from ingot.models.vision.tower import Tower
+
+SHARE = 1 / 8
+"""Of what the weights leave, the most that is set aside for looking."""
+LARGEST = Size(16_384, 16_384)
+"""Larger than any model is shown a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """`sees`: whether the tower is to be loaded. `processor` is there also where it is not, but could be."""
+
+    processor: Processor | None
+    sees: bool
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path, config: dict[str, Any], settings: Settings) -> Vision:
+        """As the model's files and the settings say. Raises ModelError."""
+        if has_tower(config):
+            if settings.text_only:
+                return cls(
+                    processor_in(folder), sees=False, notes=("text alone, as asked: its vision tower is not loaded",)
+                )
+            return cls(processor_in(folder), sees=True)
+        notes = []
+        if isinstance(config.get("vision_config"), dict):
+            notes.append("text alone: its vision tower is of a family that ingot does not know")
+        asked = [
+            name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given
+        ]
+        notes += [f"--{name} changes nothing: there is no vision tower here" for name in asked]
+        return cls(None, sees=False, notes=tuple(notes))
+
+    def eyes(self, tower: Tower | None, free: int) -> Eyes | None:
+        """`free` are the bytes that weights leave."""
+        return (
+            None if tower is None or self.processor is None else Eyes(tower, look_memory(tower, self.processor, free))
+        )
+
+
+def look_memory(tower: Tower, processor: Processor, free: int) -> LookMemory:
+    """Enough for the largest picture that the model is shown, if that is no more than a share of what is free; half of
+    it for features, so that many pictures, or those of several requests, are held at once."""
+    largest = tower.needs(processor.picture(LARGEST, PictureWish()))
+    most = int(free * SHARE)
+    work = min(2 * (largest.pixels + largest.work), most // 2)
+    features = min(max(8 * largest.features, work), most // 2)
+    return LookMemory(work, features)
