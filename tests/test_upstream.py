@@ -11,6 +11,8 @@ def settings():
     )
 before = settings()
 import ingot.engine.start, ingot.upstream
+assert "mlx_vlm" not in sys.modules, "text models pay for what only those need that see"
+EXTRA
 after = settings()
 for one, other in zip(before, after):
     assert one == other, (one, other)
@@ -18,4 +20,9 @@ for one, other in zip(before, after):
 
 
 def test_importing_the_product_leaves_the_process_as_it_was() -> None:
-    subprocess.run([sys.executable, "-c", SAME_PROCESS], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", SAME_PROCESS.replace("EXTRA", "")], check=True, timeout=120)
+
+
+def test_so_does_importing_what_sees() -> None:
+    seeing = "ingot.upstream.import_upstream('mlx_vlm.utils')"
+    subprocess.run([sys.executable, "-c", SAME_PROCESS.replace("EXTRA", seeing)], check=True, timeout=120)

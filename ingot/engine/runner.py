@@ -213,7 +213,8 @@ class Runner:
         at = [place for end, count in zip(ends, drawn, strict=True) for place in range(end - count, end)]
         # Where nobody draws, the last token's stand for the work: there is nothing else that is small and made last.
         wanted = None if parts[0].scoring else at or [ends[-1] - 1]
-        launched, visual = [part.part for part in parts], visual_of(parts)
+        launched = [part.part for part in parts]
+        visual = visual_of((row, row.computed, part.width) for part in parts for row in part.sequences)
         if self.heads is None:
             return self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, visual=visual)
         logits, hidden = self._adapter.run(self.rows, _in_one_row(tokens), launched, wanted, hidden=True, visual=visual)

@@ -59,12 +59,16 @@ class Sight:
         """[3, end - begin]: where those tokens stand; None where they follow each other as text does."""
         if self.positions is None:
             return None
-        own = self.positions[:, begin:end]
-        behind = end - max(begin, self.positions.shape[1])
-        if behind > 0:
-            text = np.arange(behind, dtype=np.int32) + self.position(end - behind)
-            own = np.concatenate([own, np.broadcast_to(text, (3, behind))], axis=1)
+        own = self.axes(self.positions, begin, end)
         return None if np.array_equal(own, np.broadcast_to(own[0, 0] + np.arange(end - begin), own.shape)) else own
+
+    def axes(self, positions: PositionArray, begin: int, end: int) -> PositionArray:
+        """[3, end - begin]: where those tokens stand, the prompt's at `positions`, and text behind it."""
+        own, behind = positions[:, begin:end], end - max(begin, positions.shape[1])
+        if behind <= 0:
+            return own
+        text = np.arange(behind, dtype=np.int32) + self.position(end - behind)
+        return np.concatenate([own, np.broadcast_to(text, (3, behind))], axis=1)
 
     def seen(self, begin: int, end: int) -> Iterator[tuple[bytes, range, range]]:
         """For each run that stands in tokens [begin, end), or the part of it that does: whose digest's features, which

@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from ingot.cache.launch import Launch, Row
 from ingot.cache.rows import Rows
 from ingot.engine.sequence import Sequence
+from ingot.engine.shown import Stretch, visual_of
 from ingot.engine.speculation.by_depth import columns
 from ingot.engine.speculation.proposal import Offer, Proposal
 
@@ -32,8 +35,11 @@ WAITING = 64
 class HeadModule(Protocol):
     name: str
     size: int  # of a hidden state
+    sees: bool  # is shown features where the model is
 
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array: ...
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array:
+        """One that sees takes what is `visual` as well."""
+
     def logits(self, hidden: mx.array) -> mx.array: ...
 
 
@@ -168,7 +174,8 @@ class HeadStates:
             hidden = hidden[: len(going)]
             if depth > 1:
                 places = [row.total - 2 + depth for row in going]
-                launch = Launch(tuple(map(_row, going)), 1, tuple(places), tuple(place - 1 for place in places))
+                before = tuple(self._position(row, place - 1) for row, place in zip(going, places, strict=True))
+                launch = Launch(tuple(map(_row, going)), 1, tuple(places), before)
                 with self.rows.aside([launch]) as caches:
                     hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
             likelihoods = mx.softmax(self.head.logits(hidden).astype(mx.float32), axis=-1)
@@ -188,13 +195,15 @@ class HeadStates:
         """Let the head see the next so many tokens of each; what it gives behind the last of them, in their order. A
         token that is not stored yet may be the last: it will be shown again."""
         launches: list[Launch] = []
+        stretches: list[Stretch] = []
         tokens: list[int] = []
         hidden: list[mx.array] = []
         lasts: list[int] = []
         at = 0
         for sequence, count in wanted:
             shown, row = self._shown[sequence], _row(sequence)
-            launches.append(_launch(row, shown.written, count))
+            launches.append(self._launch(sequence, shown.written, count))
+            stretches.append((sequence, shown.written, count))
             tokens += sequence.stored[shown.written : shown.written + count]
             hidden.append(shown.states(count))
             at += count
@@ -203,17 +212,28 @@ class HeadStates:
             shown.drop(min(count, stored))
             shown.written += min(count, stored)
         states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
+        visual = visual_of(stretches) if self.head.sees else None
+        head: Any = self.head
+        run = head if visual is None else partial(head, visual=visual)
         with self.rows.aside(launches) as caches:
-            out = self.head(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
+            out: mx.array = run(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
         return out if lasts == list(range(at)) else out[mx.array(lasts)]
 
+    def _position(self, sequence: Sequence, place: int) -> int:
+        return sequence.sight.position(place) if self.head.sees and sequence.sight is not None else place
 
-def _launch(row: Row, place: int, count: int) -> Launch:
-    """The next so many places of a row. What is stored there has the position of the hidden state that it is made from,
-    which is the one before."""
-    if place:
-        return Launch((row,), count, (place,), (place - 1,))
-    return Launch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))
+    def _launch(self, sequence: Sequence, place: int, count: int) -> Launch:
+        """The next so many places of a row. What is stored there has the position of the hidden state that it is made
+        from, which is the one before."""
+        row, begin = _row(sequence), max(0, place - 1)
+        positions = None if sequence.sight is None or not self.head.sees else sequence.sight.positions
+        if positions is not None and sequence.sight is not None:
+            own = sequence.sight.axes(positions, begin, place + count - 1)
+            stated = own if place else np.concatenate([positions[:, :1], own], axis=1)
+            return Launch((row,), count, (place,), (0,), mx.array(stated))
+        if place:
+            return Launch((row,), count, (place,), (begin,))
+        return Launch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))
 
 
 def _row(sequence: Sequence) -> Row:

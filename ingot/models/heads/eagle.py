@@ -57,6 +57,7 @@ class EagleHead(nn.Module):
     """Takes the place of a `Head`: called alike, with states of the model or with its own."""
 
     name = "eagle"
+    sees = False
 
     def __init__(self, config: Mapping[str, Any], block: Any, *, vocab: int, target_size: int, embeds: bool) -> None:
         """`block` is a layer of mlx-lm's; `embeds`: it has an embedding of its own."""

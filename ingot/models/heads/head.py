@@ -15,6 +15,7 @@ import mlx.nn as nn
 from ingot.cache.positions import Positions
 from ingot.models.families.description import HeadWiring
 from ingot.models.layers.modules import parameters
+from ingot.models.vision.visual import Visual
 from ingot.upstream import caches, create_attention_mask
 
 
@@ -35,6 +36,7 @@ class Guesser(Protocol):
     """What runs beside a model and guesses: a `Head`, or a draft that is called alike."""
 
     size: int  # of the model's hidden states that it takes
+    sees: bool  # whether it is shown features where the model is
 
     def make_cache(self) -> list[Any]: ...
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array: ...
@@ -43,6 +45,7 @@ class Guesser(Protocol):
 
 class Head(nn.Module):
     name = "mtp"
+    sees = False
 
     def __init__(self, wiring: HeadWiring, alone: Any, shared: Shared | None, *, size: int, eps: float) -> None:
         """`alone` is a model of mlx-lm's that has the head's layers and no others. Without what it shares with its own
@@ -77,11 +80,12 @@ class Head(nn.Module):
         """What it keeps of a sequence, in the words of mlx-lm's models."""
         return [caches.KVCache()]
 
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None, visual: Visual | None = None) -> mx.array:
         """From hidden states [1, T, size] at some places and the tokens [1, T] behind those: hidden states [1, T, size]
         whose logits are guesses for the tokens two places on, and which stand for the model's when guesses go on from
-        guesses."""
-        embedded = self._seen(self._shared.embedding(tokens), cache)
+        guesses. Features that are `visual` stand where the model had them instead of tokens."""
+        looked_up = self._shared.embedding(tokens)
+        embedded = self._seen(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
         states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
         mask = create_attention_mask(states, cache, return_array=self._wiring.array_masks)

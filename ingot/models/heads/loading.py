@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +37,22 @@ def load_head(source: HeadSource, adapter: Adapter, *, dtype: str | None = None)
     if selection is None or not selection.obeyed or shared is None:
         raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
     head, castable = build_head(source, adapter.config, shared)
-    prepare(head, adapter, dtype, castable)
+    tower = adapter.tower
+    prepare(head, adapter, dtype, castable, axes=None if tower is None else tower.axes)
+    head.sees = tower is not None
     if head.wants == "raw":
         tap(adapter.model, [path_of_layers(adapter.model).removesuffix("layers") + "norm"], selection)
     return head
 
 
-def prepare(head: nn.Module, adapter: Adapter, dtype: str | None, castable: Callable[[str], bool]) -> None:
-    """Bring a head into memory, as the adapter's device computes with it."""
+def prepare(
+    head: nn.Module,
+    adapter: Adapter,
+    dtype: str | None,
+    castable: Callable[[str], bool],
+    axes: Sequence[int] | None = None,
+) -> None:
+    """Bring a head into memory, as the adapter's device computes with it. `axes`: see `positioned`."""
     if adapter.device.kind != "cpu":
         _cast(head, DTYPES[adapter.dtype], castable)
         # Layers of blocks would choose a format of their own.
@@ -52,7 +60,7 @@ def prepare(head: nn.Module, adapter: Adapter, dtype: str | None, castable: Call
     settle(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
-    swap_modules(head, adapter.device, adapter.kernels)
+    swap_modules(head, adapter.device, adapter.kernels, axes=axes)
 
 
 def with_head(adapter: Adapter, head: Guesser) -> Adapter:

@@ -14,7 +14,7 @@ from ingot.media.families.files import ProcessorFiles
 from ingot.models.precision import settle
 from ingot.models.vision.registry import FAMILIES, TowerFamily
 from ingot.models.vision.tower import Tower
-from ingot.upstream_vision import family_package, sanitized, unloaded_model
+from ingot.models.vision.upstream import family_package, sanitized, unloaded_model
 
 
 def has_tower(config: dict[str, Any]) -> bool:

@@ -139,7 +139,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def saved(family: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of a family in `folder`."""
-    from ingot.upstream_vision import family_package, unloaded_model
+    from ingot.models.vision.upstream import family_package, unloaded_model
 
     config = CONFIGS[family]
     model = unloaded_model(family_package(config), config)
@@ -192,7 +192,9 @@ def item_at(begin: int, kind: Any, layout: Layout, frames: Sequence[Pixels], gap
     return MediaItem(kind, digest, tuple(runs), layout, Frames(tuple(frames)))
 
 
-def prompt_with(processor: Processor, seed: int, shown: Sequence[str], text: int = 5) -> tuple[list[int], list[MediaItem]]:
+def prompt_with(
+    processor: Processor, seed: int, shown: Sequence[str], text: int = 5
+) -> tuple[list[int], list[MediaItem]]:
     """Random text with pictures and clips in it: their tokens and the items."""
     random = np.random.default_rng(seed)
     tokens: list[int] = []
