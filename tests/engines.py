@@ -43,9 +43,9 @@ class Held(Adapter):
         known = {each.name: getattr(adapter, each.name) for each in fields(Adapter)}
         return cls(**known | {"config": {**adapter.config, "wait": wait}})
 
-    def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None, *, hidden: Any = False) -> Any:
+    def run(self, rows: Any, tokens: Any, parts: Any, at: Any = None, **asked: Any) -> Any:
         self.config["wait"](tokens.size)
-        return super().run(rows, tokens, parts, at, hidden=hidden)
+        return super().run(rows, tokens, parts, at, **asked)
 
 
 def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:

@@ -141,7 +141,15 @@ class _OneLayer(nn.Module):
 class ScriptedAdapter(Adapter):
     """Puts all weight on the token that the script wants next."""
 
-    def run(self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None) -> mx.array:
+    def run(
+        self,
+        rows: Rows,
+        tokens: mx.array,
+        parts: Sequence[Part],
+        at: Sequence[int] | None = None,
+        *,
+        visual: None = None,
+    ) -> mx.array:
         [part] = parts
         self.config["wait"](part.width)
         kept = tokens[:, None, None].astype(mx.float32)

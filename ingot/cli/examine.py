@@ -22,7 +22,7 @@ from ingot.config import GIB, Settings
 from ingot.kernels import device
 
 REQUIRED = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
-EXTRAS = {"matplotlib": "plots of `ingot bench`"}
+EXTRAS = {"matplotlib": "plots of `ingot bench`", "mlx_vlm": "models that see", "av": "clips"}
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 PROBE_SECONDS = 120
 LEAST_DISK = 2 * GIB

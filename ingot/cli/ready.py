@@ -11,6 +11,7 @@ from ingot.text.formats.registry import FoundFormat
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
+SEEN = {"image": "pictures", "video": "clips"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
 
 
@@ -31,6 +32,7 @@ def ready_record(
         card.device,
         f"context {card.context} tokens",
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
+        *([f"sees {' and '.join(SEEN[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}"] if chats else []),
         *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),

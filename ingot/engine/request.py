@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ingot.errors import IngotError
 from ingot.media.item import MediaItem
+from ingot.media.layout import MediaKind
 from ingot.text.formats.table import Format
 from ingot.text.grammar.guide import GuidePlan
 from ingot.text.parse.events import ToolSchema
@@ -383,6 +384,7 @@ class ModelCard:
     formats: str = ""  # that, and what activations and states are
     proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
     kernels: str = ""  # what was compiled for the device, where that is ours to do
+    sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ def load(
         formats=str(adapter.formats),
         proposers=guessing.names,
         kernels="" if compiled is None else str(compiled),
+        sees=vision.shown,
     )
     cache_bytes = _cache_bytes(settings, budget)
     codec = _codec(settings, adapter)

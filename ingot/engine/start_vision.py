@@ -9,7 +9,7 @@ from typing import Any
 from ingot.config import Settings
 from ingot.engine.looks import Eyes, LookMemory
 from ingot.media.families.registry import processor_in
-from ingot.media.layout import PictureWish
+from ingot.media.layout import MediaKind, PictureWish
 from ingot.media.processor import Processor
 from ingot.media.size import Size
 from ingot.models.vision.loading import has_tower
@@ -46,6 +46,11 @@ class Vision:
         ]
         notes += [f"--{name} changes nothing: there is no vision tower here" for name in asked]
         return cls(None, sees=False, notes=tuple(notes))
+
+    @property
+    def shown(self) -> tuple[MediaKind, ...]:
+        """What it sees."""
+        return tuple(self.processor.placeholders) if self.sees and self.processor is not None else ()
 
     def eyes(self, tower: Tower | None, free: int) -> Eyes | None:
         """`free` are the bytes that weights leave."""

@@ -1,0 +1,87 @@
+"""Engines over tiny models that see, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.cache.disk.disk import Disk
+from ingot.engine.budget import Budget
+from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.looks import Eyes, LookMemory, Looks
+from ingot.engine.request import ModelCard, Request, Sampling, Stop
+from ingot.engine.speculation.proposal import Proposer
+from ingot.kernels.device import Device, current
+from ingot.media.families.registry import processor_in
+from ingot.media.item import MediaItem
+from ingot.models.adapter import load
+from tests.engines import DISK_LIMITS, tiny_tokenizer
+
+ROOMY = LookMemory(1 << 26, 1 << 22)
+
+
+def start_seeing(
+    folder: Path,
+    *,
+    device: Device | None = None,
+    memory: int = 1 << 28,
+    cache_bytes: int = 0,
+    looking: LookMemory = ROOMY,
+    limits: Limits | None = None,
+    proposers: tuple[Proposer, ...] = (),
+    widest: int = 64,
+    disk: Path | None = None,
+) -> Engine:
+    """A running engine; `memory` are the bytes that states may take."""
+
+    def loaded() -> Loaded:
+        from ingot.kernels import native
+
+        native.use_one_path()
+        adapter = load(folder, device or current(), widest=widest, sees=True)
+        assert adapter.tower is not None
+        total = adapter.weight_bytes + memory
+        budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
+        card = ModelCard(
+            name="tiny",
+            source="random weights",
+            family=adapter.family,
+            context=budget.longest(1024),
+            vocab=adapter.vocab,
+            device="cpu",
+            dtype=adapter.dtype,
+            weight_bytes=adapter.weight_bytes,
+            memory_budget=total,
+            max_sequences=32,
+            created=0,
+        )
+        return Loaded(
+            adapter,
+            tiny_tokenizer(),
+            card,
+            budget,
+            cache_bytes,
+            proposers=proposers,
+            processor=processor_in(folder),
+            eyes=Eyes(adapter.tower, looking),
+            disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS),
+        )
+
+    return Engine(loaded, limits or Limits(target_itl_ms=5.0))
+
+
+def asked(name: str, tokens: list[int], items: list[MediaItem], count: int = 6, **options: object) -> Request:
+    return Request(
+        name,
+        (tuple(tokens),),
+        max_tokens=count,
+        sampling=Sampling(temperature=0.0),
+        stop=Stop(ignore_eos=True),
+        media=(tuple(items),) if items else (),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def looks_of(engine: Engine) -> Looks:
+    looks = engine._generation._looks
+    assert looks is not None
+    return looks
