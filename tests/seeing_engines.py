@@ -14,6 +14,8 @@ from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
 from ingot.models.adapter import load
+from ingot.models.heads.finding import find_head
+from ingot.models.heads.loading import load_head, with_head
 from tests.engines import DISK_LIMITS, tiny_tokenizer
 
 ROOMY = LookMemory(1 << 26, 1 << 22)
@@ -30,8 +32,9 @@ def start_seeing(
     proposers: tuple[Proposer, ...] = (),
     widest: int = 64,
     disk: Path | None = None,
+    headed: bool = False,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take."""
+    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses."""
 
     def loaded() -> Loaded:
         from ingot.kernels import native
@@ -39,6 +42,10 @@ def start_seeing(
         native.use_one_path()
         adapter = load(folder, device or current(), widest=widest, sees=True)
         assert adapter.tower is not None
+        if headed:
+            source = find_head(folder, adapter.config)
+            assert source is not None
+            adapter = with_head(adapter, load_head(source, adapter))
         total = adapter.weight_bytes + memory
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
         card = ModelCard(
@@ -61,6 +68,7 @@ def start_seeing(
             budget,
             cache_bytes,
             proposers=proposers,
+            guessed_tokens=3 if headed else None,
             processor=processor_in(folder),
             eyes=Eyes(adapter.tower, looking),
             disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS),

@@ -164,6 +164,20 @@ def test_guesses_change_nothing(folder: Path) -> None:
         guessing.close()
 
 
+@pytest.mark.parametrize("folder", ["qwen3_5"], indirect=True)
+def test_guesses_of_a_head_that_sees_change_nothing(folder: Path, device: Device | None) -> None:
+    plain, guessing = start_seeing(folder, device=device), start_seeing(folder, device=device, headed=True)
+    try:
+        requests = [asked(f"r{at}", *mix, count=16) for at, mix in enumerate(mixes(folder))]
+        expected = [written(answer(plain, request)) for request in requests]
+        assert together(guessing, requests) == expected
+        assert guessing.speculation.draft_tokens > 0
+        guessing.check()
+    finally:
+        plain.close()
+        guessing.close()
+
+
 def test_features_that_are_still_there_are_not_looked_for_again(folder: Path, engine: Engine) -> None:
     tokens, items = mixes(folder)[1]
     first = written(answer(engine, asked("first", tokens, items)))

@@ -148,6 +148,8 @@ def saved(family: str, folder: Path, seed: int = 0) -> Path:
     for name, weight in tree_flatten(model.parameters()):
         drawn = random.normal(0, 0.2 if weight.ndim > 1 else 0.05, weight.shape).astype(np.float32)
         weights[name] = mx.array(drawn + (1 if weight.ndim == 1 and name.endswith("norm.weight") else 0))
+    if family == "qwen3_5":
+        weights |= _head(weights, random)
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
@@ -157,6 +159,15 @@ def saved(family: str, folder: Path, seed: int = 0) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(sizes))
     return folder
+
+
+def _head(weights: dict[str, mx.array], random: np.random.Generator) -> dict[str, mx.array]:
+    """A head that guesses, whose layer is like the model's second, which attends."""
+    begins, size = "language_model.model.layers.1.", _TEXT["hidden_size"]
+    named = {name.removeprefix(begins): weight for name, weight in weights.items() if name.startswith(begins)}
+    layer = {f"mtp.layers.0.{name}": weight[::-1] for name, weight in named.items()}
+    norms = {f"mtp.{name}.weight": mx.ones(size) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    return {**layer, **norms, "mtp.fc.weight": mx.array(random.normal(0, 0.2, (size, 2 * size)).astype(np.float32))}
 
 
 def reference(folder: Path) -> Any:

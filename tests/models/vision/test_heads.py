@@ -1,0 +1,36 @@
+"""A head sees what its model sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from ingot.cache.launch import Part
+from ingot.kernels.device import current
+from ingot.models.adapter import load
+from ingot.models.heads.finding import find_head
+from ingot.models.heads.loading import head_rows, load_head
+from ingot.models.layers.selection import embedding_of
+from ingot.models.vision.visual import Visual
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3_5"], indirect=True)
+def test_features_stand_where_the_model_had_them_instead_of_tokens(checkpoint: Path) -> None:
+    adapter = load(checkpoint, current(), dtype="float32", sees=True)
+    source = find_head(checkpoint, adapter.config)
+    assert source is not None
+    head = load_head(source, adapter)
+    assert head.sees
+    tokens, placeholders = mx.array([[5, 9, 30, 31, 7]]), mx.array([[5, 9, 120, 120, 7]])
+    hidden = mx.random.normal((1, 5, head.size), key=mx.random.key(1))
+    visual = Visual(mx.array([2, 3]), embedding_of(adapter.model)(tokens)[0, 2:4])  # type: ignore[misc]
+    found = []
+    for given, seen in ((tokens, None), (placeholders, visual), (placeholders, None)):
+        rows = head_rows(head, adapter)
+        with rows.launch([Part((rows.new(),), 5)], mixed=True) as layers:
+            found.append(head(hidden, given, layers[0], seen))
+        mx.eval(found[-1], rows.pending())
+    assert mx.allclose(found[0], found[1], atol=1e-5).item()
+    assert not mx.allclose(found[0], found[2], atol=1e-3).item()
