@@ -56,11 +56,10 @@ class Sight:
         return int(self.positions.max()) + 1 + place - prompt
 
     def stated(self, begin: int, end: int) -> PositionArray | None:
-        """[3, end - begin]: where those tokens stand; None where they follow each other as text does."""
-        if self.positions is None:
+        """[3, end - begin]: where those tokens stand; None where all of them are text, or there are no axes."""
+        if self.positions is None or not any(True for _ in self.seen(begin, end)):
             return None
-        own = self.axes(self.positions, begin, end)
-        return None if np.array_equal(own, np.broadcast_to(own[0, 0] + np.arange(end - begin), own.shape)) else own
+        return self.axes(self.positions, begin, end)
 
     def axes(self, positions: PositionArray, begin: int, end: int) -> PositionArray:
         """[3, end - begin]: where those tokens stand, the prompt's at `positions`, and text behind it."""

@@ -234,10 +234,10 @@ def adapt(
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
-    # What is seen turns by three axes and is added between layers, of which layers that are one operation know nothing.
-    axes = None if tower is None else tower.axes
-    fused = swap_modules(model, device, kernels, apart=apart or tower is not None, axes=axes)
-    deep = swap_first_layers(model, tower.deep) if tower is not None and tower.deep else None
+    axes, deep = (None, None) if tower is None else (tower.axes, swap_first_layers(model, tower.deep))
+    # Native layers that are one operation turn by one axis, and nothing can be added between them.
+    apart = apart or (device.kind == "cpu" and (axes is not None or deep is not None))
+    fused = swap_modules(model, device, kernels, apart=apart, axes=axes)
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
     selection = select_at_heads(model)

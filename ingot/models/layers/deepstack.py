@@ -47,11 +47,14 @@ class _AddsBehind:
 
 @cache
 def _extended(kind: type) -> type:
-    return type(f"Deep{kind.__name__}", (_AddsBehind, kind), {})
+    """By the same name: what is known of the class holds as long as nothing is added."""
+    return type(kind.__name__, (_AddsBehind, kind), {"__module__": kind.__module__})
 
 
-def swap_first_layers(model: Any, count: int) -> DeepStack:
-    """Swap the model's first layers for ones behind which features can be added."""
+def swap_first_layers(model: Any, count: int) -> DeepStack | None:
+    """Swap the model's first layers for ones behind which features can be added; None where that are none."""
+    if not count:
+        return None
     deep = DeepStack()
     first = {id(layer): number for number, layer in enumerate(model.layers[:count])}
     swapped = []
