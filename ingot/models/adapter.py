@@ -28,6 +28,7 @@ from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
+from ingot.models.forward import run
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.attention import TILE, MixedAttention
 from ingot.models.layers.captured import Stack, stack_of
@@ -35,7 +36,7 @@ from ingot.models.layers.deepstack import DeepStack, swap_first_layers
 from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
-from ingot.models.layers.selection import Selection, embedding_of, select_at_heads
+from ingot.models.layers.selection import Selection, select_at_heads
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
@@ -49,8 +50,6 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "model_max_length",
 )
-Shown = tuple[Visual, DeepStack | None]
-"""What a pass is shown, and the layers behind which some of it is added."""
 UNSTATED_CONTEXT = 8192
 """Context of a model whose config does not state one (recurrent models, mostly)."""
 
@@ -365,65 +364,6 @@ def stated_context(config: dict[str, Any]) -> int:
                     raise ModelError(f"config.json states a context of {stated} tokens in {key}")
                 return stated
     return UNSTATED_CONTEXT
-
-
-def run(
-    model: Any,
-    selection: Selection | None,
-    rows: Rows,
-    tokens: mx.array,
-    parts: Sequence[Part],
-    at: Sequence[int] | None,
-    *,
-    mixed: bool,
-    shown: Shown | None = None,
-) -> mx.array:
-    """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens alone."""
-    count = 1 if mixed else len(parts[0].rows)
-    chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
-    if (chosen is not None or shown is not None) and isinstance(model, CompiledSteps):
-        model = model.model
-    asked = tokens.reshape(count, -1)
-    with rows.launch(parts, mixed=mixed) as layers:
-        if shown is None:
-            logits = _selected(model, selection, asked, layers, chosen)
-        else:
-            logits = _shown(model, selection, asked, layers, chosen, *shown)
-    return logits.reshape(-1, logits.shape[-1])
-
-
-def _shown(
-    model: Any,
-    selection: Selection | None,
-    tokens: mx.array,
-    layers: Any,
-    at: mx.array | None,
-    visual: Visual,
-    deep: DeepStack | None,
-) -> mx.array:
-    embed: Any = embedding_of(model)
-    assert embed is not None, "a model that sees looks tokens up by a module that is known"
-    with visual.behind(deep):
-        seeing = partial(model, input_embeddings=visual.over(embed(tokens)))
-        return _selected(seeing, selection, tokens, layers, at)
-
-
-def _selected(model: Any, selection: Selection | None, tokens: mx.array, layers: Any, at: mx.array | None) -> mx.array:
-    """Logits at the positions `at` [rows, n]."""
-    if selection is None:
-        return _at(model(tokens, cache=layers), at)
-    selection.at = at
-    try:
-        return _at(model(tokens, cache=layers), at)
-    finally:
-        selection.at = None
-
-
-def _at(logits: mx.array, positions: mx.array | None) -> mx.array:
-    """The logits at `positions`, where the output head has not computed just those."""
-    if positions is None or logits.shape[1] == positions.shape[1]:
-        return logits
-    return mx.take_along_axis(logits, positions[..., None], axis=1)
 
 
 def _footprint(

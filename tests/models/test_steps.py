@@ -14,7 +14,8 @@ from ingot.kernels.paged.kernels import PagedAttention, Slabs, available
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
 from ingot.models import steps as module
-from ingot.models.adapter import Adapter, adapt, run
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.forward import run
 from ingot.models.steps import TRIALS, CompiledSteps
 from tests import engines, tiny
 

@@ -19,7 +19,8 @@ from ingot.cache.records import put, take
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
 from ingot.kernels.device import current
-from ingot.models.adapter import Adapter, adapt, load, run
+from ingot.models.adapter import Adapter, adapt, load
+from ingot.models.forward import run
 from ingot.models.probe import apart
 from ingot.upstream import caches
 from tests import engines, tiny
