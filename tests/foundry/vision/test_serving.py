@@ -16,6 +16,7 @@ from ingot.engine.start import start_engine
 from ingot.http.app import build_app
 from ingot.text.formats.registry import FORMATS, FoundFormat
 from tests.foundry.vision.asking import Asked, asked, body_of
+from tests.http import asgi
 from tests.http.asgi import call
 from tests.http.scripted import settings
 from tests.seeing_engines import looks_of
@@ -29,6 +30,12 @@ SEEDS = 5
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about how fast a machine is that has no kernels, or others beside it."""
+    monkeypatch.setattr(asgi, "WAIT_S", 120.0)
 
 
 @pytest.fixture(scope="module")
