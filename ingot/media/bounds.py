@@ -25,5 +25,13 @@ SENT_FRAMES: Final = 4096  # sent as pictures
 FPS: Final[tuple[float, float]] = (0.01, 120.0)
 CLIP_S: Final = 6 * 3600.0
 
+# PDFs, whose pages are shown as pictures
+PDF_PAGES: Final = 100
+PDF_BYTES: Final = 32 << 20
+PDF_DPI: Final = 144
+PDF_PAGE_PIXELS: Final = 4_000_000
+PDF_CPU_S: Final = 15.0  # to read one, and to draw a page
+PDF_WALL_S: Final = 60.0
+
 # what a request may say of sizes
 PIXEL_LIMIT: Final[tuple[int, int]] = (1, PIXELS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ingot.errors import BadMedia
 from ingot.media import bounds
+from ingot.media.clip_packets import ClipPackets
 from ingot.media.guard import check_bytes
 from ingot.media.layout import ClipHeader
 from ingot.media.picture import Picture
@@ -36,6 +37,7 @@ class ClipFile:
     header: ClipHeader
     rotation: int  # degrees that frames are turned by, against the clock, to be shown
     digest: bytes
+    _packets: list[ClipPackets] = field(default_factory=list, repr=False, compare=False)  # once they were looked for
 
     @classmethod
     def of(cls, data: bytes) -> ClipFile:
@@ -47,9 +49,11 @@ class ClipFile:
         return cls(data, header, rotation, blake2b(data, digest_size=32).digest())
 
     def pick(self, frames: Sequence[int]) -> Iterator[Pixels]:
-        from ingot.media.clip_decoding import picked
+        from ingot.media.clip_decoding import clip_packets, picked
 
-        return picked(self.data, self.header, self.rotation, frames)
+        if not self._packets:
+            self._packets.append(clip_packets(self.data))
+        return picked(self.data, self._packets[0], self.header, self.rotation, frames)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ingot.errors import BadMedia, Unavailable
 from ingot.media import bounds
+from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch
 from ingot.media.decoding import Pixels
 from ingot.media.guard import check_size
 from ingot.media.layout import ClipHeader
@@ -22,7 +23,10 @@ from ingot.media.size import Size
 
 NO_PYAV: Final = "This server cannot unpack clips: install it with pip install 'ingot[vision]'."
 KNOWN: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/jpeg;base64,…"
-_REACH_S: Final = 2.0  # to a frame farther ahead than that, going to the keyframe before it may be quicker
+# Decoders that can leave out frames that no other refers to, and are right about which those are: of HEVC's, frames of
+# other layers may refer to ones that are called so.
+_SKIPPING: Final = ("h264", "mpeg2video", "mpeg4", "vp8")
+_VP8_SHOWN: Final = 0x10  # of a frame's first byte
 
 
 def clip_header(data: bytes) -> tuple[ClipHeader, int]:
@@ -39,57 +43,71 @@ def clip_header(data: bytes) -> tuple[ClipHeader, int]:
         return ClipHeader(shown, frames, fps), turned
 
 
-def picked(data: bytes, header: ClipHeader, rotation: int, numbers: Sequence[int]) -> Iterator[Pixels]:
-    """Frames by their time, so that neither a wrong count nor an uneven rate leads astray; one is held at a time."""
+def clip_packets(data: bytes) -> ClipPackets:
+    """Nothing is decoded for it. Raises BadMedia."""
     with _opened(data) as (container, stream):
-        stream.thread_type = "AUTO"
-        frames = _Frames(container, stream)
-        for number in numbers:
-            frame = frames.at((number - 0.5) / header.fps)
-            yield _pixels(frame, header, rotation)
+        return ClipPackets([_packet_time(packet, stream) for packet in _packets(container, stream)])
 
 
-class _Frames:
-    """A clip's frames by time, from front to back."""
+def picked(
+    data: bytes, packets: ClipPackets, header: ClipHeader, rotation: int, numbers: Sequence[int]
+) -> Iterator[Pixels]:
+    """Frames by their time, so that neither a wrong count nor an uneven rate leads astray; one is held at a time.
 
-    def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self._stream = container, stream
-        self._decoded = container.decode(stream)
-        self._start: float | None = None
-        self._frame: Any = None
-        self._reach = _REACH_S
+    Of the file no more is decoded than leads from a keyframe to a frame that is asked for.
+    """
+    with _opened(data) as (container, stream):
+        rate = header.fps * float(stream.time_base)
+        wanted = [packets.at(packets.start + (number - 0.5) / rate) for number in numbers]
+        shown = _decoded(container, stream, packets.stretches(wanted))
+        before, pixels = -1, None
+        for packet in wanted:
+            if packet != before:
+                before, pixels = packet, _pixels(next(shown), header, rotation)
+            assert pixels is not None, "the first is never the one before"
+            yield pixels
 
-    def at(self, seconds: float) -> Any:
-        """The first frame at or after that time, or the last there is."""
-        self._leap(seconds)
-        while self._frame is None or self._time(self._frame) < seconds:
-            following = next(self._decoded, None)
-            if following is None:
-                break
-            self._frame = following
-        if self._frame is None:
-            raise BadMedia("the clip has no frame.")
-        return self._frame
 
-    def _leap(self, seconds: float) -> None:
-        here = 0.0 if self._frame is None else self._time(self._frame)
-        if self._frame is None or seconds - here <= self._reach:
-            return
-        target = int((seconds + (self._start or 0.0)) / self._stream.time_base)
-        self._container.seek(target, stream=self._stream, backward=True)
-        self._decoded = self._container.decode(self._stream)
-        landed = next(self._decoded, None)
-        if landed is None:
-            return
-        if self._time(landed) <= here:
-            self._reach *= 2  # keyframes are farther apart than that
-        self._frame = landed
+def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch]) -> Iterator[Any]:
+    """A frame for each time of the stretches. Where a damaged file gives none, the one before stands in."""
+    stream.thread_type = "AUTO"
+    last, packets = None, enumerate(_packets(container, stream))
+    for stretch in stretches:
+        frames = _stretch_frames(stream, packets, stretch)
+        for time in stretch.times:
+            while last is None or last.pts is None or last.pts < time:
+                following = next(frames, None)
+                if following is None:
+                    break
+                last = following
+            if last is None:
+                raise BadMedia("the clip has no frame.")
+            yield last
 
-    def _time(self, frame: Any) -> float:
-        found = float(frame.time or 0.0)
-        if self._start is None:
-            self._start = found
-        return found - self._start
+
+def _stretch_frames(stream: Any, packets: Iterator[tuple[int, Any]], stretch: Stretch) -> Iterator[Any]:
+    """What is shown of a stretch, in order; frames that nobody refers to or asks for may be missing."""
+    decoder, times = stream.codec_context, set(stretch.times)
+    skipped = "NONREF" if decoder.name in _SKIPPING else "DEFAULT"
+    decoder.flush_buffers()
+    for at, packet in packets:
+        if at >= stretch.begin:
+            decoder.skip_frame = "DEFAULT" if packet.pts in times else skipped
+            yield from decoder.decode(packet)
+        if at + 1 == stretch.end:
+            break
+    yield from decoder.decode(None)
+
+
+def _packets(container: Any, stream: Any) -> Iterator[Any]:
+    return (packet for packet in container.demux(stream) if packet.size)  # an empty one would end decoding
+
+
+def _packet_time(packet: Any, stream: Any) -> PacketTime:
+    if packet.pts is None:
+        raise BadMedia("the clip does not say when each of its frames is shown. Convert it to MP4.")
+    shown = not packet.is_discard and (stream.codec_context.name != "vp8" or bool(memoryview(packet)[0] & _VP8_SHOWN))
+    return PacketTime(packet.pts, packet.is_keyframe, shown)
 
 
 def _frames(container: Any, stream: Any) -> tuple[int, float]:

@@ -10,6 +10,7 @@ from ingot.media import bounds
 from ingot.media.clip import Clip, PickedFrames
 from ingot.media.item import PixelSource, Shown
 from ingot.media.layout import ClipWish, Layout, MediaKind, PictureWish
+from ingot.media.pdf import PdfFile, PdfPage
 from ingot.media.picture import Picture
 from ingot.media.processor import Processor
 from ingot.media.sampling import spread
@@ -52,7 +53,19 @@ class ClipMedium:
         return spread(header.frames, max(1, min(wanted, most, header.frames)))
 
 
-Medium = PictureMedium | ClipMedium
+@dataclass(frozen=True, slots=True)
+class PdfMedium:
+    file: PdfFile
+    wish: PictureWish = field(default_factory=PictureWish)
+
+    def shown(self, processor: Processor) -> Iterator[Shown]:
+        """Page by page, as pictures."""
+        for number in range(len(self.file.pages)):
+            page = PdfPage(self.file, number)
+            yield _shown(processor, "image", processor.picture(page.size, self.wish), page.digest, page)
+
+
+Medium = PictureMedium | ClipMedium | PdfMedium
 
 
 def _shown(processor: Processor, kind: MediaKind, layout: Layout, content: bytes, source: PixelSource) -> Shown:

@@ -28,7 +28,9 @@ SAID = (
     "is run on text alone",  # a picture, by its place in the conversation
     "this server fetches nothing",
     "this server keeps no files",
-    "(a PDF) is not supported",
+    "a data URL",  # what a text holds
+    "no base64",
+    "the file is no",
     "is the older name of",  # one thing by both its names
     "no tool_use before it has the id",  # a result against the calls before it
     "no call before it is left",
@@ -39,6 +41,7 @@ SAID = (
     "no tools of the MCP server",
     "no archive of kept prefixes",  # a file of any bytes
     "the model's context is",  # what a tokenizer makes of messages and tools
+    "input is not supported here",  # a picture, by whose message it is in
     "the prompt is empty",  # what a template makes of messages that say nothing
 )
 

@@ -12,6 +12,7 @@ import httpx
 from tests.http.running import running
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
+from tests.media.seeing import TIMED
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-long-key"
@@ -53,6 +54,17 @@ def test_the_document_is_true(tmp_path: Path) -> None:
         (tmp_path / "schemathesis.toml").write_text(ONLY_FUZZED)
         examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=2")
     assert len(engine.requests) > 100 and len(engine.encodings) > 100
+
+
+SEEING = (*("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/tokenize", "/api/chat", "/api/generate"),)
+
+
+def test_the_document_of_a_server_that_sees_is_true(tmp_path: Path) -> None:
+    engine = ScriptedEngine(tokenizer=ByteTokenizer(TALKATIVE), processor=TIMED)
+    with running(engine, settings(responses_store=str(tmp_path / "responses.db"))) as url:
+        paths = [f"--include-path={path}" for path in SEEING]
+        examined(url, f"{url}/openapi.json", tmp_path, "--phases=coverage,fuzzing", "--max-examples=2", *paths)
+    assert len(engine.requests) > 50
 
 
 def test_without_the_key_everything_is_refused_as_documented(tmp_path: Path) -> None:

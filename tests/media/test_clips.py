@@ -4,51 +4,26 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media.clip import ClipFile, ClipFrames
+from ingot.media.clip_packets import ClipPackets, PacketTime
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.qwen import Qwen
 from ingot.media.layout import ClipHeader, ClipWish
 from ingot.media.picture import Picture
 from ingot.media.size import Size
+from tests.media.clips import brightness, filmed
 from tests.media.pictures import file_of
 
 av = pytest.importorskip("av")
-
-
-def filmed(
-    count: int = 40,
-    *,
-    rate: int = 10,
-    format: str = "mp4",
-    codec: str = "mpeg4",
-    gop: int = 12,
-    turn: int = 0,
-    step: int = 5,
-) -> bytes:
-    """Each frame is as bright as its number says."""
-    out = io.BytesIO()
-    with av.open(out, "w", format=format) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 64, 48, "yuv420p", gop
-        if turn:
-            stream.set_display_rotation(turn)
-        for number in range(count):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), step * number % 250, np.uint8), format="rgb24")
-            for packet in stream.encode(frame):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
-    return out.getvalue()
-
-
-def brightness(frames: Any) -> list[int]:
-    return [round(float(frame.mean())) for frame in frames]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +45,64 @@ def test_far_frames_are_found_by_keyframes_and_near_ones_by_going_on() -> None:
     clip = ClipFile.of(filmed(400, gop=30, step=20))
     numbers = [0, 3, 100, 101, 250, 399]
     assert brightness(clip.pick(numbers)) == pytest.approx([20 * number % 250 for number in numbers], abs=6)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "long groups": {"codec": "libx264", "gop": 250},
+    "short groups": {"codec": "libx264", "gop": 8},
+    "frames between": {"codec": "libx264", "gop": 24, "between": 3},
+    "a pyramid between": {"codec": "libx264", "gop": 40, "between": 7, "options": {"b-pyramid": "normal"}},
+    "open groups": {"codec": "libx264", "gop": 12, "between": 3, "options": {"x264-params": "open-gop=1:bframes=3"}},
+    "no keyframe but one": {"codec": "libx264", "options": {"x264-params": "intra-refresh=1:keyint=30"}},
+    "mpeg4 between": {"between": 2},
+    "matroska": {"codec": "libx264", "format": "matroska", "gop": 16, "between": 3},
+    "hidden frames": {"codec": "libvpx", "format": "webm", "options": {"auto-alt-ref": "1", "lag-in-frames": "16"}},
+    "vp9": {"codec": "libvpx-vp9", "format": "webm", "options": {"lag-in-frames": "16", "cpu-used": "8"}},
+    "an uneven rate": {"codec": "libx264", "gop": 16, "between": 3, "times": [at * at * 3 + at for at in range(120)]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "numbers", [[0, 119], [3, 4, 5, 60, 61, 118], [*range(0, 120, 7)], [50], [*range(120)]], ids=len
+)
+def test_a_frame_is_the_one_that_decoding_everything_finds_at_its_time(kind: str, numbers: list[int]) -> None:
+    data = filmed(120, step=37, **KINDS[kind])
+    clip = ClipFile.of(data)
+    with av.open(io.BytesIO(data)) as container:
+        every = [(frame.time, frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+    begin = every[0][0]
+    times = [(number - 0.5) / clip.header.fps + begin for number in numbers]
+    expected = [next((pixels for at, pixels in every if at >= time), every[-1][1]) for time in times]
+    for found, right in zip(clip.pick(numbers), expected, strict=True):
+        assert np.array_equal(found, right)
+
+
+def test_of_far_frames_only_what_leads_to_them_is_decoded() -> None:
+    packets = ClipPackets([PacketTime(at, at % 30 == 0, True) for at in range(18_000)])
+    stretches = packets.stretches(packets.at(at * 285.7) for at in range(63))
+    assert sum(stretch.end - stretch.begin for stretch in stretches) < 63 * 31
+
+
+@given(
+    packets=st.lists(st.builds(PacketTime, st.integers(0, 60), st.booleans(), st.booleans()), min_size=1, max_size=60),
+    times=st.lists(st.floats(-5, 70), min_size=1, max_size=20),
+)
+def test_whatever_is_asked_for_is_decoded_once_behind_its_keyframe(packets: Any, times: list[float]) -> None:
+    if not any(packet.shown for packet in packets):
+        with pytest.raises(BadMedia, match="no frame"):
+            ClipPackets(packets)
+        return
+    clip = ClipPackets(packets)
+    wanted = [clip.at(time) for time in sorted(times)]
+    stretches = clip.stretches(wanted)
+    for one, following in pairwise(stretches):
+        assert one.end <= following.begin
+    assert [time for stretch in stretches for time in stretch.times] == sorted({packets[at].time for at in wanted})
+    for at in wanted:
+        [stretch] = [each for each in stretches if each.begin <= at < each.end]
+        known = [each for each in packets[stretch.begin : at + 1] if each.key and each.time <= packets[at].time]
+        assert known or stretch.begin == 0
 
 
 def test_a_count_that_is_too_high_shows_the_last_frame_again() -> None:

@@ -42,7 +42,7 @@ class Idefics(PicturesOnly):
         along = self.tile // self.patch
         if not self.tiled or wish.detail == "low":
             return self._layout(Size(self.tile, self.tile), 0, 0, along)
-        resized = self._in_tiles(self._enlarged(size))
+        resized = self._in_tiles(self.enlarged(size))
         rows, columns = resized.height // self.tile, resized.width // self.tile
         if (rows, columns) == (1, 1):
             rows = columns = 0
@@ -57,7 +57,7 @@ class Idefics(PicturesOnly):
         tiles = rows * columns + 1
         return Layout(resized, Grid(tiles, along, along), IMAGE, written, (self.tokens,) * tiles)
 
-    def _enlarged(self, size: Size) -> Size:
+    def enlarged(self, size: Size) -> Size:
         """The longer side as long as is stated, the shorter even, and neither beyond what any model takes."""
         aspect = size.width / size.height
         if size.width >= size.height:

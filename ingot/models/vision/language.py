@@ -5,9 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ingot.upstream import model_classes
+
+OLDER_NAME = "llm_config"
+"""What some checkpoints call it instead."""
+
+OverEmbeddings = Callable[[Any, Any, Any], Any]
+"""From the model, embeddings and the layers' states to logits."""
 
 Classes = Callable[..., tuple[type, type]]
 
@@ -19,7 +25,17 @@ class LanguagePart:
 
     type: str | None  # None: the one that the language model's own config states
     renamed: tuple[tuple[str, str], ...]
-    config: str = "text_config"  # where that is in the whole one
+    config: str | None = "text_config"  # where that is in the whole one; None: it is the whole one
+    over: OverEmbeddings | None = None  # how the model runs over embeddings, where mlx-lm's class takes tokens alone
+
+
+BESIDE: Final = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("lm_head.", "lm_head."),
+)
+"""What checkpoints call a language model that stands beside its tower, older ones and newer."""
 
 
 def language_classes(part: LanguagePart) -> Classes:
@@ -33,6 +49,12 @@ def language_classes(part: LanguagePart) -> Classes:
                 own = dict(_renamed(weights, part))
                 return super().sanitize(own) if hasattr(model_class, "sanitize") else own
 
+            def __call__(self, inputs: Any, cache: Any = None, **given: Any) -> Any:
+                embeddings = given.get("input_embeddings")
+                if part.over is None or embeddings is None:
+                    return super().__call__(inputs, cache=cache, **given)
+                return part.over(self, embeddings, cache)
+
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
             def from_dict(cls, params: dict[str, Any]) -> Any:
@@ -44,7 +66,7 @@ def language_classes(part: LanguagePart) -> Classes:
 
 
 def _own(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
-    own = dict(config.get(part.config) or {})
+    own = dict(config if part.config is None else config.get(part.config) or config.get(OLDER_NAME) or {})
     return {**own, "model_type": part.type or own["model_type"]}
 
 

@@ -19,7 +19,8 @@ from ingot.models.vision.upstream import family_package, sanitized, unloaded_mod
 
 def has_tower(config: dict[str, Any]) -> bool:
     """Whether a checkpoint is one of a model that sees, of a family that is known."""
-    return isinstance(config.get("vision_config"), dict) and config.get("model_type") in FAMILIES
+    stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
+    return stated and config.get("model_type") in FAMILIES
 
 
 def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> Tower:
@@ -32,8 +33,9 @@ def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str 
     except Exception as error:  # another project's code reads this folder and may trip over anything
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
     for name in family.parts:
-        settle(model[name], device, dtype)
-        mx.eval(model[name].parameters())
+        part = _module(_part(model, name))
+        settle(part, device, dtype)
+        mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
 
 
@@ -51,10 +53,29 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
         own = {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(f"{name}.")}
         if not own:
             raise ModelError(f"{folder.name} holds no weights of its vision tower. Serve it with --text-only.")
-        _quantize(model[name], own, config)
-        model[name].load_weights(list(own.items()), strict=True)
-        model[name].eval()
+        part = _module(_part(model, name))
+        if part is not _part(model, name):
+            own = {f"layers.{path}": weight for path, weight in own.items()}
+        _quantize(part, own, config)
+        part.load_weights(list(own.items()), strict=True)
+        part.eval()
     return model
+
+
+def _part(model: Any, name: str) -> Any:
+    """By its name, which may lead through modules."""
+    for step in name.split("."):
+        model = model[step]
+    return model
+
+
+def _module(part: Any) -> Any:
+    """Some parts are lists of modules, run one behind another. The list is theirs, whichever module holds it."""
+    if not isinstance(part, list):
+        return part
+    held = nn.Sequential()
+    held.layers = part
+    return held
 
 
 def _quantize(part: nn.Module, weights: dict[str, mx.array], config: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
-from ingot.models.vision import qwen
+from ingot.models.vision import gemma, idefics, internvl, llava, phi, pixtral, qwen
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.tower import Tower
 
@@ -24,8 +24,17 @@ class TowerFamily:
 
 
 _QWEN = TowerFamily(qwen.QwenTower, qwen.PARTS)
+_IDEFICS = TowerFamily(idefics.idefics_tower, idefics.PARTS, idefics.LANGUAGE)
+_PIXTRAL = TowerFamily(pixtral.pixtral_tower, pixtral.PARTS)
 
 FAMILIES: Final[Mapping[str, TowerFamily]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
+    "gemma3": TowerFamily(gemma.gemma_tower, gemma.PARTS),
+    **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
+    "internvl": TowerFamily(internvl.internvl_tower, internvl.PARTS, internvl.LANGUAGE),
+    "internvl_chat": TowerFamily(internvl.internvl_chat_tower, internvl.CHAT_PARTS, internvl.LANGUAGE),
+    "llava": TowerFamily(llava.llava_tower, llava.PARTS, llava.LANGUAGE),
+    "phi3_v": TowerFamily(phi.phi3_tower, phi.PARTS, phi.LANGUAGE),
+    **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
 }
 """By model_type."""

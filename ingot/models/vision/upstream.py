@@ -33,7 +33,8 @@ def family_package(config: dict[str, Any]) -> ModuleType:
 
 def unloaded_model(package: ModuleType, config: dict[str, Any]) -> Any:
     """The model of a package as its config describes it, whose weights are still to come. Nothing is computed."""
-    stated = {"text_config": {}, "vision_config": {}, "audio_config": {}, **config}
+    language = config.get("llm_config") or {}  # as some checkpoints call it
+    stated = {"text_config": language, "vision_config": {}, "audio_config": {}, **config}
     utils = import_upstream("mlx_vlm.utils")
     described = package.ModelConfig.from_dict(dict(stated))
     return package.Model(utils.update_module_configs(described, package, stated, _PARTS))

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.media.medium import Medium, PictureMedium
+from ingot.media.medium import Medium, PdfMedium, PictureMedium
+from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
 from ingot.protocol.chat.media import InPast, MediaTag, MessageList, Unseen
-from ingot.protocol.chat.media_files import Base64Picture, PictureUrl
+from ingot.protocol.chat.media_files import Base64Pdf, Base64Picture, PdfUrl, PictureUrl
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
@@ -122,19 +123,43 @@ class BlocksSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Base64Source:
+    type: str = requires(OneOf(("base64",)), "The document is a PDF, whose pages are shown as pictures.")
+    media_type: str = requires(OneOf(("application/pdf",)), "Its type.")
+    data: PdfFile = requires(Base64Pdf(), "The file, in base64.")
+
+    @property
+    def file(self) -> PdfFile:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    type: str = requires(OneOf(("url",)), "Where the PDF is.")
+    url: PdfFile = requires(PdfUrl(), "Its address, where the settings allow to fetch it, or a data URL.")
+
+    @property
+    def file(self) -> PdfFile:
+        return self.url
+
+
+PDFS = {
+    "base64": MediaTag("document", ObjectOf(Base64Source)),
+    "url": MediaTag("document", ObjectOf(UrlSource)),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentBlock:
     type: str = requires(OneOf(("document",)), "The kind of block.")
-    source: PlainSource | BlocksSource | Unseen = requires(
+    source: PlainSource | BlocksSource | Base64Source | UrlSource | Unseen = requires(
         tagged(
             *("type", PlainSource, BlocksSource),
-            refused={
-                "base64": "(a PDF) is not supported: send the document's text.",
-                "url": "is not supported: this server fetches nothing. Send the document's text.",
-                "file": "is not supported: this server keeps no files. Send the document's text.",
-            },
-            unseen=dict.fromkeys(("base64", "url", "file"), "document"),
+            refused={"file": "is not supported: this server keeps no files. Send the document itself."},
+            unseen={"file": "document"},
+            media=PDFS,
         ),
-        "Where the text is.",
+        "The document, or its text.",
     )
     title: str | None = accepts(Text(), "Its title.")
     context: str | None = accepts(Text(), "What the model should know of it.")
@@ -142,8 +167,12 @@ class DocumentBlock:
     cache_control: CacheControl | None = marks()
 
     @property
-    def text(self) -> str:
-        return "\n".join(part for part in (self.title, self.context, self.source.text) if part)
+    def said(self) -> list[str | Medium]:
+        """Texts, and the pages of a PDF."""
+        about = [part for part in (self.title, self.context) if part]
+        if isinstance(self.source, Base64Source | UrlSource):
+            return [*(["\n".join(about)] if about else []), PdfMedium(self.source.file)]
+        return ["\n".join([*about, *([self.source.text] if self.source.text else [])])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +205,10 @@ TOLD = (TextBlock, DocumentBlock, SearchResultBlock)
 TOOL_RESULT = ListOf(tagged("type", *TOLD, ToolReferenceBlock, refused=UPLOADS, media=IMAGE), most=bounds.PARTS)
 
 
-def said_by(block: ToolResultContent) -> str | Medium:
-    return block.medium if isinstance(block, ImageBlock) else block.text
+def said_by(block: ToolResultContent) -> list[str | Medium]:
+    if isinstance(block, DocumentBlock):
+        return block.said
+    return [block.medium if isinstance(block, ImageBlock) else block.text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +228,7 @@ class ToolResultBlock:
         failed = "The tool failed: " if self.is_error else ""
         if isinstance(self.content, str):
             return failed + self.content
-        said = [said_by(block) for block in self.content]
+        said = [each for block in self.content for each in said_by(block)]
         texts = [each for each in said if isinstance(each, str)]
         if len(texts) == len(said):
             return failed + "\n".join(texts)

@@ -54,7 +54,7 @@ def user_messages(message: UserMessage, called: dict[str, str], path: str) -> It
     texts: list[str | Medium] = []
     for at, block in enumerate(message.blocks):
         if not isinstance(block, ToolResultBlock):
-            texts.append(said_by(block))
+            texts += said_by(block)
             continue
         if texts:
             yield plain_message("user", texts)

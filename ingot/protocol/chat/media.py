@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingot.errors import Unsupported
-from ingot.media.medium import ClipMedium, Medium, PictureMedium
+from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
 from ingot.protocol.chat.media_files import Base64Picture
 from ingot.protocol.schema.bounds import PARTS
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Schema, Text
@@ -80,7 +80,7 @@ def part_of(said: str | Medium) -> dict[str, Any]:
     match said:
         case str():
             return {"type": "text", "text": said}
-        case PictureMedium():
+        case PictureMedium() | PdfMedium():
             return {"type": "image", "medium": said}
         case ClipMedium():
             return {"type": "video", "medium": said}

@@ -11,6 +11,7 @@ from ingot.errors import BadMedia, BadRequest, IngotError, Unsupported
 from ingot.media import bounds, data_url
 from ingot.media.clip import Clip, ClipFile, ClipFrames
 from ingot.media.fetched import fetched_bytes
+from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
 from ingot.protocol.schema.fields import BodyReading, Delegate, Kind, ListOf, Text
 from ingot.protocol.schema.terms import Terms
@@ -42,6 +43,33 @@ class Base64Picture(Delegate):
         text = self.kind(reading.terms).parse(value, path, reading)
         with counted(path, reading):
             return Picture.of(data_url.decoded(text))
+
+    def kind(self, terms: Terms) -> Kind:
+        return Text(least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PdfUrl(Delegate):
+    """A PDF, as a data URL or an address. Each of its pages counts as a picture."""
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> PdfFile:
+        url = self.kind(reading.terms).parse(value, path, reading)
+        with counted(path, reading):
+            return _pages_counted(PdfFile.of(_bytes(url, path, reading)), path, reading)
+
+    def kind(self, terms: Terms) -> Kind:
+        return Text(least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Base64Pdf(Delegate):
+    """The bare file; a data URL will do."""
+
+    def parse(self, value: object, path: str, reading: BodyReading) -> PdfFile:
+        text = self.kind(reading.terms).parse(value, path, reading)
+        with counted(path, reading):
+            bare = data_url.split(text)[1] if text[:5].lower() == "data:" else text
+            return _pages_counted(PdfFile.of(data_url.decoded(bare)), path, reading)
 
     def kind(self, terms: Terms) -> Kind:
         return Text(least=1)
@@ -80,13 +108,22 @@ class FrameList(Delegate):
 @contextmanager
 def counted(path: str, reading: BodyReading) -> Iterator[None]:
     """One more of a body's pictures and clips; what is wrong with it is told with its place."""
-    reading.media += 1
-    if reading.media > bounds.ITEMS:
-        raise BadRequest(f"{path}: a request holds at most {bounds.ITEMS} pictures and clips.", param=path)
+    _count(1, path, reading)
     try:
         yield
     except IngotError as error:
         raise placed(error, path) from error
+
+
+def _count(more: int, path: str, reading: BodyReading) -> None:
+    reading.media += more
+    if reading.media > bounds.ITEMS:
+        raise BadRequest(f"{path}: a request holds at most {bounds.ITEMS} pictures, pages and clips.", param=path)
+
+
+def _pages_counted(file: PdfFile, path: str, reading: BodyReading) -> PdfFile:
+    _count(len(file.pages) - 1, path, reading)
+    return file
 
 
 def placed(error: IngotError, path: str) -> IngotError:

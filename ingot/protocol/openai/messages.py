@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.media.clip import Clip
-from ingot.media.medium import ClipMedium, Medium, PictureMedium
+from ingot.media.medium import ClipMedium, Medium, PdfMedium, PictureMedium
+from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
 from ingot.protocol.chat.media import TEXT_ONLY, MediaTag, MessageList, Unseen, part_of
 from ingot.protocol.chat.media_fields import (
@@ -20,7 +21,7 @@ from ingot.protocol.chat.media_fields import (
     MediaWishes,
     told,
 )
-from ingot.protocol.chat.media_files import ClipUrl, FrameList, PictureUrl
+from ingot.protocol.chat.media_files import Base64Pdf, ClipUrl, FrameList, PictureUrl
 from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
 from ingot.protocol.schema.fields import Anything, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
@@ -99,18 +100,34 @@ class VideoPart(ClipPart):
         return ClipMedium(self.video, self.wish(wishes))
 
 
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    file_data: PdfFile = requires(Base64Pdf(), "A PDF, as a data URL or in base64. Its pages are shown as pictures.")
+    filename: str | None = accepts(Text(NAME_CHARS), "Not shown to the model.")
+    file_id: None = refuses("is not supported: this server keeps no files. Send file_data.")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    type: str = requires(OneOf(("file",)), "The kind of part.")
+    file: SentFile = requires(ObjectOf(SentFile), "The file.")
+
+    def medium(self, wishes: MediaWishes) -> Medium:
+        return PdfMedium(self.file.file_data, wishes.picture)
+
+
 MEDIA = {
     "image_url": MediaTag("image", ObjectOf(ImagePart)),
     "video_url": MediaTag("video", ObjectOf(VideoUrlPart)),
     "video": MediaTag("video", ObjectOf(VideoPart)),
     "input_audio": MediaTag("audio"),
-    "file": MediaTag("file"),
+    "file": MediaTag("file", ObjectOf(FilePart)),
 }
 NO_MEDIA = {name: MediaTag(tag.what) for name, tag in MEDIA.items()}
 CONTENT = text_or(tagged("type", TextPart, media=MEDIA), least=1)
 INSTRUCTIONS = text_or(tagged("type", TextPart, media=NO_MEDIA), least=1)
 ANSWER = text_or(tagged("type", TextPart, RefusalPart, media=NO_MEDIA), least=1)
-MediaPart = ImagePart | VideoUrlPart | VideoPart
+MediaPart = ImagePart | VideoUrlPart | VideoPart | FilePart
 Content = str | tuple[TextPart | RefusalPart | MediaPart | Unseen, ...]
 
 

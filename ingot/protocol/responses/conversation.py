@@ -13,6 +13,7 @@ from ingot.protocol.responses.input_items import (
     CustomOutputInput,
     FunctionCallInput,
     FunctionOutputInput,
+    InputFile,
     InputImage,
     Item,
     McpCallInput,
@@ -123,11 +124,18 @@ class InputConversation:
 def parts_of(content: str | tuple[ContentPart, ...]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return content_of([part.medium if isinstance(part, InputImage) else part.text for part in content]) or []
+    media = (InputImage, InputFile)
+    return content_of([part.medium if isinstance(part, media) else part.text for part in content]) or []
 
 
 def joined_text(content: str | tuple[ContentPart, ...]) -> str:
     """What an assistant said, who shows no pictures."""
     if isinstance(content, str):
         return content
-    return "".join(Unseen("image", taken=True).text if isinstance(part, InputImage) else part.text for part in content)
+    return "".join(_as_text(part) for part in content)
+
+
+def _as_text(part: ContentPart) -> str:
+    if isinstance(part, InputImage | InputFile):
+        return Unseen("image" if isinstance(part, InputImage) else "file", taken=True).text
+    return part.text

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from ingot.media.layout import PictureWish
-from ingot.media.medium import Medium, PictureMedium
+from ingot.media.medium import Medium, PdfMedium, PictureMedium
+from ingot.media.pdf import PdfFile
 from ingot.media.picture import Picture
 from ingot.protocol.chat.media import MediaTag, MessageList, Unseen
 from ingot.protocol.chat.media_fields import ABOUT_DETAIL, DETAIL, told
-from ingot.protocol.chat.media_files import PictureUrl
+from ingot.protocol.chat.media_files import Base64Pdf, PdfUrl, PictureUrl
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, Kind, ListOf, OneOf, Schema, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
+from ingot.protocol.schema.rules import Given, Never, Not
 from ingot.protocol.schema.terms import Terms
 
 NO_HOSTED: Final = "items belong to a tool that this server does not have."
@@ -73,13 +75,34 @@ class InputImage:
         return PictureMedium(self.image_url, told(PictureWish(), detail=self.detail))
 
 
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    type: str = requires(OneOf(("input_file",)), "The kind of part.")
+    file_data: PdfFile | None = accepts(Base64Pdf(), "A PDF, as a data URL or in base64. Its pages become pictures.")
+    file_url: PdfFile | None = accepts(PdfUrl(), "Its address instead, where the settings allow to fetch it.")
+    filename: str | None = accepts(Text(bounds.NAME_CHARS), "Not shown to the model.")
+    detail: str | None = accepts(DETAIL, ABOUT_DETAIL)
+    file_id: None = refuses("is not supported: this server keeps no files. Send file_data.")
+
+    @property
+    def medium(self) -> Medium:
+        file = self.file_data or self.file_url
+        assert file is not None, "the rules of the record want one of them"
+        return PdfMedium(file, told(PictureWish(), detail=self.detail))
+
+
+ONE_FILE: Final = (
+    Never((Not(Given("file_data")), Not(Given("file_url"))), "input_file: file_data is required.", "file_data"),
+    Never((Given("file_data"), Given("file_url")), "input_file: file_data and file_url are two files.", "file_url"),
+)
 MEDIA: Final = {
     "input_image": MediaTag("image", ObjectOf(InputImage)),
-    "input_file": MediaTag("file"),
+    "input_file": MediaTag("file", ObjectOf(InputFile, rules=ONE_FILE)),
     "input_audio": MediaTag("audio"),
 }
-ContentPart = InputText | PastText | PastRefusal | InputImage | Unseen
+ContentPart = InputText | PastText | PastRefusal | InputImage | InputFile | Unseen
 CONTENT = text_or(tagged("type", InputText, PastText, PastRefusal, media=MEDIA))
+ResultPart = InputText | InputImage | InputFile | Unseen
 RESULT = text_or(tagged("type", InputText, media=MEDIA))
 
 
@@ -108,7 +131,7 @@ class FunctionCallInput:
 class FunctionOutputInput:
     type: str = requires(OneOf(("function_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText | InputImage | Unseen, ...] = requires(RESULT, "What the function returned.")
+    output: str | tuple[ResultPart, ...] = requires(RESULT, "What the function returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The function that was called.")
     namespace: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The namespace that it is of.")
@@ -134,7 +157,7 @@ class CustomCallInput:
 class CustomOutputInput:
     type: str = requires(OneOf(("custom_tool_call_output",)), "The kind of item.")
     call_id: str = requires(IDENTIFIER, "The call that this answers.")
-    output: str | tuple[InputText | InputImage | Unseen, ...] = requires(RESULT, "What the tool returned.")
+    output: str | tuple[ResultPart, ...] = requires(RESULT, "What the tool returned.")
     id: str | None = accepts(IDENTIFIER, ABOUT_ID)
     name: str | None = accepts(Text(bounds.TOOL_NAME_CHARS), "The tool that was called.")
     status: str | None = accepts(STATUS, ABOUT_STATUS)

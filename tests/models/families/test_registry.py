@@ -48,8 +48,8 @@ def words(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(MODELS)))
 def test_no_other_file_names_a_family_or_a_class_of_mlx_lms(path: Path) -> None:
     names, classes = upstream_names()
-    # A GGUF file's architecture says which family's config is written.
-    known = classes if path.parent.name == "gguf" else names | classes
+    # A GGUF file's architecture says which family's config is written, a checkpoint's type which tower it has.
+    known = classes if path.parent.name in ("gguf", "vision") else names | classes
     assert not known.intersection(words(path)) - THEIRS.get(path.name, set())
 
 

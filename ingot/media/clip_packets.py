@@ -1,0 +1,77 @@
+"""Which packets of a clip have to be unpacked to see some of its frames.
+
+Packets stand in the order in which they are decoded, which is not that in which frames are shown: a frame may refer to
+ones that are shown after it. What they refer to never lies before the keyframe that they begin at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ingot.errors import BadMedia
+
+_NEAR: Final = 8  # keyframes before a frame, of which as a rule the first will do
+
+
+class PacketTime(NamedTuple):
+    time: int  # when its frame is shown, in the stream's own units
+    key: bool  # decoding can begin here
+    shown: bool  # some are there for others to refer to
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Packets [begin, end), decoded one after another to show the frames of `times`, which rise."""
+
+    begin: int
+    end: int
+    times: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPackets:
+    packets: Sequence[PacketTime]
+    _shown: list[tuple[int, int]] = field(init=False, repr=False)  # times and packets, as they are shown
+    _keys: list[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        found = sorted((packet.time, at) for at, packet in enumerate(self.packets) if packet.shown)
+        if not found:
+            raise BadMedia("the clip has no frame.")
+        object.__setattr__(self, "_shown", found)
+        object.__setattr__(self, "_keys", [at for at, packet in enumerate(self.packets) if packet.key])
+
+    @property
+    def start(self) -> int:
+        return self._shown[0][0]
+
+    def at(self, time: float) -> int:
+        """The packet of the first frame that is shown at or after that time, or of the last there is."""
+        last = self._shown[-1][0]
+        return self._shown[bisect_left(self._shown, (min(time, last), -1))][1]
+
+    def stretches(self, wanted: Iterable[int]) -> list[Stretch]:
+        """What to decode for these packets' frames, given in the order that they are shown in."""
+        made: list[Stretch] = []
+        for packet in wanted:
+            new = Stretch(self._keyframe(packet), packet + 1, [self.packets[packet].time])
+            while made and new.begin < made[-1].end:
+                new = _joined(made.pop(), new)
+            made.append(new)
+        return made
+
+    def _keyframe(self, packet: int) -> int:
+        """The last that is decoded no later and shown no later: what follows a keyframe and is shown before it may
+        refer to what was decoded before it. From the clip's first packet on all is known."""
+        time = self.packets[packet].time
+        after = bisect_right(self._keys, packet)
+        near = (at for at in reversed(self._keys[max(0, after - _NEAR) : after]) if self.packets[at].time <= time)
+        return next(near, 0)
+
+
+def _joined(one: Stretch, other: Stretch) -> Stretch:
+    times = one.times + other.times[one.times[-1] == other.times[0] :]
+    return Stretch(min(one.begin, other.begin), max(one.end, other.end), times)

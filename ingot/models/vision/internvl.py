@@ -1,0 +1,108 @@
+"""InternVL's tower: each tile and the whole picture for itself, of whose states a block becomes one feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.kernels.device import Device
+from ingot.media.decoding import Pixels
+from ingot.media.families.files import ProcessorFiles
+from ingot.media.layout import Layout
+from ingot.media.size import Size
+from ingot.models.vision.blocks import Slicing
+from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.language import BESIDE, LanguagePart
+from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tower import PixelArray
+from ingot.models.vision.vit import RowWork, Vit, VitLayer, joined, merged
+
+PARTS: Final = ("vision_tower", "multi_modal_projector")
+CHAT_PARTS: Final = ("vision_model", "mlp1")
+LANGUAGE: Final = LanguagePart(None, BESIDE)
+IMAGENET: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+    vision = model.vision_tower
+    embeddings = vision.embeddings
+    vit = Vit(
+        embeddings.patch_embeddings.projection,
+        [_layer(layer) for layer in vision.encoder.layer],
+        model.config.vision_config.num_attention_heads,
+        Slicing.on(device),
+        positions=embeddings.position_embeddings,
+        first=embeddings.cls_token,
+    )
+    return _tower(model, files, vit, (vision, model.multi_modal_projector), model.multi_modal_projector)
+
+
+def internvl_chat_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+    vision = model.vision_model
+    vit = Vit(
+        vision.embeddings.patch_embedding,
+        [_chat_layer(layer) for layer in vision.encoder.layers],
+        model.config.vision_config.num_attention_heads,
+        Slicing.on(device),
+        positions=vision.embeddings.position_embedding,
+        first=vision.embeddings.class_embedding,
+    )
+    projector = nn.Sequential(*model.mlp1)
+    return _tower(model, files, vit, (vision, projector), projector)
+
+
+def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...], project: RowWork) -> TiledTower:
+    stated = model.config.vision_config
+    normal = Normal.stated(files.pictures, *IMAGENET)
+    along = round(1 / model.config.downsample_ratio)
+
+    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
+        return map(normal, tiles(frame, layout, stated.image_size, normal.resample))
+
+    def shuffled(states: mx.array, layout: Layout) -> mx.array:
+        return merged(states[:, 1:], layout, along)
+
+    return TiledTower(
+        vit,
+        modules,
+        stated.patch_size,
+        int(model.config.text_config.hidden_size),
+        cut=cut,
+        gather=shuffled,
+        project=project,
+    )
+
+
+def _layer(layer: Any) -> VitLayer:
+    own = layer.attention
+    joint = joined(
+        lambda rows: own.q_norm(own.q_proj(rows)),
+        lambda rows: own.k_norm(own.k_proj(rows)),
+        lambda rows: own.v_proj(rows),
+    )
+    scales = (layer.lambda_1, layer.lambda_2)
+    return VitLayer(layer.layernorm_before, joint, own.projection_layer, layer.layernorm_after, layer.mlp, scales)
+
+
+def _chat_layer(layer: Any) -> VitLayer:
+    own = layer.attn
+
+    def normed(rows: mx.array) -> mx.array:
+        queries, keys, values = mx.split(own.qkv(rows), 3, axis=-1)
+        return mx.concatenate([own.q_norm(queries), own.k_norm(keys), values], axis=-1)
+
+    joint = normed if own.qk_normalization else own.qkv
+    return VitLayer(layer.norm1, joint, own.proj, layer.norm2, layer.mlp, (layer.ls1, layer.ls2))
+
+
+def tiles(frame: Pixels, layout: Layout, side: int, resample: int) -> Iterator[Pixels]:
+    """Line by line, and the whole picture last where there is more than one."""
+    arranged = resized(frame, layout.size, resample)
+    for top in range(0, layout.size.height, side):
+        for left in range(0, layout.size.width, side):
+            yield arranged[top : top + side, left : left + side]
+    if layout.grid.t > 1:
+        yield resized(frame, Size(side, side), resample)

@@ -1,0 +1,94 @@
+"""Towers that look at tiles of a picture, all of one size, each for itself: a picture's one tile, or several and the
+whole picture small. A family says how tiles are cut and what becomes of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.media.decoding import Pixels
+from ingot.media.item import MediaItem
+from ingot.media.layout import Layout
+from ingot.models.vision.blocks import by_rows
+from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
+from ingot.models.vision.vit import Angles, RowWork, Vit
+
+Cut = Callable[[Pixels, Layout], Iterable[PixelArray]]
+"""A picture's tiles [height, width, 3], resized and normalised."""
+Gather = Callable[[mx.array, Layout], mx.array]
+"""Of states [tiles, rows, width] what a projector takes, [tiles, features, numbers]."""
+Turn = Callable[[Layout], Angles]
+"""By how much the patches of a tile turn, where their positions are rotary."""
+
+TOGETHER = 4096
+"""Patches of tiles that are looked at together, unless one tile has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiledTower:
+    vit: Vit
+    modules: Sequence[Any]
+    patch: int
+    hidden: int  # numbers of a feature
+    cut: Cut
+    gather: Gather
+    project: RowWork
+    arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
+    turn: Turn | None = None
+    deep: int = 0
+    axes: None = None
+
+    def positions(self, length: int, items: Sequence[MediaItem]) -> None:
+        return None
+
+    def pixels(self, item: MediaItem) -> PixelArray:
+        """[tiles, patches, patch * patch * 3]"""
+        [frame] = item.source.frames()
+        return np.stack([self._patches(tile, item.layout) for tile in self.cut(frame, item.layout)])
+
+    def _patches(self, tile: PixelArray, layout: Layout) -> PixelArray:
+        _, rows, columns = layout.grid
+        patch = self.patch
+        tile = tile[: rows * patch, : columns * patch]  # what is left of a tile beside whole patches is not seen
+        blocks = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
+        return blocks.reshape(rows * columns, patch * patch * 3)
+
+    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
+        tiles, patches, _ = pixels.shape
+        together = max(1, TOGETHER // patches)
+        angles = None if self.turn is None else self.turn(layout)
+        gathered = []
+        for begin in range(0, tiles, together):
+            states = yield from self.vit.states(mx.array(pixels[begin : begin + together]), angles)
+            gathered.append(self.gather(states, layout))
+            yield gathered[-1:]
+        joined = mx.concatenate(gathered)
+        arranged = joined if self.arrange is None else self.arrange(joined, layout)
+        rows = arranged.reshape(-1, joined.shape[-1])
+        embeddings = yield from by_rows(self.project, rows, self.vit.slicing.rows)
+        assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
+        return Features(embeddings)
+
+    def needs(self, layout: Layout) -> LookBytes:
+        grid, vit = layout.grid, self.vit
+        tile = grid.h * grid.w + (vit.first is not None)
+        seen = min(grid.t * tile, max(tile, TOGETHER))
+        numbers = 3 * self.patch**2
+        rows = min(vit.slicing.rows, seen)
+        queries = vit.slicing.queries(vit.heads, tile)
+        scores = 2 * vit.heads * queries * tile if vit.slicing.unfused else 0
+        kept = grid.t * tile * vit.width  # states that projectors wait for
+        work = (
+            seen * (numbers + 12 * vit.width)
+            + 2 * kept
+            + 16 * rows * vit.width
+            + scores
+            + layout.features * self.hidden
+        )
+        return LookBytes(
+            pixels=4 * grid.t * grid.h * grid.w * numbers, work=4 * work, features=4 * layout.features * self.hidden
+        )

@@ -1,0 +1,56 @@
+"""Real clips, made by PyAV: each frame is as bright as its number says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+av = pytest.importorskip("av")
+
+WIDTH, HEIGHT = 64, 48
+
+
+def filmed(
+    count: int = 40,
+    *,
+    rate: int = 10,
+    format: str = "mp4",
+    codec: str = "mpeg4",
+    gop: int = 12,
+    turn: int = 0,
+    step: int = 5,
+    between: int = 0,
+    options: dict[str, str] | None = None,
+    times: Sequence[int] | None = None,
+) -> bytes:
+    """`between` frames may refer to ones that are shown after them; `times` are in thousandths of a second."""
+    out = io.BytesIO()
+    with av.open(out, "w", format=format) as container:
+        stream = container.add_stream(codec, rate=rate, options={"bf": str(between), **(options or {})})
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = WIDTH, HEIGHT, "yuv420p", gop
+        if times is not None:
+            stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
+        if turn:
+            stream.set_display_rotation(turn)
+        for number in range(count):
+            for packet in stream.encode(_frame(step * number % 250, None if times is None else times[number])):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return out.getvalue()
+
+
+def brightness(frames: Any) -> list[int]:
+    return [round(float(frame.mean())) for frame in frames]
+
+
+def _frame(bright: int, time: int | None) -> Any:
+    frame = av.VideoFrame.from_ndarray(np.full((HEIGHT, WIDTH, 3), bright, np.uint8), format="rgb24")
+    if time is not None:
+        frame.pts, frame.time_base = time, Fraction(1, 1000)
+    return frame

@@ -1,0 +1,149 @@
+"""Families that see in tiles give the logits of mlx-vlm, alone and beside text, in the memory that was predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ingot.cache.launch import Part
+from ingot.errors import ModelError
+from ingot.kernels.device import Device, current
+from ingot.media.families.registry import processor_in
+from ingot.media.item import MediaItem
+from ingot.models.adapter import Adapter, load
+from ingot.models.vision.loading import load_tower
+from ingot.models.vision.visual import Visual
+from tests.models.vision.looking import looked, prompt_with, reference
+from tests.models.vision.tiny_families import CONFIGS, packed, saved
+
+pytest.importorskip("mlx_vlm")
+
+
+@pytest.fixture(scope="session", params=CONFIGS)
+def tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each family."""
+    return saved(request.param, tmp_path_factory.mktemp("tiled") / request.param)
+
+
+def unpatched(adapter: Adapter, item: MediaItem) -> mx.array:
+    """The tiles that a tower is given, as mlx-vlm takes them: [tiles, 3, height, width]."""
+    patches = adapter.tower.pixels(item)
+    _, rows, columns = item.grid
+    side = adapter.tower.patch
+    whole = patches.reshape(-1, rows, columns, side, side, 3).transpose(0, 5, 1, 3, 2, 4)
+    return mx.array(np.ascontiguousarray(whole.reshape(whole.shape[0], 3, rows * side, columns * side)))
+
+
+def embedded(model: Any, family: str, tokens: list[int], items: list[MediaItem], adapter: Adapter) -> mx.array:
+    """mlx-vlm's embeddings of a prompt. Pictures are given to it alone, as some of its classes take one."""
+    rows: list[mx.array] = []
+    ids = mx.array([tokens])
+    for item in items:
+        tiles = unpatched(adapter, item)
+        height, width = tiles.shape[2:]
+        pixels = tiles[None] if family in ("idefics3", "smolvlm") else tiles
+        own = [token if item.begin <= at < item.end else 1 for at, token in enumerate(tokens)]
+        options = {"image_sizes": [(height, width)], "mask": mx.ones((1, len(tokens)), dtype=mx.int32)}
+        seen = model.get_input_embeddings(mx.array([own]), pixels, **options).inputs_embeds[0]
+        rows.append(seen)
+    text = model.get_input_embeddings(ids).inputs_embeds[0]
+    for item, seen in zip(items, rows, strict=True):
+        at = mx.array([place for begin, end in item.runs for place in range(begin, end)])
+        text[at] = seen[at]
+    return text[None]
+
+
+def visual(items: list[MediaItem], adapter: Adapter, begin: int, end: int, ahead: int = 0) -> Visual | None:
+    places: list[int] = []
+    parts = []
+    for item in items:
+        at = [place for first, last in item.runs for place in range(first, last)]
+        taken = [number for number, place in enumerate(at) if begin <= place < end]
+        if taken:
+            places += [at[number] - begin + ahead for number in taken]
+            parts.append(looked(adapter.tower, item).embeddings[mx.array(taken)])
+    return Visual(mx.array(places), mx.concatenate(parts)) if parts else None
+
+
+def close(found: mx.array, wanted: mx.array) -> bool:
+    return bool(mx.abs(found - wanted).max().item() < 2e-3 * mx.abs(wanted).max().item())
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
+def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(tiled: Path, kind: Any) -> None:
+    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
+    adapter = load(tiled, device, dtype="float32", sees=True)
+    model = reference(tiled)
+    for shown in ([], ["image"], ["image", "image", "image"]):
+        tokens, items = prompt_with(processor_in(tiled), 5, shown)
+        embeds = embedded(model, tiled.name, tokens, items, adapter)
+        wanted = model.language_model(mx.array([tokens]), inputs_embeds=embeds).logits[0]
+        cuts = [] if not items else [items[0].begin + 2]
+        for ends in ([len(tokens)], [*cuts, len(tokens)]):
+            rows = adapter.new_rows()
+            row, other, begin, found = rows.new(), rows.new(), 0, []
+            beside = [3, 7]
+            for end in ends:
+                parts = [Part((other,), len(beside)), Part((row,), end - begin)]
+                given = mx.array([*beside, *tokens[begin:end]])
+                logits = adapter.run(rows, given, parts, visual=visual(items, adapter, begin, end, len(beside)))
+                found.append(logits[len(beside) :])
+                mx.eval(found[-1], rows.pending())
+                begin = end
+            assert close(mx.concatenate(found), wanted)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -> None:
+    folders = saved(family, tmp_path / "whole"), packed(family, tmp_path / "packed")
+    found = []
+    for folder in folders:
+        tower = load_tower(folder, json.loads((folder / "config.json").read_text()), current())
+        _, [item] = prompt_with(processor_in(folder), 1, ["image"])
+        found.append(looked(tower, item).embeddings.astype(mx.float32))
+    assert mx.abs(found[0] - found[1]).max().item() < 0.1 * mx.abs(found[0]).max().item()
+    assert not mx.array_equal(*found)
+
+
+def test_no_more_memory_is_taken_than_was_predicted(tiled: Path) -> None:
+    tower = load_tower(tiled, json.loads((tiled / "config.json").read_text()), current(), "float32")
+    _, [item] = prompt_with(processor_in(tiled), 1, ["image"])
+    pixels = tower.pixels(item)
+    needs = tower.needs(item.layout)
+    assert pixels.nbytes <= needs.pixels
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work = tower.look(pixels, item.layout)
+    features = None
+    while features is None:
+        try:
+            mx.eval(*next(work))
+        except StopIteration as done:
+            features = done.value
+    mx.eval(features.embeddings)
+    assert features.nbytes <= needs.features
+    assert mx.get_peak_memory() - before <= needs.peak
+
+
+REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], Any]]] = {
+    "pan and scan": ("gemma3", lambda config, files: files.update(do_pan_and_scan=True)),
+    "several layers": ("llava", lambda config, files: config.update(vision_feature_layer=[-2, -1])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_checkpoint_asks_for_and_is_not_there_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    family, change = REFUSED[name]
+    folder = saved(family, tmp_path / family)
+    config, files = (json.loads((folder / f).read_text()) for f in ("config.json", "preprocessor_config.json"))
+    change(config, files)
+    (folder / "preprocessor_config.json").write_text(json.dumps(files))
+    with pytest.raises(ModelError, match=r"do_pan_and_scan|vision_feature_layer"):
+        load_tower(folder, config, current())
