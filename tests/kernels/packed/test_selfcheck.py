@@ -48,6 +48,7 @@ def test_experts_that_are_right_pass_and_others_are_named(monkeypatch: pytest.Mo
         ("y[to] = T(sum);", "y[row * outputs] = T(sum);", "multiply differs"),
         ("to += found", "to += float(EIGHTS) * 1.01f * found", "multiply differs"),
         ("T(sum)", "T(sum * (1.0f + rows * 1e-3f))", "a row's product depends on how many rows there are"),
+        ("gated(T(gate), T(other))", "gated(T(other), T(gate))", "a gate differs"),
         ("T(sum)", "T(summ)", "does not run: a kernel does not compile"),
     ],
 )
