@@ -63,7 +63,7 @@ def _gates_differ(found: mx.array, products: mx.array) -> bool:
     gate, other = (part.astype(mx.float32) for part in mx.split(products, 2, axis=-1))
     wanted = gate * mx.sigmoid(gate) * other
     apart = mx.abs(found.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
-    return not apart.item() <= 4 * BOUNDS[found.dtype]  # each operation rounds; nor what is no number
+    return not float(apart) <= 4 * BOUNDS[found.dtype]  # each operation rounds; nor what is no number
 
 
 def _launched_experts(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:
