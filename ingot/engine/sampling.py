@@ -164,7 +164,7 @@ def _drawing(row: SampledRow) -> tuple[float, int, float, float, float]:
 
 
 def _filters(sampling: Sampling) -> bool:
-    return not sampling.greedy and bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+    return not sampling.greedy and (_ranked(sampling) or bool(sampling.min_p))
 
 
 def _least(probabilities: mx.array, rows: Sequence[SampledRow]) -> mx.array:
@@ -182,8 +182,13 @@ def _least(probabilities: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     kept = inside & (before < _column([row.sampling.top_p for row in rows]))
     kept = kept | (rank == 0)  # the likeliest token always stays, also where rounding says otherwise
     least = mx.where(kept, values, mx.inf).min(axis=-1, keepdims=True)
+    least = mx.where(mx.array([_ranked(row.sampling) for row in rows])[:, None], least, 0.0)
     least = mx.maximum(least, _column([row.sampling.min_p for row in rows]) * values[:, :1])
     return mx.where(mx.array([_filters(row.sampling) for row in rows])[:, None], least, 0.0)
+
+
+def _ranked(sampling: Sampling) -> bool:
+    return bool(sampling.top_k or sampling.top_p < 1.0)
 
 
 def _ranks(sampling: Sampling, vocab: int) -> int:

@@ -14,6 +14,7 @@ from ingot.engine.penalties import TokenHistory, needs_history
 from ingot.engine.request import Sampling
 from ingot.engine.sampling import Drawn, uniform
 from ingot.engine.sampling import draw as draw_with
+from ingot.kernels import native
 from ingot.kernels.drawing.kernels import draw as kernel_draw
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged.memory import emulated
@@ -192,8 +193,20 @@ def test_next_to_no_temperature_draws_the_likeliest(temperature: float, monkeypa
     assert set(tokens) == {int(np.argmax(logits))}
 
 
+def test_min_p_alone_keeps_all_that_weigh_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available", lambda: False)
+    logits = mx.array([[0.0, -1.0, 0.5, -9.0]])
+    rows = [Row(Sampling(temperature=1.0, min_p=0.1), seed=seed) for seed in range(60)]
+    for beside in ([], [Row(Sampling(temperature=1.0, top_k=2))]):
+        drawn = draw(mx.repeat(logits, len(rows) + len(beside), axis=0), [*rows, *beside]).tokens.tolist()
+        assert {*drawn[: len(rows)]} == {0, 1, 2}  # type: ignore[index]
+
+
 @emulated
-def test_a_kernel_draws_the_same_tokens() -> None:
+@pytest.mark.parametrize("natively", [True, False])
+def test_a_kernel_draws_the_same_tokens(natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not natively:
+        monkeypatch.setattr(native, "available", lambda: False)
     drawing, dice = partial(kernel_draw, Emulator()), random.Random(7)
     filters: list[dict[str, Any]] = [{}, {"top_k": 9}, {"top_p": 0.8}, {"top_k": 20, "top_p": 0.9}, {"min_p": 0.05}]
     for seed in range(6):

@@ -11,10 +11,12 @@ from ingot.kernels.device import Device
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing, packed_product
 from ingot.kernels.packed.scratch import Scratch, scratch
 from ingot.kernels.packed.selfcheck import scratch_check, selfcheck
+from ingot.kernels.packed.tuning import TUNING, Cut
 
 MOST_SCRATCH = 1 << 30
-Key = tuple[Packing, mx.Dtype, tuple[int, ...]]
-"""How weights are packed, the format of their scales, and how many of those there are."""
+Key = tuple[Packing, mx.Dtype, bool, int, tuple[Cut, ...], int]
+"""What the products of layers have in common that are right alike: how weights are packed, the format of their scales,
+whether they are experts', how many columns they have, how their outputs are cut, and how many the last cut lacks."""
 
 
 class CheckedPacked:
@@ -62,7 +64,7 @@ class CheckedPacked:
         return room
 
     def _is_right(self, weights: PackedWeights) -> bool:
-        key = (weights.packing, weights.scales.dtype, weights.scales.shape)
+        key = _key(weights)
         if key not in self._right and key not in self.wrong:
             wrong = selfcheck(self._device, weights)
             if wrong is None:
@@ -70,3 +72,10 @@ class CheckedPacked:
             else:
                 self.wrong[key] = wrong
         return key in self._right
+
+
+def _key(weights: PackedWeights) -> Key:
+    packing, outputs = weights.packing, weights.outputs
+    cuts = tuple(TUNING.cut_of(packing.bits, packing.group, outputs, eights) for eights in (1, 2))
+    lacking = -outputs % (16 * max(cut.tiles for cut in cuts))
+    return packing, weights.scales.dtype, weights.experts is not None, weights.columns, cuts, lacking

@@ -41,17 +41,29 @@ def scratch_check(device: Device, room: Scratch, weights: PackedWeights) -> str 
 
 
 def _launched(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:
+    """Products, and where there may be gates what those let through: all that layers will launch."""
     x = _drawn(max(ROWS), weights)
-    return x, [product(x[:rows], weights) for rows in ROWS]
+    gated = [product.gated(x[:rows], weights) for rows in (max(ROWS), 1)] if weights.outputs % 2 == 0 else []
+    return x, [*(product(x[:rows], weights) for rows in ROWS), *gated]
 
 
 def _wrong(x: mx.array, found: list[mx.array], weights: PackedWeights) -> str | None:
     mx.eval(found)
-    if _differs(found[0], x, weights):
+    products, gated = found[: len(ROWS)], found[len(ROWS) :]
+    if _differs(products[0], x, weights):
         return f"multiply differs for {weights}"
-    if not all(mx.array_equal(some, found[0][: some.shape[0]]).item() for some in found):
+    if not all(mx.array_equal(some, products[0][: some.shape[0]]).item() for some in products):
         return f"a row's product depends on how many rows there are, for {weights}"
+    if any(_gates_differ(some, products[0][: some.shape[0]]) for some in gated):
+        return f"a gate differs for {weights}"
     return None
+
+
+def _gates_differ(found: mx.array, products: mx.array) -> bool:
+    gate, other = (part.astype(mx.float32) for part in mx.split(products, 2, axis=-1))
+    wanted = gate * mx.sigmoid(gate) * other
+    apart = mx.abs(found.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
+    return not float(apart) <= 4 * BOUNDS[found.dtype]  # each operation rounds; nor what is no number
 
 
 def _launched_experts(product: PackedProduct, weights: PackedWeights) -> tuple[mx.array, list[mx.array]]:

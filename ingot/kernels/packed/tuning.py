@@ -22,7 +22,7 @@ class Cut:
     warps: int  # of a group of threads: columns are dealt out to them
     tiles: int  # of sixteen outputs
     fetch: int = 64  # bytes of a row of weights that a warp copies at once, in a stage
-    stages: int = 8  # at most; all but one are on their way
+    stages: int = 3  # at most; all but one are on their way
     ahead: bool = True  # activations of the next columns are fetched while those of some are multiplied
 
     def depth_of(self, bits: int, group: int) -> int:
@@ -43,8 +43,8 @@ class Tuning:
     """For up to eight rows, and for up to sixteen: with as many warps, that fetch as much."""
 
     wide: int = 8192  # outputs from which on there are groups of threads enough for `many` outputs each
-    few: tuple[Cut, Cut] = (Cut(8, 1), Cut(8, 2))
-    many: tuple[Cut, Cut] = (Cut(4, 2), Cut(4, 4))
+    few: tuple[Cut, Cut] = (Cut(8, 1), Cut(8, 1))
+    many: tuple[Cut, Cut] = (Cut(4, 2), Cut(4, 2))
 
     def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> Cut:
         cuts = self.many if outputs >= self.wide else self.few

@@ -8,9 +8,10 @@ import pytest
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.packed import checked as checked_module
 from ingot.kernels.packed import kernels, scratch
 from ingot.kernels.packed.checked import CheckedPacked
-from ingot.kernels.packed.kernels import DTYPES, Packing
+from ingot.kernels.packed.kernels import DTYPES, PackedWeights, Packing
 from ingot.kernels.packed.selfcheck import selfcheck
 from tests.kernels.packed.weights import experts, packed
 from tests.kernels.paged.memory import emulated
@@ -47,6 +48,7 @@ def test_experts_that_are_right_pass_and_others_are_named(monkeypatch: pytest.Mo
         ("y[to] = T(sum);", "y[row * outputs] = T(sum);", "multiply differs"),
         ("to += found", "to += float(EIGHTS) * 1.01f * found", "multiply differs"),
         ("T(sum)", "T(sum * (1.0f + rows * 1e-3f))", "a row's product depends on how many rows there are"),
+        ("gated(T(gate), T(other))", "gated(T(other), T(gate))", "a gate differs"),
         ("T(sum)", "T(summ)", "does not run: a kernel does not compile"),
     ],
 )
@@ -60,6 +62,20 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
     weights, checked = packed(FOURS, 40, 2560, mx.bfloat16), CheckedPacked(GPU)
     assert checked.of(weights) is None
     assert next(iter(checked.wrong.values())).startswith(said)
+
+
+@emulated
+def test_layers_whose_products_are_the_same_kernels_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def compare(device: Device, weights: PackedWeights) -> None:
+        compared.append(weights.outputs)
+
+    monkeypatch.setattr(checked_module, "selfcheck", compare)
+    checked = CheckedPacked(GPU)
+    for outputs, columns in ((64, 128), (128, 128), (1024, 128), (72, 128), (64, 192), (8192, 64), (16384, 64)):
+        assert checked.of(packed(FOURS, outputs, columns, mx.bfloat16)) is not None
+    assert compared == [64, 72, 64, 8192], "others lack as many outputs of a whole cut, and have as many columns"
 
 
 @emulated

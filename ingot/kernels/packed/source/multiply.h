@@ -89,21 +89,31 @@ int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
   }                                                                                                                        \
   end_copies();
 
-#pragma unroll
-for (int early = 0; early < STAGES - 1; ++early) {
-  COPY()
-}
-
-// Scales and biases of a step and those of the next one, fetched before the first are met; activations of a group, and, where
-// there are registers for it, those of the next one AHEAD.
-constexpr int MET = EIGHTS * (LOT / 8);
+// Scales and biases of a step, and those of the next one, fetched before the first are met. They are small, and asked for before
+// weights that they would have to wait behind.
 Lot<FACTOR_BYTES> scales_held[LINES], biases_held[LINES], next_scales[LINES], next_biases[LINES];
-Eight<T> given_held[AHEAD + 1][MET];
 unsigned int lines[LINES];
 #pragma unroll
 for (int i = 0; i < LINES; ++i) {
   lines[i] = LINE_OF(i / 2 * 16 + i % 2 * 8 + up) * groups + first_group;
 }
+#define FETCH_FACTORS(step)                                                                                            \
+  _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                  \
+    const int there = groups - first_group - (step) * DEPTH;                                                           \
+    load_factors<T, DEPTH, ALIGNED>(next_scales[i], scales + (lines[i] + (step) * DEPTH), there);                      \
+    load_factors<T, DEPTH, ALIGNED>(next_biases[i], biases + (lines[i] + (step) * DEPTH), there);                      \
+  }
+if (steps > 0) {
+  FETCH_FACTORS(0)
+}
+#pragma unroll
+for (int early = 0; early < STAGES - 1; ++early) {
+  COPY()
+}
+
+// Activations of a group, and, where there are registers for it, those of the next one AHEAD.
+constexpr int MET = EIGHTS * (LOT / 8);
+Eight<T> given_held[AHEAD + 1][MET];
 const DEVICE T* given_from[EIGHTS];
 #pragma unroll
 for (int i = 0; i < EIGHTS; ++i) {
@@ -114,12 +124,6 @@ for (int i = 0; i < EIGHTS; ++i) {
 for (int i = 0; i < MET * (AHEAD + 1); ++i) {
   clear_eight(given_held[i / MET][i % MET]);  // and so stay those of rows that are not there
 }
-#define FETCH_FACTORS(step)                                                                                            \
-  _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                  \
-    const int there = groups - first_group - (step) * DEPTH;                                                           \
-    load_factors<T, DEPTH, ALIGNED>(next_scales[i], scales + (lines[i] + (step) * DEPTH), there);                      \
-    load_factors<T, DEPTH, ALIGNED>(next_biases[i], biases + (lines[i] + (step) * DEPTH), there);                      \
-  }
 #define FETCH_GIVEN(side, group)                                                                                       \
   _Pragma("unroll") for (int i = 0; i < MET; ++i) {                                                                    \
     if (!ALIGNED && (group) >= groups) {                                                                               \
@@ -147,9 +151,6 @@ const unsigned int ones[4] = {Numbers::ONES | NO_BIT(groups), Numbers::ONES | NO
 const unsigned int mask = ((1u << BITS) - 1) * 0x10001u | NO_BIT(groups);
 #undef NO_BIT
 int stage_at = 0;
-if (steps > 0) {
-  FETCH_FACTORS(0)
-}
 #ifndef GATHERED
 AFTER_OTHERS()
 #endif
