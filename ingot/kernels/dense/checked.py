@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ingot.kernels.dense.kernels import DenseProduct, DenseWeights, dense_product
 from ingot.kernels.dense.selfcheck import compile_for, selfcheck, slower
+from ingot.kernels.dense.tuning import CHOICES, Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
@@ -24,7 +25,7 @@ class CheckedDense:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.wrong: dict[Key, str] = {}
-        self._right: set[Key] = set()
+        self._right: dict[Key, Tuning] = {}  # and how they are cut
         self._slower: str | None = None
 
     def meet(self, layers: Iterable[DenseWeights]) -> None:
@@ -36,7 +37,7 @@ class CheckedDense:
         largest = max(known.values(), key=lambda weights: weights.weight.nbytes)
         if largest.weight.nbytes >= RACED_BYTES and not isinstance(launcher(self._device), Emulator):
             if self._is_right(largest):
-                self._slower = slower(dense_product(self._device), largest)
+                self._slower = slower(dense_product(self._device, self._right[largest.kind]), largest)
             if self._slower is not None:
                 self.wrong[largest.kind] = self._slower
 
@@ -44,7 +45,7 @@ class CheckedDense:
         """None where there is no kernel for such weights that is right and fast."""
         if self._slower is not None or not self._could_be(weights) or not self._is_right(weights):
             return None
-        return dense_product(self._device)
+        return dense_product(self._device, self._right[weights.kind])
 
     def _could_be(self, weights: DenseWeights) -> bool:
         return self._device.kind == "cuda" and launcher(self._device) is not None and weights.is_covered
@@ -52,9 +53,11 @@ class CheckedDense:
     def _is_right(self, weights: DenseWeights) -> bool:
         key = weights.kind
         if key not in self._right and key not in self.wrong:
-            wrong = selfcheck(self._device, weights)
-            if wrong is None:
-                self._right.add(key)
+            for tuning in CHOICES:
+                wrong = selfcheck(self._device, weights, tuning)
+                if wrong is None:
+                    self._right[key] = tuning
+                    break
             else:
-                self.wrong[key] = wrong
+                self.wrong[key] = str(wrong)
         return key in self._right

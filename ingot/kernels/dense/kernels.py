@@ -141,9 +141,9 @@ def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
     )
 
 
-def dense_product(device: Device) -> DenseProduct:
+def dense_product(device: Device, tuning: Tuning = TUNING) -> DenseProduct:
     """Raises ValueError where there is none."""
     run = launcher(device)
     if run is None:
         raise ValueError(f"no kernels for {device.name}")
-    return DenseProduct(run)
+    return DenseProduct(run, tuning)

@@ -11,6 +11,7 @@ from statistics import median
 import mlx.core as mx
 
 from ingot.kernels.dense.kernels import MOST_ROWS, DenseProduct, DenseWeights, dense_product
+from ingot.kernels.dense.tuning import TUNING, Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
 
@@ -34,10 +35,10 @@ def compile_for(device: Device, layers: Iterable[DenseWeights]) -> None:
     prepare(device, rehearsed)
 
 
-def selfcheck(device: Device, weights: DenseWeights) -> str | None:
+def selfcheck(device: Device, weights: DenseWeights, tuning: Tuning = TUNING) -> str | None:
     """What is wrong with the products of a layer on this device; None where they are right."""
     try:
-        return _wrong(*_launched(dense_product(device), weights), weights)
+        return _wrong(*_launched(dense_product(device, tuning), weights), weights)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
 

@@ -47,10 +47,12 @@ class Tuning:
     spans: int = 8  # that columns are cut into
     wide: int = 8192
     few: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(4, 2, 1, 4, 32, 2))
-    many: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(1, 8, 1, 4, 64, 4))
+    many: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(2, 4, 1, 2, 64, 4), Cut(1, 8, 1, 4, 64, 4))
 
     def cut_of(self, outputs: int, width: int) -> Cut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
 
 
 TUNING = Tuning()
+CHOICES = (TUNING, Tuning(many=TUNING.few))
+"""The fastest first; the other ones' bits are the same."""

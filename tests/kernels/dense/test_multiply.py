@@ -101,7 +101,7 @@ def test_what_is_no_number_stays_in_its_own_row() -> None:
     assert mx.all(mx.isnan(found[1])) and not mx.any(mx.isnan(found[0]))
 
 
-@pytest.mark.parametrize("cut", [TUNING.few[0], CUTS[2], CUTS[-1]], ids=str)
+@pytest.mark.parametrize("cut", [TUNING.few[0], CUTS[2], *(cut for cut in CUTS if cut.slots)], ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_threads_may_run_in_any_order(seed: int, cut: Cut) -> None:
     x, weight = drawn(9, 584), drawn(40, 584, seed=1)

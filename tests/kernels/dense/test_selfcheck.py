@@ -12,6 +12,7 @@ from ingot.kernels.dense import checked, kernels
 from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.dense.kernels import DTYPES, DenseProduct, DenseWeights
 from ingot.kernels.dense.selfcheck import RACED, ROUNDS, selfcheck, slower
+from ingot.kernels.dense.tuning import Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import KernelText
@@ -62,6 +63,19 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
     dense = CheckedDense(GPU)
     assert dense.of(weights(biased="bias" in old)) is None
     assert next(iter(dense.wrong.values())).startswith(said)
+
+
+def test_what_is_wrong_by_one_cut_is_multiplied_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            return text._replace(body=text.body.replace("slots + (to) * SLOT", "slots + (to) * SLOT + 4"))
+
+    choices = (Tuning(wide=1), Tuning())
+    monkeypatch.setattr(checked, "CHOICES", choices)
+    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    dense = CheckedDense(GPU)
+    product = dense.of(weights())
+    assert product is not None and product._tuning == choices[1] and not dense.wrong
 
 
 def ticking(*spans: float) -> Iterator[float]:

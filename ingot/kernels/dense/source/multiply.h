@@ -63,7 +63,8 @@ uint4 held[DEPTH][LINES * HALVES];
     held[to][i] = ALIGNED || chunk + across < chunks ? pass_by(lines[i / HALVES] + chunk) : no_bits();                   \
   }
 
-// Each lane fetches what stands where its own numbers do, so that whoever is that lane finds it there.
+// Each lane fetches what stands where its own numbers do, so that whoever is that lane finds it there. Nothing is on its way
+// to shared memory behind the last turn: sums lie there then.
 constexpr int AHEAD = EIGHTS * HALVES <= 4 && DEPTH % 2 == 0 ? 2 : 1;
 uint4 met[AHEAD][SLOTS > 0 ? 1 : EIGHTS * HALVES];
 SHARED float* const slots = found + (share * SLOTS * SLOT + lane * 4);
@@ -73,9 +74,10 @@ SHARED float* const slots = found + (share * SLOTS * SLOT + lane * 4);
     const bool there = row + up < rows && (ALIGNED || chunk + across < chunks);                                          \
     met[to][SLOTS > 0 ? 0 : i] = there ? own[(size_t)row * chunks + chunk] : no_bits();                                  \
   }
-#define SHARE(to, stage)                                                                                                 \
-  _Pragma("unroll") for (int i = 0; i < EIGHTS * HALVES; i += BESIDE) {                                                  \
-    const int mine = i + beside, chunk = ((stage) * HALVES + mine % HALVES) * 4, row = mine / HALVES * 8;                \
+#define SHARE(to, turn)                                                                                                  \
+  _Pragma("unroll") for (int i = 0; i < EIGHTS * HALVES && (turn) < turns; i += BESIDE) {                                \
+    const int mine = i + beside, row = mine / HALVES * 8;                                                               \
+    const int chunk = ((first_stage + (turn)) * HALVES + mine % HALVES) * 4;                                             \
     const bool there = row + up < rows && chunk + across < chunks;                                                       \
     if (EIGHTS * HALVES % BESIDE == 0 || mine < EIGHTS * HALVES) {                                                       \
       copy_chunk(slots + (to) * SLOT + mine * 128, there ? own + ((size_t)row * chunks + chunk) : own, there);           \
@@ -113,7 +115,7 @@ AFTER_OTHERS()
 if (SLOTS > 0) {
 #pragma unroll
   for (int s = 0; s + 1 < SLOTS; ++s) {
-    SHARE(s, first_stage + s)
+    SHARE(s, s)
   }
 } else if (AHEAD > 1 && first_stage < stages) {
   MEET(0, first_stage)
@@ -127,7 +129,7 @@ for (int turn = 0; turn < turns; turn += DEPTH) {
     if (SLOTS > 0 && is_turn) {
       wait_for_copies<SLOTS == 4 ? 2 : 0>();
       if (BESIDE > 1) group_barrier();
-      SHARE((turn + d + SLOTS - 1) & (SLOTS - 1), stage + SLOTS - 1)
+      SHARE((turn + d + SLOTS - 1) & (SLOTS - 1), turn + d + SLOTS - 1)
     }
     if (is_stage) {
       if (SLOTS == 0) {

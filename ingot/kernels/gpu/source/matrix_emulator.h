@@ -29,12 +29,23 @@ struct Copies {
 };
 static Copies copies[MOST_THREADS];
 
+inline void copy_now(const Copy& copy);
+
 static const bool as_on_cuda = [] {
   most_shared = sizeof(memory);  // a group has more of it there
   forget = [] {
     for (auto& of_warp : tiles) of_warp.arrived = 0;
     for (auto& of_warp : places) of_warp.arrived = 0;
     for (auto& of_thread : copies) of_thread.count = 0;
+  };
+  arrive = [] {
+    Copies& mine = copies[current->number];
+    int kept = 0;
+    for (int i = 0; i < mine.count; ++i) {
+      if (state != 0 && drawn(2) == 0) copy_now(mine.pending[i]);
+      else mine.pending[kept++] = mine.pending[i];
+    }
+    mine.count = kept;
   };
   return true;
 }();

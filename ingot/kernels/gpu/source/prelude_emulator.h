@@ -65,6 +65,7 @@ static uint64_t state;
 alignas(16) static char memory[48 * 1024];
 static size_t used, most_shared = 32 * 1024;  // as on Metal
 static void (*forget)() = nullptr;            // what else an earlier group may have left
+static void (*arrive)() = nullptr;            // what is on its way and may arrive behind a barrier
 static struct {
   int line;
   float* begin;
@@ -207,6 +208,7 @@ inline void group_barrier() {
     make_ready(0, size);
   }
   go_on();
+  if (arrive != nullptr) arrive();
 }
 
 inline float shuffle_xor(float x, int mask) {
