@@ -22,6 +22,7 @@ class Synthetic:
         self.answers, self.rates, self.most = dict(answers), tuple(rates), most
         self._dice = random.Random(seed)
         self.rounds = 0  # in which it was asked
+        self.judged = 0  # guesses up to the first wrong one: as many are judged where tokens are those it knows
 
     def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
         """They are there already, so that what is measured is what verifying costs."""
@@ -51,4 +52,5 @@ class Synthetic:
         right = 0
         while right < len(tokens) and self._dice.random() < self.rates[min(right, len(self.rates) - 1)]:
             right += 1
+        self.judged += min(right + 1, len(tokens))
         return (*tokens[:right], *(token ^ 1 for token in tokens[right:]))
