@@ -23,9 +23,9 @@ class Purse:
     def __init__(self) -> None:
         self.left = FIRST
 
-    def fill(self) -> None:
-        """Time goes by: a round."""
-        self.left = min(self.left + SHARE, MOST)
+    def fill(self, rounds: int = 1) -> None:
+        """Time goes by."""
+        self.left = min(self.left + rounds * SHARE, MOST)
 
     def settle(self, gained: float) -> None:
         """A round gave so many plain rounds' tokens more than plain ones would have in its time, or fewer."""
