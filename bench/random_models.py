@@ -73,7 +73,7 @@ def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: 
 
 def decided(config: dict[str, Any], *, seed: int = 0, dtype: Any = None) -> Any:
     """A model whose greedy token is a function of the one before, by a margin that no way of rounding comes near: so
-    its tokens do not depend on how many are computed at once. It reads and multiplies by as much as others of its shape.
+    its tokens do not depend on how many are computed at once. It reads and multiplies as much as others of its shape.
 
     A token's embedding is by far the largest part of what the last layer gives, and the row of the head that is most
     like it is that of the next token. So the head is its own, even where the shape's is the embedding.

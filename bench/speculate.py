@@ -23,7 +23,7 @@ from bench.engine import requests, start
 from bench.random_models import SHAPES, decided
 from bench.synthetic import Prompt, Synthetic
 from ingot.engine.engine import Engine
-from ingot.engine.request import Failed, Request, SequenceEnded
+from ingot.engine.request import Ended, Failed, Request, SequenceEnded
 
 NOBODY: tuple[str, ...] = ()
 USUAL: dict[str, tuple[str, int | None]] = {"llama-150m": ("float32", 8), "dispatch": ("float32", None)}
@@ -43,6 +43,7 @@ class Turn:
     wall: float
     cpu: float
     answers: dict[Prompt, tuple[int, ...]]
+    rounds: int = 0  # that the longest answer took
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,9 @@ class Bench:
                 engine.close()
 
     def _settle(self, asked: list[Request], until: float) -> None:
-        enough, before = self._free.rounds + SETTLED, -1
-        # A proposer that failed is not asked again: then there is nothing to wait for.
-        while before < self._free.rounds < enough and time.monotonic() < until:
-            before = self._free.rounds
-            run(self._auto, asked)
+        rounds = 0
+        while rounds < SETTLED and time.monotonic() < until:
+            rounds += run(self._auto, asked).rounds
 
     def _at(self, depth: int, asked: list[Request]) -> Turn:
         assert self._always is not None, "there is no engine for fixed depths"
@@ -139,15 +138,17 @@ def run(engine: Engine, asked: list[Request]) -> Turn:
     """Ask all at once. They are read one after another by this one thread, which so costs the engine nothing."""
     wall, cpu, now = time.perf_counter(), time.process_time(), time.monotonic()
     streams = [engine.generate(replace(request, arrived=now)) for request in asked]
-    answers = {}
+    answers, rounds = {}, 0
     for request, stream in zip(asked, streams, strict=True):
         for event in (event for batch in stream for event in batch):
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, SequenceEnded):
                 answers[request.prompts[0]] = event.tokens
+            if isinstance(event, Ended):
+                rounds = max(rounds, event.speculation.passes)
     tokens = sum(map(len, answers.values()))
-    return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers)
+    return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers, rounds)
 
 
 def in_turns(

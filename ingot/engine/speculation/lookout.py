@@ -12,7 +12,7 @@ from typing import Final
 SHARE: Final = 0.004
 """Of all time, so much may be spent on looks that are in vain;"""
 FULL: Final = 0.25
-"""and besides, of a plain round's time, so much in the beginning, for rows that are new, and since something was found."""
+"""and besides, of a plain round's time, so much for rows that are new, and since something was found."""
 LONGEST: Final = 64
 """Rounds that go by, at most;"""
 HOPELESS: Final = 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_looks_in_vain_take_a_small_share_of_all_time(share: float) -> None:
     rows = list(range(16))
     found = looks(Lookout(), rows, 2000, share * PLAIN)
     assert len(found) * share <= FULL + 1.1 * SHARE * 2000
-    assert max(after - before for before, after in zip(found, found[1:], strict=False)) <= LONGEST + 1
+    assert max(after - before for before, after in pairwise(found)) <= LONGEST + 1
 
 
 def test_cheap_looks_are_taken_in_every_round() -> None:
