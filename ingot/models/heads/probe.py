@@ -33,8 +33,8 @@ def check_head(head: Guesser, adapter: Adapter, prompt: Sequence[int] = PROMPT) 
     if share < least:
         raise ModelError(
             f"The head guesses {share:.0%} of {TOKENS} tokens that its model writes, and below {least:.0%} it only "
-            "costs time: it does not belong to this model, or was made from packed weights. `ingot convert --head-from` "
-            "takes one out of the original checkpoint."
+            "costs time: it does not belong to this model, or was made from packed weights. `ingot convert "
+            "--head-from` takes one out of the original checkpoint."
         )
     return share
 
