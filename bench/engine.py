@@ -47,13 +47,14 @@ def start(
     cache_gb: float = 0.0,
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
+    weights: Callable[..., Any] = build,
 ) -> Engine:
-    """`bits`: pack the weights into so many each."""
+    """`bits`: pack the weights into so many each; `weights`: who makes a model of a shape's."""
 
     def make() -> Any:
         from ingot.models.precision import DTYPES
 
-        model = build(SHAPES[shape], dtype=DTYPES[dtype])
+        model = weights(SHAPES[shape], dtype=DTYPES[dtype])
         if bits is not None:
             from mlx import nn
 

@@ -71,6 +71,29 @@ def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: 
     return model
 
 
+def decided(config: dict[str, Any], *, seed: int = 0, dtype: Any = None) -> Any:
+    """A model whose greedy token is a function of the one before, by a margin that no way of rounding comes near: so
+    its tokens do not depend on how many are computed at once. It reads and multiplies as much as others of its shape.
+
+    A token's embedding is by far the largest part of what the last layer gives, and the row of the head that is most
+    like it is that of the next token. So the head is its own, even where the shape's is the embedding.
+    """
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_unflatten
+
+    model = build({**config, "tie_word_embeddings": False}, seed=seed, dtype=dtype)
+    embedding = mx.random.normal((config["vocab_size"], config["hidden_size"]))
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": mx.roll(embedding, 1, axis=0)}
+    for name, weight in tree_flatten(model.parameters()):
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = weight / config["num_hidden_layers"]
+    model.update(tree_unflatten(list(weights.items())))
+    if dtype is not None:
+        model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return model
+
+
 def write_tokenizer(folder: Path, vocab: int, template: str = PLAIN) -> None:
     """A token for each printable character, and words for the rest: whatever a model draws is text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -20,15 +20,17 @@ from functools import partial
 from pathlib import Path
 
 from bench.engine import requests, start
-from bench.random_models import SHAPES
+from bench.random_models import SHAPES, decided
 from bench.synthetic import Prompt, Synthetic
 from ingot.engine.engine import Engine
-from ingot.engine.request import Failed, Request, SequenceEnded
+from ingot.engine.request import Ended, Failed, Request, SequenceEnded
 
 NOBODY: tuple[str, ...] = ()
 USUAL: dict[str, tuple[str, int | None]] = {"llama-150m": ("float32", 8), "dispatch": ("float32", None)}
 """What shapes for CPUs are computed in, and how many bits their weights are packed into: the kernels there are made for
 such weights. All others are bfloat16, which is not packed."""
+FAR = 0.05
+"""How far what was right may be from what was asked for, besides what chance does to so few."""
 SETTLED = 64
 """Rounds after which the controller is to know what a new share of right guesses is worth; they are not measured."""
 
@@ -41,6 +43,7 @@ class Turn:
     wall: float
     cpu: float
     answers: dict[Prompt, tuple[int, ...]]
+    rounds: int = 0  # that the longest answer took
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Figures:
     batch: int
     rate: float
     pairs: int  # of turns
-    right: float | None  # of all guesses in measured turns, how many were right
+    judged: int  # guesses in measured turns up to the first wrong ones
+    right: int  # of those
     plain: float  # tokens a second
     auto: float  # over plain, like all that follow
     auto_cpu: float  # the same by processors' time
@@ -62,6 +66,12 @@ class Figures:
         """At the best fixed depth, none included."""
         return max([1.0, *self.fixed.values()])
 
+    @property
+    def as_asked(self) -> bool:
+        """Whether about as many guesses were right as were meant to be: else nothing was measured of that rate."""
+        chance = 3 * math.sqrt(self.judged * self.rate * (1 - self.rate))
+        return abs(self.right - self.judged * self.rate) <= FAR * self.judged + chance + 1
+
 
 class Bench:
     """In one engine the controller decides. In another of the same weights, which is there only where fixed depths are
@@ -70,17 +80,9 @@ class Bench:
     def __init__(self, shape: str, memory_gb: float, *, fixed: bool) -> None:
         dtype, bits = USUAL.get(shape, ("bfloat16", None))
         self._free, self._fixed = Synthetic({}, (0.0,)), Synthetic({}, (0.0,))
-        self._auto = start(shape, dtype, bits=bits, memory_gb=memory_gb, proposers=(self._free,))
-        self._always: Engine | None = None
-        if fixed:
-            self._always = start(
-                shape,
-                dtype,
-                bits=bits,
-                memory_gb=memory_gb,
-                proposers=(self._fixed,),
-                guessed_tokens=self._fixed.most,
-            )
+        made = partial(start, shape, dtype, bits=bits, memory_gb=memory_gb, weights=decided)
+        self._auto = made(proposers=(self._free,))
+        self._always = made(proposers=(self._fixed,), guessed_tokens=self._fixed.most) if fixed else None
         self._vocab = SHAPES[shape]["vocab_size"] - 1
 
     def figures(
@@ -94,9 +96,9 @@ class Bench:
             guessing.answers, guessing.rates = dict(answers), (rate,)
         self._settle(asked, until)
         counts = self._auto.speculation
-        proposed, accepted = counts.draft_tokens, counts.accepted_tokens
+        judged, right = self._free.judged, counts.accepted_tokens
         plain, autos = in_turns(partial(run, self._auto, plainly), partial(run, self._auto, asked), pairs, until)
-        proposed, accepted = counts.draft_tokens - proposed, counts.accepted_tokens - accepted
+        judged, right = self._free.judged - judged, counts.accepted_tokens - right
         fixed, always = {}, list[Turn]()
         for depth in depths:
             beside, turns = in_turns(partial(run, self._auto, plainly), partial(self._at, depth, asked), 1, until)
@@ -106,7 +108,8 @@ class Bench:
             batch,
             rate,
             len(autos),
-            accepted / proposed if proposed else None,
+            judged,
+            right,
             statistics.median(turn.tokens / turn.wall for turn in plain),
             ratio(autos, plain),
             ratio(autos, plain, cpu=True),
@@ -121,11 +124,9 @@ class Bench:
                 engine.close()
 
     def _settle(self, asked: list[Request], until: float) -> None:
-        enough, before = self._free.rounds + SETTLED, -1
-        # A proposer that failed is not asked again: then there is nothing to wait for.
-        while before < self._free.rounds < enough and time.monotonic() < until:
-            before = self._free.rounds
-            run(self._auto, asked)
+        rounds = 0
+        while rounds < SETTLED and time.monotonic() < until:
+            rounds += run(self._auto, asked).rounds
 
     def _at(self, depth: int, asked: list[Request]) -> Turn:
         assert self._always is not None, "there is no engine for fixed depths"
@@ -137,15 +138,17 @@ def run(engine: Engine, asked: list[Request]) -> Turn:
     """Ask all at once. They are read one after another by this one thread, which so costs the engine nothing."""
     wall, cpu, now = time.perf_counter(), time.process_time(), time.monotonic()
     streams = [engine.generate(replace(request, arrived=now)) for request in asked]
-    answers = {}
+    answers, rounds = {}, 0
     for request, stream in zip(asked, streams, strict=True):
         for event in (event for batch in stream for event in batch):
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, SequenceEnded):
                 answers[request.prompts[0]] = event.tokens
+            if isinstance(event, Ended):
+                rounds = max(rounds, event.speculation.passes)
     tokens = sum(map(len, answers.values()))
-    return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers)
+    return Turn(tokens, time.perf_counter() - wall, time.process_time() - cpu, answers, rounds)
 
 
 def in_turns(
@@ -186,7 +189,7 @@ def main() -> int:
     bench.close()
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
-    return 0 if all(each.same for each in found) else 1
+    return complain(found)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -210,10 +213,22 @@ def _line(figures: Figures) -> str:
         f"batch {figures.batch:2}  rate {figures.rate:.2f}  plain {figures.plain:.4g} tok/s  "
         f"auto {figures.auto:.2f}x  by CPU time {figures.auto_cpu:.2f}x ({figures.pairs} pairs)"
     )
-    right = "" if figures.right is None else f"  {figures.right:.0%} of guesses right"
+    right = f"  right {figures.right / figures.judged:.2f} of {figures.judged}" if figures.judged else ""
     fixed = "".join(f"  {depth}: {ratio:.2f}x" for depth, ratio in figures.fixed.items())
     best = f"  ({figures.auto / figures.best:.2f} of the best depth)" if figures.fixed else ""
     return told + right + fixed + best + ("" if figures.same else "  OTHER TOKENS")
+
+
+def complain(found: Sequence[Figures]) -> int:
+    """What makes figures worthless is an error."""
+    for each in found:
+        about = f"bench.speculate: batch {each.batch}, rate {each.rate:.2f}"
+        if not each.same:
+            print(f"{about}: not every way gave the same tokens", file=sys.stderr)
+        if not each.as_asked:
+            told = f"{each.right} of {each.judged} guesses were right"
+            print(f"{about}: {told}, so that this is no measurement of that rate", file=sys.stderr)
+    return 0 if all(each.same and each.as_asked for each in found) else 1
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ class Synthetic:
     def __init__(self, answers: Mapping[Prompt, Many[int]], rates: Many[float], most: int = 16, seed: int = 0) -> None:
         self.answers, self.rates, self.most = dict(answers), tuple(rates), most
         self._dice = random.Random(seed)
-        self.rounds = 0  # in which it was asked
+        self.judged = 0  # guesses up to the first wrong one: as many are judged where tokens are those it knows
 
     def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
         """They are there already, so that what is measured is what verifying costs."""
-        self.rounds += bool(rows)
         return [Offer(self.name, self.most, free=True) if self._following(row) else None for row in rows]
 
     def propose(self, rows: Many[Sequence], counts: Many[int]) -> list[Proposal]:
@@ -51,4 +50,5 @@ class Synthetic:
         right = 0
         while right < len(tokens) and self._dice.random() < self.rates[min(right, len(self.rates) - 1)]:
             right += 1
+        self.judged += min(right + 1, len(tokens))
         return (*tokens[:right], *(token ^ 1 for token in tokens[right:]))

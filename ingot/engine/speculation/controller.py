@@ -61,10 +61,10 @@ class Controller:
 
     def __init__(self, most: int = 16, fixed: int | None = None) -> None:
         """At most so many guesses a row; `fixed`: always so many, where they are offered."""
-        self._fixed = fixed
+        self._most, self._fixed = most, fixed
         self._costs, self._acceptance = RoundCosts(), Acceptance(most)
         self._asked: dict[Hashable, Offer] = {}  # what was chosen for the round that runs
-        self._guessing = False
+        self._guessing = self._pays = False
         self._purse = Purse()
         self._trials = Trials(self._purse)
 
@@ -72,6 +72,7 @@ class Controller:
         """Who guesses how many tokens for each row: never more than offered. May be asked several times before a
         round."""
         self._asked.clear()
+        self._pays = False
         if not any(row.offers for row in rows):
             return [PLAIN] * len(rows)
         if self._fixed is not None:
@@ -81,13 +82,16 @@ class Controller:
             return [PLAIN] * len(rows)
         table = Table(rows, self._acceptance, self._costs, self._purse.left, prompt_tokens)
         best = self._best(table)
+        self._pays = best.guesses
         slots = best if prompt_tokens else self._trials.instead(table, best)
         return self._chosen(rows, table.offers, slots.counts)
 
-    def observe(self, round: Round) -> None:
-        """After every decoding step, plain ones included."""
+    def observe(self, round: Round, passed: int = 0) -> None:
+        """After every decoding step, plain ones included; `passed`: so many plain ones before it were left out."""
         if self._fixed is not None:
             return
+        self._purse.fill(passed)
+        self._trials.passed(passed)
         if round.prompt_tokens:
             self._costs.interrupted()
         else:
@@ -97,6 +101,21 @@ class Controller:
         self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
         if round.outcomes:
             self._acceptance.observe(self._judged(round.outcomes))
+
+    @property
+    def pays(self) -> bool:
+        """Whether guessing seemed to, when it was last asked what to do: else what was chosen is a trial."""
+        return self._fixed is not None or self._pays
+
+    def plain(self, rows: int) -> float | None:
+        """Seconds of a plain round; None where nothing depends on it, or nobody knows yet."""
+        return self._costs.plain(rows) if self._fixed is None and self._costs.known else None
+
+    def hopeless(self, rows: int) -> bool:
+        """Whether guesses would not pay if all of them were right."""
+        plain, depths = self._costs.plain(rows), [1 << power for power in range(self._most.bit_length())]
+        costs = [self._costs.guessing(rows, range(depth * rows, depth * rows + 1))[0] for depth in depths]
+        return all((1 + depth) * plain <= TO_BEGIN * cost for depth, cost in zip(depths, costs, strict=True))
 
     def _settle(self, round: Round, guessed: int, depth: int) -> None:
         """Hold a round against plain ones. That one was slow beyond belief is nobody's fault."""

@@ -13,24 +13,21 @@ from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.past_answers import PastAnswers
 from ingot.engine.speculation.proposal import Offer, Proposal
-from ingot.engine.speculation.suffixes import LENGTHS, LONGEST, SHORTEST, Suffixes
+from ingot.engine.speculation.suffixes import LENGTHS, LONGEST, Suffixes
 
-MOST = 48
-"""Tokens of a guess."""
-FIRST = 4
-"""Tokens of a sequence's first guess, unless it matches for longer. From then on it doubles while guesses come true,
-and is halved, or as long as what came true, when they do not."""
+MOST = 24
+"""Tokens of a guess. How many of them are worth it, whoever chooses knows by how sure each is."""
 SLICE = 2048
 """Tokens of all sequences that are indexed in one step, which takes some milliseconds: of a long prompt, what comes
 late in it is found some steps late."""
 LEAD = LENGTHS[0]
 """Tokens of the prompt that are remembered with an answer, so that its beginning is found as well."""
 
-_STEPS = (4, 5, 6, 8, 12, 16, 24, 32, 48)
+_STEPS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
 """Lengths of matches between which guesses come true alike."""
 _STEP = [bisect(_STEPS, length) for length in range(LONGEST + MOST + 1)]
-_RATES = (0.45, 0.5, 0.6, 0.65, 0.75, 0.85, 0.85, 0.9, 0.95, 0.97)
-"""What to expect before anything is known: between fresh text, where three tokens in common say little, and text that
+_RATES = (0.2, 0.35, 0.45, 0.5, 0.6, 0.65, 0.75, 0.85, 0.85, 0.9, 0.95, 0.97)
+"""What to expect before anything is known: between fresh text, where a few tokens in common say little, and text that
 is edited, as measured with the default model's tokenizer."""
 _MEMORY, _SHARED_MEMORY = 1 / 8, 1 / 64
 """How much a guessed token says of the next one's chances: of its own sequence's, and of others'."""
@@ -60,7 +57,6 @@ class _Followed:
 
     index: Suffixes
     rates: Rates
-    reach: int = FIRST
     known: int = -1  # tokens that it had when the guess was made
     length: int = 0  # of the match
     guess: tuple[int, ...] = field(default=())
@@ -127,10 +123,7 @@ class Lookup:
             followed.rates.observe(followed.length + place, right)
             self._rates.observe(followed.length + place, right)
             if not right:
-                followed.reach = max(place + 1, followed.reach // 2)
                 return
-        if guess and len(came) == len(guess):
-            followed.reach = min(2 * followed.reach, MOST)
 
     def _guess(self, row: Sequence, followed: _Followed) -> None:
         newest, owner = row.tokens[-LONGEST:], _owner(row.request)
@@ -141,11 +134,10 @@ class Lookup:
         if match is None:
             return
         followed.length = match.length
-        most = min(MOST, max(followed.reach, match.length - SHORTEST))
         if match is own:
-            followed.guess = tuple(followed.index.following(match.at, most))
+            followed.guess = tuple(followed.index.following(match.at, MOST))
         else:
-            followed.guess = tuple(self._past.following(owner, match.at, most))
+            followed.guess = tuple(self._past.following(owner, match.at, MOST))
 
 
 def _owner(request: Request) -> Owner:

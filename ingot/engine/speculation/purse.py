@@ -15,6 +15,9 @@ MOST: Final = 3.0
 """However much was won, no more may be lost again."""
 SHARE: Final = 0.014
 """Of all time, so much may be lost."""
+DEBT: Final = 1.0
+"""What is owed at most: one long guess that was all wrong, in a round that was slow by chance, is not to forbid for a
+hundred rounds what paid before. What may be lost at once is bounded anyway, by what there is to pay it from."""
 
 
 class Purse:
@@ -23,10 +26,10 @@ class Purse:
     def __init__(self) -> None:
         self.left = FIRST
 
-    def fill(self) -> None:
-        """Time goes by: a round."""
-        self.left = min(self.left + SHARE, MOST)
+    def fill(self, rounds: int = 1) -> None:
+        """Time goes by."""
+        self.left = min(self.left + rounds * SHARE, MOST)
 
     def settle(self, gained: float) -> None:
         """A round gave so many plain rounds' tokens more than plain ones would have in its time, or fewer."""
-        self.left = min(self.left + gained, MOST)
+        self.left = max(min(self.left + gained, MOST), -DEBT)

@@ -7,6 +7,7 @@ is not asked again.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ingot.engine.passes import Guess
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
+from ingot.engine.speculation.lookout import Lookout
 from ingot.engine.speculation.proposal import Offer, Proposal, Proposer
 from ingot.observe.speculation import SpeculationCounts
 
@@ -56,18 +58,22 @@ class Speculation:
         counts: SpeculationCounts,
         places: int,
         end: Callable[[Sequence], float] = lambda row: inf,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """At most so many tokens are drawn in a pass: that is what memory is set aside for. `end` is where a row's next
         launch ends at the latest."""
-        self._places, self._end = places, end
+        self._places, self._end, self._clock = places, end, clock
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._controller, self._counts = controller, counts
+        self._lookout = Lookout()
+        self._passed = 0  # rounds that went by, since anything was learned
+        self._learning = 0.0  # seconds that it took for the last time
 
     def tempts(self, running: Iterable[Sequence]) -> bool:
         """Whether guessing seems worth it for sequences that decode, by the tokens of theirs that are known: the newest
         may still be on their way."""
-        rows = [row for row in running if row.decoding]
-        return bool(self._proposers and rows) and any(chosen.count for chosen in self._chosen(rows, 0))
+        rows = [row for row in running if row.decoding] if self._proposers else []
+        return self._looks(rows) and any(chosen.count for chosen in self._look(rows, 0))
 
     def guess(self, plan: StepPlan, *, waited: bool) -> Guesses:
         """For sequences that decode, whose tokens are all known, what may come next; it will be verified.
@@ -78,8 +84,8 @@ class Speculation:
             self.forget(sequence)
         made: dict[Sequence, _Guessed] = {}
         prompt_tokens = sum(chunk.count for chunk in plan.chunks)
-        if self._proposers and plan.decode and all(row.known for row in plan.decode):
-            chosen = self._held(self._chosen(plan.decode, prompt_tokens), len(plan.chunks))
+        if self._looks(plan.decode) and all(row.known for row in plan.decode):
+            chosen = self._held(self._look(plan.decode, prompt_tokens), len(plan.chunks))
             for name in self._proposers.keys() & {each.source for each in chosen if each.count}:
                 asked = zip(plan.decode, chosen, strict=True)
                 made |= self._ask(
@@ -91,20 +97,25 @@ class Speculation:
     def learn(self, guesses: Guesses, seconds: float) -> None:
         """What came of a step, which took so long from where the tokens before it were known, or from its beginning if
         that was later, to where its own were."""
-        if not self._proposers or not guesses.rows:
+        if not self._proposers or not guesses.rows or self._goes_by(guesses):
             return
+        began = self._clock()
         outcomes = tuple(self._outcome(row, guessed) for row, guessed in guesses.made.items())
         for outcome in outcomes:
             self._counts.add(outcome.proposed, outcome.accepted)
         tokens = guesses.tokens + sum(outcome.proposed for outcome in outcomes)
-        self._controller.observe(Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes))
+        round = Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes)
+        self._controller.observe(round, self._passed)
+        self._passed = 0
         for row in guesses.made:
             if row.ended:
                 self._controller.forget(row)
+        self._learning = self._clock() - began
 
     def forget(self, sequence: Sequence) -> None:
         """It ended or was preempted."""
         self._controller.forget(sequence)
+        self._lookout.forget(sequence)
         for name in list(self._proposers):
             self._guarded(name, lambda proposer: proposer.forget(sequence))
 
@@ -121,6 +132,30 @@ class Speculation:
     def _outcome(self, row: Sequence, guessed: _Guessed) -> Outcome:
         proposal = guessed.proposal
         return Outcome(row, proposal.source, len(proposal.tokens), row.accepted - guessed.accepted, cut=row.ended)
+
+    def _looks(self, rows: Many[Sequence]) -> bool:
+        """Whether it is to be found out what could be guessed for rows that decode."""
+        return bool(self._proposers and rows) and not self._lookout.rests(rows)
+
+    def _look(self, rows: Many[Sequence], prompt_tokens: int) -> list[Chosen]:
+        """What is to be guessed; where that is nothing, maybe not to look for it again for some rounds."""
+        began = self._clock()
+        chosen = self._chosen(rows, prompt_tokens)
+        self._lookout.looked(self._clock() - began + self._learning, rows)
+        if self._controller.pays:
+            self._lookout.found()
+        elif not any(each.count for each in chosen) and (plain := self._controller.plain(len(rows))) is not None:
+            self._lookout.found_nothing(plain, hopeless=self._controller.hopeless(len(rows)))
+        return chosen
+
+    def _goes_by(self, guesses: Guesses) -> bool:
+        """Whether nothing is learned from a plain round, as of those without a look only the last says what they
+        cost."""
+        if guesses.waited or not self._lookout.resting:
+            return False
+        goes_by = not self._lookout.passes()
+        self._passed += goes_by
+        return goes_by
 
     def _chosen(self, rows: Many[Sequence], prompt_tokens: int) -> list[Chosen]:
         offers: list[list[Offer]] = [[] for _ in rows]

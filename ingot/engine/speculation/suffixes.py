@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHORTEST = 3
-"""Tokens that two places must have in common."""
-LENGTHS = (24, 12, 6, SHORTEST)
+SHORTEST = 1
+"""Tokens that two places must have in common. One says little, but in a text that is copied, that is much."""
+LENGTHS = (24, 12, 6, 3, 2, SHORTEST)
 """Of the n-grams that are indexed."""
 LONGEST = 64
 """Tokens that are compared to say how long a match is."""

@@ -60,6 +60,11 @@ class Trials:
             if key in woken and 2 * right >= proposed:
                 self._woken[key] = 2 * proposed if right == proposed else proposed
 
+    def passed(self, rounds: int) -> None:
+        """So many were run that nobody chose anything for."""
+        self._since += rounds
+        self._others.tick(rounds)
+
     def reset(self) -> None:
         """What seems best has changed: other things may have, too."""
         self._others.reset()
@@ -172,8 +177,8 @@ class _Timer:
         self._affordable = 0.0
         self._since = 0
 
-    def tick(self) -> None:
-        self._since += 1
+    def tick(self, rounds: int = 1) -> None:
+        self._since += rounds
 
     @property
     def due(self) -> bool:

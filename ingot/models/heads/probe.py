@@ -20,20 +20,29 @@ from ingot.models.heads.loading import head_rows
 TOKENS = 48
 """The model writes so many, greedily, one forward pass each; then the head runs once over all of them."""
 PROMPT = (5, 17, 3, 29, 11, 23, 7, 19, 2)
-LEAST = 0.05
-"""A head that guesses no larger share of them is not worth running, whatever it costs."""
+VERIFYING = 0.05
+"""Of a pass's time, what it takes at the best of cases to verify one token more in it."""
+MOST_ASKED = 0.2
+"""However much a head costs: what the model writes here is one text of many."""
 
 
 def check_head(head: Guesser, adapter: Adapter, prompt: Sequence[int] = PROMPT) -> float:
-    """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that is next to
-    nothing."""
-    share = acceptance(head, adapter, prompt)
-    if share < LEAST:
+    """The share of the model's own tokens after `prompt` that the head guesses. Raises ModelError if that could not pay
+    on any device."""
+    share, least = acceptance(head, adapter, prompt), break_even(head.weight_bytes, adapter.weight_bytes)
+    if share < least:
         raise ModelError(
-            f"The head guesses {share:.0%} of {TOKENS} tokens that its model writes: it does not belong to this model, "
-            "or was made from packed weights. `ingot convert --head-from` takes one out of the original checkpoint."
+            f"The head guesses {share:.0%} of {TOKENS} tokens that its model writes, and below {least:.0%} it only "
+            "costs time: it does not belong to this model, or was made from packed weights. `ingot convert "
+            "--head-from` takes one out of the original checkpoint."
         )
     return share
+
+
+def break_even(head_bytes: int, model_bytes: int) -> float:
+    """The share of right guesses below which a head loses time at the best of cases: where a pass takes as long as it
+    takes to read the weights, the head's are read for each guess, and what is guessed is verified."""
+    return min(VERIFYING + head_bytes / model_bytes, MOST_ASKED)
 
 
 def acceptance(head: Guesser, adapter: Adapter, prompt: Sequence[int]) -> float:

@@ -45,7 +45,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         engine = engines.start("llama", device=device, proposers=[Silent(offering=offering)], guessed_tokens=2)
         running.append(engine)
         rounds: list[Round] = []
-        monkeypatch.setattr(engine._generation._speculation._controller, "observe", rounds.append)
+        monkeypatch.setattr(
+            engine._generation._speculation._controller, "observe", lambda round, passed: rounds.append(round)
+        )
         return engine, rounds
 
     yield start

@@ -146,3 +146,30 @@ def test_what_came_of_guesses_is_counted() -> None:
     made.learn(guesses, 0.1)
     assert (counts.drafts, counts.draft_tokens, counts.accepted_tokens) == (1, 5, 3)
     made.guess(StepPlan(preempted=(asked,)), waited=False)
+
+
+class Thinking(Sevens):
+    """Takes a millisecond to say that it has no idea."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.asked = 0.0, 0
+
+    def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
+        self.now += 0.001
+        self.asked += 1
+        return [None for _ in rows]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_takes_long_to_say_nothing_is_not_asked_in_every_round(ahead: bool) -> None:
+    thinking = Thinking()
+    made = Speculation([thinking], Controller(), SpeculationCounts(), 99, clock=lambda: thinking.now)
+    rows = tuple(row(number) for number in range(16))
+    for each in rows:
+        each.sampled += ahead  # a token is on its way, and was not read
+        each.computed += ahead
+    for _ in range(500):
+        assert not made.tempts(rows) if ahead else True
+        made.learn(made.guess(StepPlan(decode=rows), waited=False), 0.01)
+    assert 20 <= thinking.asked < 50

@@ -72,7 +72,9 @@ def test_the_longest_match_is_found_and_of_those_the_latest() -> None:
     assert learned(text).find([6, 7, 8]) == Match(22, 3)
     assert learned(text).find([2, 3, 4, 5, 6, 7, 8]) == Match(22, 7)
     assert learned(text).find([20, 6, 7, 8]) == Match(22, 3)  # of three tokens, only where they last stood is known
-    assert learned(text).find([7, 8]) is None
+    assert learned(text).find([7, 8]) == Match(22, 2)
+    assert learned(text).find([30, 2]) == Match(16, 1)  # a single token
+    assert learned(text).find([99]) is None
     assert learned(text).find([]) is None
 
 
