@@ -276,9 +276,10 @@ float weighed(float* scores, int lo, int hi, float cap, float& largest, float& s
   return worth;
 }
 
-// sums = sums * worth + weights . values, for R rows and W vectors that values(j, b) gives of key j.
-template <int R, int W, class Values>
-INGOT_INLINE inline void sums_of(const float* weights, const Values& values_of, int lo, int hi, int dim, const float* worth, float* sums) {
+// sums = sums * worth + weights . values, for R rows and W vectors that values(j, b) gives of key j, whose sums are at place(b).
+template <int R, int W, class Values, class Places>
+INGOT_INLINE inline void sums_of(const float* weights, const Values& values_of, int lo, int hi, int dim, const float* worth, float* sums,
+                                 const Places& place) {
   Vec parts[R][W] = {};
   for (int j = lo; j < hi; j++) {
     Vec values[W];
@@ -293,15 +294,17 @@ INGOT_INLINE inline void sums_of(const float* weights, const Values& values_of, 
   for (int a = 0; a < R; a++)
 #pragma GCC unroll 8
     for (int b = 0; b < W; b++) {
-      float* at = sums + static_cast<size_t>(a) * dim + b * kVector;
+      float* at = sums + static_cast<size_t>(a) * dim + place(b);
       stored(at, fused(loaded<Vec>(at), worth[a], parts[a][b]));
     }
 }
 
+constexpr auto in_order = [](int b) { return b * kVector; };
+
 template <int R, int W, class Number>
 inline void some_sums(const float* weights, const Number* v, int lo, int hi, int dim, const float* worth, float* sums) {
   auto values = [&](int j, int b) { return loaded<Vec>(v + static_cast<ptrdiff_t>(j) * dim + b * kVector); };
-  sums_of<R, W>(weights, values, lo, hi, dim, worth, sums);
+  sums_of<R, W>(weights, values, lo, hi, dim, worth, sums, in_order);
 }
 
 template <int R, class Number>

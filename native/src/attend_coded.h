@@ -2,6 +2,7 @@
 // as queries and sums are turned instead. Neither depends on how many rows there are.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -67,14 +68,33 @@ struct CodedVectors {
 
   // [kKeyBlock] of a group. Numbers that are as they were computed have none.
   void factors(int group, float* steps, float* leasts) const {
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(scales);
-    const int each = counts() ? 2 * groups : 1;
-    for (int key = 0; key < kKeyBlock; key++) steps[key] = side.bits == 0 ? 1.0f : value(Brain{from[key * each + group]});
-    for (int key = 0; key < kKeyBlock; key++) leasts[key] = counts() ? value(Brain{from[key * each + groups + group]}) : 0.0f;
+    if (!counts()) std::fill(leasts, leasts + kKeyBlock, 0.0f);
+    if (side.bits == 0) return std::fill(steps, steps + kKeyBlock, 1.0f);
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(scales) + group;
+    if (!counts()) return every<1>(from, 1, steps);
+    if (groups == 1) return every<2>(from, 2, steps), every<2>(from + 1, 2, leasts);
+    if (groups == 2) return every<4>(from, 4, steps), every<4>(from + 2, 4, leasts);
+    every<0>(from, 2 * groups, steps);
+    every<0>(from + groups, 2 * groups, leasts);
   }
 
   // All of them, unscaled: [kKeyBlock, size].
   void unpack(float* to) const;
+
+  // Whether whole vectors can be read as they lie: those of one half of the columns where codes share bytes, or of both.
+  bool whole() const {
+    if (side.bits == 8) return dims % kVector == 0;
+    return side.bits == 4 && (groups == 1 ? size / 2 % (kWide / 2 * kVector) == 0 : size / 2 % dims == 0 && dims % kVector == 0);
+  }
+
+ private:
+  // One of `Each` numbers, or of `each`, where that is not known.
+  template <int Each>
+  static void every(const uint16_t* from, int each, float* to) {
+    for (int key = 0; key < kKeyBlock; key++) to[key] = value(Brain{from[key * (Each > 0 ? Each : each)]});
+  }
+
+ public:
 
   const CodedSide& side;
   const uint8_t *codes, *scales;
@@ -220,15 +240,24 @@ void score_codes(const CodedLayout& layout, const uint8_t* page, int rows, bool 
   }
 }
 
+constexpr int kPair = kWide / 2;  // vectors of either half that are summed up at once, where codes share bytes
+
 // sums = sums * worth + weights . a group's codes, which are read as they lie, or `unpacked`.
 template <int R>
 void sum_codes(const CodedVectors& values, const float* weights, const float* unpacked, int begin, const float* worth, float* sums) {
   constexpr int W = kWide;
   const int size = values.size, half = size / 2, end = begin + values.dims;
+  // Of codes that share bytes both at once.
+  auto halves = [&](auto number) {
+    for (int d = 0; d < half; d += kPair * kVector) {
+      auto at = [from = values.codes + d, half, number](int j, int b) { return number(bytes_at(from + j * half + b % kPair * kVector) >> (b / kPair * 4)); };
+      sums_of<R, W>(weights, at, 0, kKeyBlock, size, worth, sums + d, [half](int b) { return b % kPair * kVector + b / kPair * half; });
+    }
+  };
   auto all = [&](auto values_at) {
     int d = begin;
-    for (; d + W * kVector <= end; d += W * kVector) sums_of<R, W>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d);
-    for (; d + kVector <= end; d += kVector) sums_of<R, 1>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d);
+    for (; d + W * kVector <= end; d += W * kVector) sums_of<R, W>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
+    for (; d + kVector <= end; d += kVector) sums_of<R, 1>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
     return d;
   };
   // What lies behind one another is of one half of the columns: the bytes' lower or upper codes.
@@ -239,10 +268,12 @@ void sum_codes(const CodedVectors& values, const float* weights, const float* un
     all([&](int d) {
       return [from = reinterpret_cast<const Byte*>(values.codes) + d, size](int j, int b) { return loaded<Vec>(from + j * size + b * kVector); };
     });
-  } else if (unpacked == nullptr && values.counts()) {
+  } else if (unpacked == nullptr && values.groups > 1) {
     all([&](int d) { return [codes = codes_at(d)](int j, int b) { return as_floats(codes(j, b) & 15); }; });
+  } else if (unpacked == nullptr && values.counts()) {
+    halves([](IntegerVec codes) { return as_floats(codes & 15); });
   } else if (unpacked == nullptr) {
-    all([&](int d) { return [codes = codes_at(d), levels = values.side.levels](int j, int b) { return levels_at(levels, codes(j, b)); }; });
+    halves([levels = values.side.levels](IntegerVec codes) { return levels_at(levels, codes); });
   } else {
     int d = all([&](int d) { return [from = unpacked + d, size](int j, int b) { return loaded<Vec>(from + static_cast<size_t>(j) * size + b * kVector); }; });
     for (; d < end; d++)
@@ -259,9 +290,7 @@ void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, cons
   const CodedVectors values(layout, layout.values, page);
   const int size = layout.size;
   alignas(64) float steps[kKeyBlock], leasts[kKeyBlock];
-  // Where whole vectors are of one half, codes need not be unpacked; for many rows that would take longer.
-  const bool whole = values.side.bits == 8 ? values.dims % kVector == 0 : values.dims % (2 * kWide * kVector) == 0;
-  const bool direct = rows < kPacked && whole && (values.side.bits == 8 || values.side.bits == 4);
+  const bool direct = rows < kPacked && values.whole();  // for many rows that would take longer
   if (!direct) values.unpack(tile.values);
   for (int group = 0; group < values.groups; group++) {
     values.factors(group, steps, leasts);
