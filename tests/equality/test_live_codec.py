@@ -151,10 +151,10 @@ def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
 
 def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None]) -> None:
     kind, device = place
-    requests = asked(8, *[STEP + TAIL] * 4, tokens=160)
+    requests = asked(8, *[STEP + TAIL] * 3, tokens=340)
     roomy = engines.start(kind, device=device, live=CODEC, context=1024)
     try:
-        wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=256)
+        wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=512)
     finally:
         roomy.close()
     tight = engines.start(kind, device=device, live=CODEC, context=1024, memory=memory, limits=Limits(4))
