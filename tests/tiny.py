@@ -63,6 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 64,
         "quantization": {"group_size": 32, "bits": 8},
     },
+    "kernel-32": {"model_type": "qwen3", **_SHARED, "num_hidden_layers": 2, "head_dim": 32},
     "kernel-window": {
         "model_type": "gemma3_text",
         **_SHARED,

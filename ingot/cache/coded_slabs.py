@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ingot.cache.groups import CodedStorage, Pool
 from ingot.cache.page_form import PageForm
-from ingot.kernels.paged.kernels import CodedPages, PagedAttention
+from ingot.cache.pools import CodedStorage, Pool
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.shapes import CodedPages
 
 
 class CodedSlabs(CodedStorage):

@@ -13,16 +13,17 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from ingot.cache.arrays import as_long, copied, with_rows
-from ingot.cache.groups import PageGroup, PageIndex, Run, Storage
+from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
 from ingot.cache.masks import visible
 from ingot.cache.pages import PAGE, Table
+from ingot.cache.pools import PageIndex
 from ingot.cache.positions import Offset
 from ingot.cache.reserved import ReservedStorage
 from ingot.cache.slabs import KernelStorage, SlabStorage
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.kernels import Rows as KernelRows
-from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.shapes import Shape
 from ingot.upstream import ArraysCache, caches
 
 LayerKind = Literal["append", "window", "recurrent"]

@@ -22,7 +22,7 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.codecs.turbo import Turbo
 from ingot.cache.pages import PAGE
 from ingot.kernels import native
-from ingot.kernels.paged.kernels import CodedShape, CodedSide
+from ingot.kernels.paged.shapes import CodedShape, CodedSide
 
 ALIGNMENT: Final = 16
 """Bytes."""

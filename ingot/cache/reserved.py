@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.groups import SMALLEST_SLAB, CodedStorage, PageGroup, PageIndex, Pool, Run, Storage
+from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy
+from ingot.cache.pools import SMALLEST_SLAB, CodedStorage, PageIndex, Pool
 from ingot.kernels import native
 from ingot.kernels.device import total_memory
 

@@ -19,10 +19,11 @@ import mlx.core as mx
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES
-from ingot.cache.groups import PageGroup, Pool
+from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
 from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
 from ingot.cache.pages import Table
+from ingot.cache.pools import Pool
 from ingot.cache.tail import coded_pages
 
 

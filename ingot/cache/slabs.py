@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from ingot.cache.coded_slabs import CodedSlabs, KernelCodedSlabs
-from ingot.cache.groups import CodedStorage, PageGroup, PageIndex, Pool, Run, Storage
+from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Table
+from ingot.cache.pools import CodedStorage, PageIndex, Pool
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
@@ -99,7 +100,8 @@ class SlabStorage(Storage):
         assert isinstance(self.coded, CodedSlabs)
         pages = self.coded.read_slab(slab, self._ordered(numbers))
         keys, values = self.coded.form.decode(pages.reshape(self.heads, -1, pages.shape[-1]))
-        return tuple(part.reshape(1, self.heads, -1, part.shape[-1]) for part in (keys, values))
+        keys, values = (part.reshape(1, self.heads, -1, part.shape[-1]) for part in (keys, values))
+        return keys, values
 
     def whole_pages(self, slots: Sequence[int]) -> tuple[mx.array, mx.array]:
         keys, values = self.gathered(self._group.raw_index(slots))

@@ -15,8 +15,6 @@ TAIL: Final = 256
 """Tokens before a launch's first one that are seen as they were computed, at least."""
 STEP: Final = 1024
 """Tokens that are encoded at once, as soon as they all lie behind the tail."""
-MOST_RAW: Final = TAIL + STEP + PAGE
-"""Tokens of a sequence that may lie in raw pages: one page more than are due, for tokens that are taken back."""
 
 
 def coded_pages(length: int) -> int:
@@ -30,5 +28,6 @@ def launch_end(length: int) -> int:
 
 
 def raw_pages(tokens: int) -> int:
-    """Raw pages that a sequence may hold on its way to so many tokens."""
-    return pages_of(min(tokens, MOST_RAW))
+    """Raw pages that a sequence may hold on its way to so many tokens: one more than are due, for tokens that are taken
+    back."""
+    return pages_of(min(tokens, TAIL + STEP + PAGE))

@@ -41,8 +41,8 @@ def _paged(here: Device) -> str | None:
     """What is wrong with the GPU's kernels, by the shape that most models' attention has; None where they are right."""
     import mlx.core as mx
 
-    from ingot.kernels.paged.kernels import Shape
     from ingot.kernels.paged.selfcheck import selfcheck
+    from ingot.kernels.paged.shapes import Shape
 
     return selfcheck(
         here, Shape(heads=8, kv_heads=2, key_size=128, value_size=128), mx.float16, scale=128**-0.5, slabs=4

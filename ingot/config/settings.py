@@ -181,8 +181,8 @@ class Settings:
     )
     kv_codec: str = setting(
         "raw",
-        "what keys and values of running sequences are put into, all but a tail of the newest: more context fits in the "
-        "same memory. The same names as for cache_codec; all but raw lose a little",
+        "what keys and values of running sequences are put into, all but a tail of the newest, so that more context "
+        "fits in the same memory: the same names as for cache_codec; all but raw lose a little",
         check=codec_problem,
     )
     archive_key_file: Path = setting(  # noqa: RUF009

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.layers import AppendState
 from ingot.cache.page_form import PageForm
+from ingot.cache.pages import PAGE
 from ingot.engine.form import form_of
 from ingot.errors import ConfigError
+from ingot.kernels import native
+from ingot.kernels.paged.shapes import Shape
 from ingot.models.adapter import Adapter
 
 
 def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
-    """The adapter, whose rows have all but their tails in fewer bits. Raises ConfigError where the model, or the device,
-    cannot do that."""
+    """The adapter, whose rows have all but their tails in fewer bits. Raises ConfigError where the model, or the
+    device, cannot do that."""
     if not codec.lossy:
         return adapter
     if adapter.has_sinks:
@@ -27,10 +31,12 @@ def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
     if not forms:
         raise _refused(codec, "this model has no layers that keep every token's keys and values")
     for form in forms:
-        if (problem := form.problem()) is not None:
+        if (problem := form.problem() or _unread(adapter, form)) is not None:
             raise _refused(codec, problem)
     footprint = replace(adapter.footprint, coded=sum(form.token_bytes for form in forms))
-    return replace(adapter, live=codec, footprint=footprint, steps=None, notes=(*adapter.notes, *_remarks(adapter)))
+    return replace(
+        adapter, live=codec, footprint=footprint, steps=None, notes=(*adapter.notes, *_remarks(adapter, forms))
+    )
 
 
 def _forms(adapter: Adapter, codec: PairCodec) -> list[PageForm]:
@@ -45,9 +51,31 @@ def _forms(adapter: Adapter, codec: PairCodec) -> list[PageForm]:
     return found
 
 
-def _remarks(adapter: Adapter) -> list[str]:
-    windows = any(window is not None for window, _ in adapter.footprint.groups)
-    return ["kv_codec leaves layers that see a window raw: they keep little"] if windows else []
+def _unread(adapter: Adapter, form: PageForm) -> str | None:
+    """Why the native kernels, which read all that is stored where there are some, cannot read such pages, if so."""
+    if adapter.device.kind != "cpu" or not native.available() or form.native is not None:
+        return None
+    return f"the native kernels read no heads of {form.sizes[0]} and {form.sizes[1]} in it"
+
+
+def _remarks(adapter: Adapter, forms: Sequence[PageForm]) -> list[str]:
+    said = []
+    if any(window is not None for window, _ in adapter.footprint.groups):
+        said.append("kv_codec leaves layers that see a window raw: they keep little")
+    if not all(_is_read(adapter, form) for form in forms):
+        said.append("kv_codec has no kernel for this model here: what is coded is unpacked for every step, slower")
+    return said
+
+
+def _is_read(adapter: Adapter, form: PageForm) -> bool:
+    """Whether attention reads such pages as they lie."""
+    if adapter.device.kind == "cpu":
+        return form.native is not None
+    shape, kernels = form.kernel_shape, adapter.kernels
+    if shape is None or kernels is None:
+        return False
+    kernel = kernels.attention(Shape(form.heads, form.heads, *form.sizes, PAGE), form.dtype)
+    return kernel is not None and kernel.reads(shape)
 
 
 def _refused(codec: PairCodec, problem: str) -> ConfigError:

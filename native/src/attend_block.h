@@ -60,17 +60,17 @@ inline Part some_dims(const Number* from, int left) {
   return part;
 }
 
-// Scores of R rows with K keys.
+// Scores of R rows with K keys, over the first `dim` dims of each; rows lie `q_stride` apart, and keys `k_stride`.
 template <int R, int K, class Number>
-inline void few_scores(const float* q, const Number* k, int dim, float* out) {
+inline void few_scores(const float* q, size_t q_stride, const Number* k, size_t k_stride, int dim, float* out) {
   Part parts[R][K] = {};
   auto add = [&](int d, auto load) {
     Part keys[K];
 #pragma GCC unroll 8
-    for (int b = 0; b < K; b++) keys[b] = load(k + static_cast<size_t>(b) * dim + d);
+    for (int b = 0; b < K; b++) keys[b] = load(k + b * k_stride + d);
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++) {
-      const Part row = load(q + static_cast<size_t>(a) * dim + d);
+      const Part row = load(q + a * q_stride + d);
 #pragma GCC unroll 8
       for (int b = 0; b < K; b++) parts[a][b] = fused(row, keys[b], parts[a][b]);
     }
@@ -105,7 +105,6 @@ struct KeyBlock {
     values = paged.values + at;
     next = base + kKeyBlock < keys ? paged.keys + paged.at(base + kKeyBlock) : this->keys;
   }
-  KeyBlock(const Number* keys, const Number* values) : keys(keys), values(values), next(keys) {}
 
   const Number *keys, *values, *next;
 };
@@ -123,9 +122,9 @@ void scored(const float* q, const KeyBlock<Number>& block, int lo, int hi, int d
     const size_t at = static_cast<size_t>(j) * dim, soon = at + kAhead / sizeof(Number);
     ask_for(soon < whole ? block.keys + soon : block.next + (soon - whole), static_cast<size_t>(K) * dim);
     ask_for(block.values + at, static_cast<size_t>(K) * dim);
-    few_scores<R, K>(q, block.keys + at, dim, scores + j);
+    few_scores<R, K>(q, dim, block.keys + at, dim, dim, scores + j);
   }
-  for (; j < hi; j++) few_scores<R, 1>(q, block.keys + static_cast<size_t>(j) * dim, dim, scores + j);
+  for (; j < hi; j++) few_scores<R, 1>(q, dim, block.keys + static_cast<size_t>(j) * dim, dim, dim, scores + j);
 }
 
 // body(row, R) for the R rows from `row` on: four at a time, then what is left; R is a constant.
@@ -196,26 +195,26 @@ inline void turn(const Number* k, int dim, float* panel) {
   stored(panel + 3 * kPanel, __builtin_shuffle(c, d, Order{2, 3, 6, 7}));
 }
 
-// The keys [begin, begin + kPanel), value by value; those outside [lo, hi) are zero.
+// The keys [begin, begin + kPanel), which lie `stride` apart, value by value; those outside [lo, hi) are zero.
 template <class Number>
-void turn_keys(const Number* k, int begin, int lo, int hi, int dim, float* panel) {
+void turn_keys(const Number* k, int begin, int lo, int hi, int dim, int stride, float* panel) {
   for (int j = 0; j < kPanel; j += 4) {
     const int key = begin + j;
-    const Number* from = k + static_cast<ptrdiff_t>(key) * dim;
+    const Number* from = k + static_cast<ptrdiff_t>(key) * stride;
     int d = 0;
     if (key >= lo && key + 4 <= hi)
-      for (; d + 4 <= dim; d += 4) turn(from + d, dim, panel + static_cast<size_t>(d) * kPanel + j);
+      for (; d + 4 <= dim; d += 4) turn(from + d, stride, panel + static_cast<size_t>(d) * kPanel + j);
     for (; d < dim; d++)
       for (int i = 0; i < 4; i++)
         panel[static_cast<size_t>(d) * kPanel + j + i] =
-            key + i >= lo && key + i < hi ? value(from[static_cast<ptrdiff_t>(i) * dim + d]) : 0.0f;
+            key + i >= lo && key + i < hi ? value(from[static_cast<ptrdiff_t>(i) * stride + d]) : 0.0f;
   }
 }
 
 template <class Number>
 void scored_together(const float* q, int rows, const Number* k, int lo, int hi, int dim, float* panel, float* scores) {
   for (int begin = lo / kPanel * kPanel; begin < hi; begin += kPanel) {
-    turn_keys(k, begin, lo, hi, dim, panel);
+    turn_keys(k, begin, lo, hi, dim, dim, panel);
     for (int row = 0; row < rows; row += kRows)
       panel_scores(q + static_cast<size_t>(row) * dim, panel, dim, scores + static_cast<size_t>(row) * kKeyBlock + begin);
   }
@@ -277,14 +276,15 @@ float weighed(float* scores, int lo, int hi, float cap, float& largest, float& s
   return worth;
 }
 
-// sums = sums * worth + weights . values, for R rows and the values of W vectors.
-template <int R, int W, class Number>
-inline void some_sums(const float* weights, const Number* v, int lo, int hi, int dim, const float* worth, float* sums) {
+// sums = sums * worth + weights . values, for R rows and W vectors that values(j, b) gives of key j, whose sums are at place(b).
+template <int R, int W, class Values, class Places>
+INGOT_INLINE inline void sums_of(const float* weights, const Values& values_of, int lo, int hi, int dim, const float* worth, float* sums,
+                                 const Places& place) {
   Vec parts[R][W] = {};
   for (int j = lo; j < hi; j++) {
     Vec values[W];
 #pragma GCC unroll 8
-    for (int b = 0; b < W; b++) values[b] = loaded<Vec>(v + static_cast<ptrdiff_t>(j) * dim + b * kVector);
+    for (int b = 0; b < W; b++) values[b] = values_of(j, b);
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++)
 #pragma GCC unroll 8
@@ -294,9 +294,17 @@ inline void some_sums(const float* weights, const Number* v, int lo, int hi, int
   for (int a = 0; a < R; a++)
 #pragma GCC unroll 8
     for (int b = 0; b < W; b++) {
-      float* at = sums + static_cast<size_t>(a) * dim + b * kVector;
+      float* at = sums + static_cast<size_t>(a) * dim + place(b);
       stored(at, fused(loaded<Vec>(at), worth[a], parts[a][b]));
     }
+}
+
+constexpr auto in_order = [](int b) { return b * kVector; };
+
+template <int R, int W, class Number>
+inline void some_sums(const float* weights, const Number* v, int lo, int hi, int dim, const float* worth, float* sums) {
+  auto values = [&](int j, int b) { return loaded<Vec>(v + static_cast<ptrdiff_t>(j) * dim + b * kVector); };
+  sums_of<R, W>(weights, values, lo, hi, dim, worth, sums, in_order);
 }
 
 template <int R, class Number>

@@ -1,9 +1,13 @@
-// Pages in fewer bits for attention: unpacked to floats, but for being rotated, which queries and sums are instead.
+// Rows and a page in fewer bits. Products are of codes, or of their levels, and scaled by key afterwards; what is rotated stays so,
+// as queries and sums are turned instead. Neither depends on how many rows there are.
 #pragma once
 
-#include <bit>
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 
+#include "attend_block.h"
 #include "coded_pages.h"
 #include "floats.h"
 #include "hadamard.h"
@@ -12,36 +16,91 @@
 namespace ingot {
 namespace {
 
-inline float brain_at(const uint8_t* from, int index) {
-  uint16_t bits;
-  std::memcpy(&bits, from + 2 * index, sizeof bits);
-  return value(Brain{bits});
-}
-
 inline Vec as_floats(IntegerVec numbers) { return __builtin_convertvector(numbers, Vec); }
 
-// 16 levels by 16 codes.
-struct Levels {
-  explicit Levels(const float* levels, float factor) {
-    for (int i = 0; i < 16; i += kVector) stored(of + i, loaded<Vec>(levels + i) * factor);
-  }
+inline bool is_rotated(const CodedSide& side) { return side.bits > 0 && side.group == 0; }
 
-  INGOT_INLINE inline Vec at(IntegerVec codes) const {
+// Codes of eight bits, as attention reads numbers.
+struct Byte {
+  uint8_t code;
+};
+
+inline float value(Byte byte) { return byte.code; }
+
+template <class V>
+inline V loaded(const Byte* from) {
 #if defined(__AVX512F__)
-    return (Vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_load_ps(of));
-#elif defined(__AVX2__)
-    const __m256 low = _mm256_load_ps(of), high = _mm256_load_ps(of + 8);
-    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)codes, 28));  // its sign says which half
-    return (Vec)_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, (__m256i)codes), _mm256_permutevar8x32_ps(high, (__m256i)codes),
-                                 upper);
-#else
-    Vec found;
-    for (int i = 0; i < kVector; i++) found[i] = of[codes[i]];
-    return found;
+  if constexpr (sizeof(V) == 64)
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32)
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#endif
+  V v;
+  for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) v[i] = value(from[i]);
+  return v;
+}
+
+// Each code's level: of its last four bits.
+INGOT_INLINE inline Vec levels_at(const float* levels, IntegerVec codes) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(levels));
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_loadu_ps(levels), high = _mm256_loadu_ps(levels + 8);
+  const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)codes, 28));  // its sign says which half
+  return (Vec)_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, (__m256i)codes), _mm256_permutevar8x32_ps(high, (__m256i)codes), upper);
+#else
+  Vec found;
+  for (int i = 0; i < kVector; i++) found[i] = levels[codes[i] & 15];
+  return found;
+#endif
+}
+
+// A page's keys or values: of each vector as many groups of `dims` numbers as have a scale of their own. What a code stands for
+// is a count, or a level, times its group's factor, and a count has the group's least besides.
+struct CodedVectors {
+  CodedVectors(const CodedLayout& layout, const CodedSide& side, const uint8_t* page)
+      : side(side), codes(page + side.codes), scales(page + side.scales), size(layout.size), halves(layout.halves),
+        bytes(size * side.bits / 8), groups(side.group > 0 ? size / side.group : 1), dims(size / groups) {}
+
+  bool counts() const { return side.group > 0; }
+
+  // [kKeyBlock] of a group. Numbers that are as they were computed have none.
+  void factors(int group, float* steps, float* leasts) const {
+    if (!counts()) std::fill(leasts, leasts + kKeyBlock, 0.0f);
+    if (side.bits == 0) return std::fill(steps, steps + kKeyBlock, 1.0f);
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(scales) + group;
+    if (!counts()) return every<1>(from, 1, steps);
+    if (groups == 1) return every<2>(from, 2, steps), every<2>(from + 1, 2, leasts);
+    if (groups == 2) return every<4>(from, 4, steps), every<4>(from + 2, 4, leasts);
+    every<0>(from, 2 * groups, steps);
+    every<0>(from + groups, 2 * groups, leasts);
   }
 
-  alignas(64) float of[16];
+  // All of them, unscaled: [kKeyBlock, size].
+  void unpack(float* to) const;
+
+  // Whether whole vectors can be read as they lie: those of one half of the columns where codes share bytes, or of both.
+  bool whole() const {
+    if (side.bits == 8) return dims % kVector == 0;
+    return side.bits == 4 && (groups == 1 ? size / 2 % (kWide / 2 * kVector) == 0 : size / 2 % dims == 0 && dims % kVector == 0);
+  }
+
+ private:
+  // One of `Each` numbers, or of `each`, where that is not known.
+  template <int Each>
+  static void every(const uint16_t* from, int each, float* to) {
+    for (int key = 0; key < kKeyBlock; key++) to[key] = value(Brain{from[key * (Each > 0 ? Each : each)]});
+  }
+
+ public:
+
+  const CodedSide& side;
+  const uint8_t *codes, *scales;
+  int size;
+  bool halves;
+  int bytes, groups, dims;
 };
 
 // body(place, codes) for vectors of a vector's codes; what does not fill one is done by body(place, code).
@@ -66,66 +125,31 @@ INGOT_INLINE inline void each_code(const uint8_t* bytes, int size, const Body& b
 }
 
 template <int Bits>
-void unpack_affine(const CodedSide& side, const uint8_t* page, int size, const float* centre, float* to) {
-  const int groups = size / side.group, bytes = size * Bits / 8;
-  for (int key = 0; key < kKeyBlock; key++, to += size) {
-    const uint8_t* scales = page + side.scales + static_cast<size_t>(key) * 4 * groups;
-    auto step = [&](int place) { return brain_at(scales, place / side.group); };
-    auto least = [&](int place) { return brain_at(scales, groups + place / side.group); };
-    const bool whole = side.group % kVector == 0;
-    each_code<Bits>(page + side.codes + static_cast<size_t>(key) * bytes, size, [&](int place, auto code) {
-      if constexpr (std::is_same_v<decltype(code), int>) {
-        to[place] = fused(static_cast<float>(code), step(place), centre[place] + least(place));
-      } else if (whole) {
-        stored(to + place, fused(as_floats(code), Vec{} + step(place), loaded<Vec>(centre + place) + least(place)));
-      } else {
-        for (int i = 0; i < kVector; i++)
-          to[place + i] = fused(static_cast<float>(code[i]), step(place + i), centre[place + i] + least(place + i));
-      }
-    });
-  }
-}
-
-template <int Bits>
-void unpack_turbo(const CodedSide& side, const uint8_t* page, int size, const float* centre, float* to) {
-  const int bytes = size * Bits / 8;
-  for (int key = 0; key < kKeyBlock; key++, to += size) {
-    const Levels levels(side.levels, brain_at(page + side.scales, key));
-    each_code<Bits>(page + side.codes + static_cast<size_t>(key) * bytes, size, [&](int place, auto code) {
+void unpack_codes(const CodedVectors& from, float* to) {
+  for (int key = 0; key < kKeyBlock; key++, to += from.size)
+    each_code<Bits>(from.codes + static_cast<size_t>(key) * from.bytes, from.size, [&](int place, auto code) {
       if constexpr (std::is_same_v<decltype(code), int>)
-        to[place] = centre[place] + levels.of[code];
+        to[place] = from.counts() ? static_cast<float>(code) : from.side.levels[code];
       else
-        stored(to + place, loaded<Vec>(centre + place) + levels.at(code));
+        stored(to + place, from.counts() ? as_floats(code) : levels_at(from.side.levels, code));
     });
-  }
 }
 
-template <class Number>
-void unpack_plain(const uint8_t* from, size_t count, float* to) {
-  for (size_t i = 0; i < count; i++) {
-    Number number;
-    std::memcpy(&number, from + i * sizeof(Number), sizeof(Number));
-    to[i] = ingot::value(number);
-  }
+void unpack_plain(bool halves, const uint8_t* from, size_t count, float* to) {
+  if (halves)
+    widen(reinterpret_cast<const Half*>(from), count, to);
+  else
+    std::memcpy(to, from, sizeof(float) * count);
 }
 
-void unpack_plain(const CodedLayout& layout, const uint8_t* from, size_t count, float* to) {
-  layout.halves ? unpack_plain<Half>(from, count, to) : unpack_plain<float>(from, count, to);
-}
-
-inline bool is_rotated(const CodedSide& side) { return side.bits > 0 && side.group == 0; }
-
-// Keys or values of a page, as rotated as they are, with the centre, which is so too.
-void unpack_side(const CodedLayout& layout, const CodedSide& side, const uint8_t* page, const float* centre, float* to) {
-  const int size = layout.size;
-  if (side.bits == 0) return unpack_plain(layout, page + side.codes, static_cast<size_t>(kKeyBlock) * size, to);
-  if (side.group > 0)
-    return side.bits == 8 ? unpack_affine<8>(side, page, size, centre, to) : unpack_affine<4>(side, page, size, centre, to);
+void CodedVectors::unpack(float* to) const {
   switch (side.bits) {
-    case 4: return unpack_turbo<4>(side, page, size, centre, to);
-    case 3: return unpack_turbo<3>(side, page, size, centre, to);
-    case 2: return unpack_turbo<2>(side, page, size, centre, to);
-    default: return unpack_turbo<1>(side, page, size, centre, to);
+    case 0: return unpack_plain(halves, codes, static_cast<size_t>(kKeyBlock) * size, to);
+    case 1: return unpack_codes<1>(*this, to);
+    case 2: return unpack_codes<2>(*this, to);
+    case 3: return unpack_codes<3>(*this, to);
+    case 4: return unpack_codes<4>(*this, to);
+    default: return unpack_codes<8>(*this, to);
   }
 }
 
@@ -145,31 +169,166 @@ void turn_back(const CodedSide& side, Found found) {
   }
 }
 
-void unpack_page(const Coded& coded, int page, float* keys, float* values) {
-  static constexpr float kNothing[kLargestCoded] = {};
-  alignas(64) float centre[kLargestCoded];
-  const CodedLayout& layout = *coded.layout;
-  const uint8_t* from = coded.at(page);
-  if (page + 1 < coded.count) ask_for(coded.at(page + 1), layout.head);
-  if (layout.centred) {
-    unpack_plain(layout, from + layout.centre, layout.size, centre);
-    if (is_rotated(layout.keys)) turn_forth(layout.keys, layout.size, centre);
+// Queries times the scale, as they are and as they meet codes; and of the latter what groups of dims add up to.
+void take_coded_queries(const Sight& how, const float* q, int queries, int group, size_t stride, bool packed,
+                        const CodedLayout& layout, const Tile& tile, const CodedTile& to) {
+  const int dim = how.dim, rows = queries * group, dims = layout.keys.group > 0 ? layout.keys.group : dim;
+  for (int row = 0; row < rows; row++) {
+    const float* from = q + row / group * stride + static_cast<size_t>(row % group) * dim;
+    float *own = to.plain + static_cast<size_t>(row) * dim, *turned = to.turned + static_cast<size_t>(row) * dim;
+    for (int d = 0; d < dim; d++) own[d] = from[d] * how.scale;
+    std::memcpy(turned, own, sizeof(float) * dim);
+    if (is_rotated(layout.keys)) turn_forth(layout.keys, dim, turned);
+    for (int begin = 0; begin < dim; begin += dims)
+      to.sums[static_cast<size_t>(row) * (dim / dims) + begin / dims] =
+          total_of(dims, [&](auto sum, auto at) { return sum + at(turned + begin); });
   }
-  unpack_side(layout, layout.keys, from, layout.centred ? centre : kNothing, keys);
-  unpack_side(layout, layout.values, from, kNothing, values);
+  if (!packed) return;
+  Tile laid = tile;
+  laid.q = to.q;
+  take_queries({dim, 1.0f, 0, 0}, to.turned, queries, group, static_cast<size_t>(group) * dim, packed, laid);
 }
 
-// The queries that meet unpacked keys.
-void turn_queries(const Sight& how, const float* q, int queries, int group, size_t stride, bool packed, const CodedLayout& layout,
-                  const Tile& tile, const CodedTile& to) {
-  for (int row = 0; row < queries * group; row++) {
-    float* own = to.turned + static_cast<size_t>(row) * how.dim;
-    std::memcpy(own, q + row / group * stride + static_cast<size_t>(row % group) * how.dim, sizeof(float) * how.dim);
-    turn_forth(layout.keys, how.dim, own);
+// Products of rows with a group's codes, as counts or levels: [rows, kKeyBlock].
+template <class Number>
+void dots(const CodedTile& tile, int rows, bool packed, const Number* keys, int size, int begin, int dims, float* panel, float* out) {
+  if (packed) {
+    for (int panel_begin = 0; panel_begin < kKeyBlock; panel_begin += kPanel) {
+      turn_keys(keys + begin, panel_begin, 0, kKeyBlock, dims, size, panel);
+      for (int row = 0; row < rows; row += kRows)
+        panel_scores(tile.q + static_cast<size_t>(row) * size + static_cast<size_t>(begin) * kRows, panel, dims,
+                     out + static_cast<size_t>(row) * kKeyBlock + panel_begin);
+    }
+    return;
   }
-  Tile turned = tile;
-  turned.q = to.q;
-  take_queries(how, to.turned, queries, group, static_cast<size_t>(group) * how.dim, packed, turned);
+  in_fours(rows, [&](size_t row, auto count) {
+    constexpr int R = decltype(count)::value, K = R == 1 ? 8 : 4;
+    for (int j = 0; j < kKeyBlock; j += K)
+      few_scores<R, K>(tile.turned + row * size + begin, size, keys + static_cast<size_t>(j) * size + begin, size, dims,
+                       out + row * kKeyBlock + j);
+  });
+}
+
+void score_codes(const CodedLayout& layout, const uint8_t* page, int rows, bool packed, const Tile& tile, const CodedTile& room) {
+  const CodedVectors keys(layout, layout.keys, page);
+  const int size = layout.size;
+  alignas(64) float centre[kLargestCoded], steps[kKeyBlock], leasts[kKeyBlock];
+  if (layout.centred) unpack_plain(layout.halves, page + layout.centre, size, centre);
+  const bool direct = keys.side.bits == 8 && !packed;
+  if (!direct) keys.unpack(room.keys);
+  for (int group = 0; group < keys.groups; group++) {
+    const int begin = group * keys.dims;
+    if (direct)
+      dots(room, rows, packed, reinterpret_cast<const Byte*>(keys.codes), size, begin, keys.dims, tile.panel, room.products);
+    else
+      dots(room, rows, packed, room.keys, size, begin, keys.dims, tile.panel, room.products);
+    keys.factors(group, steps, leasts);
+    for (int row = 0; row < rows; row++) {
+      const float sum = room.sums[static_cast<size_t>(row) * keys.groups + group];
+      const float* products = room.products + static_cast<size_t>(row) * kKeyBlock;
+      float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
+      float common = 0;
+      if (group == 0 && layout.centred) {
+        const float* own = room.plain + static_cast<size_t>(row) * size;
+        common = total_of(size, [&](auto before, auto at) { return fused(at(own), at(centre), before); });
+      }
+      for (int j = 0; j < kKeyBlock; j += kVector) {
+        const Vec before = group == 0 ? Vec{} + common : loaded<Vec>(scores + j);
+        stored(scores + j, fused(loaded<Vec>(products + j), loaded<Vec>(steps + j), fused(loaded<Vec>(leasts + j), Vec{} + sum, before)));
+      }
+    }
+  }
+}
+
+constexpr int kPair = kWide / 2;  // vectors of either half that are summed up at once, where codes share bytes
+
+// sums = sums * worth + weights . a group's codes, which are read as they lie, or `unpacked`.
+template <int R>
+void sum_codes(const CodedVectors& values, const float* weights, const float* unpacked, int begin, const float* worth, float* sums) {
+  constexpr int W = kWide;
+  const int size = values.size, half = size / 2, end = begin + values.dims;
+  // Of codes that share bytes both at once.
+  auto halves = [&](auto number) {
+    for (int d = 0; d < half; d += kPair * kVector) {
+      auto at = [from = values.codes + d, half, number](int j, int b) { return number(bytes_at(from + j * half + b % kPair * kVector) >> (b / kPair * 4)); };
+      sums_of<R, W>(weights, at, 0, kKeyBlock, size, worth, sums + d, [half](int b) { return b % kPair * kVector + b / kPair * half; });
+    }
+  };
+  auto all = [&](auto values_at) {
+    int d = begin;
+    for (; d + W * kVector <= end; d += W * kVector) sums_of<R, W>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
+    for (; d + kVector <= end; d += kVector) sums_of<R, 1>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
+    return d;
+  };
+  // What lies behind one another is of one half of the columns: the bytes' lower or upper codes.
+  auto codes_at = [&](int d) {
+    return [from = values.codes + d % half, half, shift = d / half * 4](int j, int b) { return bytes_at(from + j * half + b * kVector) >> shift; };
+  };
+  if (unpacked == nullptr && values.side.bits == 8) {
+    all([&](int d) {
+      return [from = reinterpret_cast<const Byte*>(values.codes) + d, size](int j, int b) { return loaded<Vec>(from + j * size + b * kVector); };
+    });
+  } else if (unpacked == nullptr && values.groups > 1) {
+    all([&](int d) { return [codes = codes_at(d)](int j, int b) { return as_floats(codes(j, b) & 15); }; });
+  } else if (unpacked == nullptr && values.counts()) {
+    halves([](IntegerVec codes) { return as_floats(codes & 15); });
+  } else if (unpacked == nullptr) {
+    halves([levels = values.side.levels](IntegerVec codes) { return levels_at(levels, codes); });
+  } else {
+    int d = all([&](int d) { return [from = unpacked + d, size](int j, int b) { return loaded<Vec>(from + static_cast<size_t>(j) * size + b * kVector); }; });
+    for (; d < end; d++)
+      for (int a = 0; a < R; a++) {
+        float part = 0;
+        for (int j = 0; j < kKeyBlock; j++) part = fused(unpacked[static_cast<size_t>(j) * size + d], weights[static_cast<size_t>(a) * kKeyBlock + j], part);
+        float& at = sums[static_cast<size_t>(a) * size + d];
+        at = fused(at, worth[a], part);
+      }
+  }
+}
+
+void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, const Tile& tile, const CodedTile& room, Found found) {
+  const CodedVectors values(layout, layout.values, page);
+  const int size = layout.size;
+  alignas(64) float steps[kKeyBlock], leasts[kKeyBlock];
+  const bool direct = rows < kPacked && values.whole();  // for many rows that would take longer
+  if (!direct) values.unpack(tile.values);
+  for (int group = 0; group < values.groups; group++) {
+    values.factors(group, steps, leasts);
+    const int begin = group * values.dims;
+    for (int row = 0; row < rows; row++) {
+      const float* weights = tile.scores + static_cast<size_t>(row) * kKeyBlock;
+      float* own = room.products + static_cast<size_t>(row) * kKeyBlock;
+      for (int j = 0; j < kKeyBlock; j += kVector) stored(own + j, loaded<Vec>(weights + j) * loaded<Vec>(steps + j));
+    }
+    in_fours(rows, [&](size_t row, auto count) {
+      sum_codes<decltype(count)::value>(values, room.products + row * kKeyBlock, direct ? nullptr : tile.values, begin,
+                                        tile.worth + row, found.sums + row * size);
+    });
+    if (!values.counts()) continue;
+    for (int row = 0; row < rows; row++) {
+      const float* weights = tile.scores + static_cast<size_t>(row) * kKeyBlock;
+      const float least = total_of(kKeyBlock, [&](auto sum, auto at) { return fused(at(weights), at(leasts), sum); });
+      float* sums = found.sums + static_cast<size_t>(row) * size + begin;
+      each(values.dims, sums, [=](auto at) { return at(sums) + least; });
+    }
+  }
+}
+
+// Asks for what is read soon: a page's values while its keys are scored, and the next one's keys while these are summed up.
+inline void ask_for_side(const CodedLayout& layout, const CodedSide& side, const uint8_t* page) {
+  ask_for(page + side.codes, static_cast<size_t>(kKeyBlock) * layout.size * side.bits / 8);
+}
+
+// What the rows find in a coded page, all of whose keys they see.
+void meet_coded(const Coded& coded, int page, float cap, int rows, bool packed, const Tile& tile, const CodedTile& room, Found found) {
+  const CodedLayout& layout = *coded.layout;
+  const uint8_t* at = coded.at(page);
+  ask_for_side(layout, layout.values, at);
+  score_codes(layout, at, rows, packed, tile, room);
+  if (page + 1 < coded.count) ask_for_side(layout, layout.keys, coded.at(page + 1));
+  for (int row = 0; row < rows; row++)
+    tile.worth[row] = weighed(tile.scores + static_cast<size_t>(row) * kKeyBlock, 0, kKeyBlock, cap, found.largest[row], found.total[row]);
+  sum_up_codes(layout, at, rows, tile, room, found);
 }
 
 }  // namespace

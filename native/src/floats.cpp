@@ -184,37 +184,27 @@ void attend(const Sight& how, const float* q, int queries, int group, size_t str
   }
 }
 
-// The same where the sequence's first pages are coded: each is unpacked to floats, as rotated as it is, and so are the queries
-// that meet it. What was summed up of such values is turned back once.
+// The same where the sequence's first pages are coded. What was summed up of rotated values is turned back once.
 template <class Number>
 void attend_coded(const Sight& how, const float* q, int queries, int group, size_t stride, const Coded& coded,
                   const Paged<Number>& paged, int keys, int stretch, float* scratch, Found found) {
   const Asking asking{how, queries, group, keys};
-  const int rows = asking.rows(), dim = how.dim;
-  const bool packed = rows >= kPacked;
-  Tile tile(scratch, rows, dim);
-  CodedTile unpacked(tile.end, tile.padded, dim);
+  const int rows = asking.rows();
+  const bool packed = rows >= kPacked, turns = is_rotated(coded.layout->values);
+  Tile tile(scratch, rows, how.dim);
+  const CodedTile room(tile.end, tile.padded, how.dim);
   if (q != nullptr) {
     take_queries(how, q, queries, group, stride, packed, tile);
-    if (is_rotated(coded.layout->keys)) turn_queries(how, q, queries, group, stride, packed, *coded.layout, tile, unpacked);
+    take_coded_queries(how, q, queries, group, stride, packed, *coded.layout, tile, room);
   }
-  const float* turned = is_rotated(coded.layout->keys) ? unpacked.q : tile.q;
   find_nothing(found);
-  const int end = std::min(keys, (stretch + 1) * kStretch);
-  bool rotated = false;
-  for (int base = stretch * kStretch; base < end; base += kKeyBlock) {
-    const int page = base / kKeyBlock, hi = std::min(end - base, kKeyBlock);
-    if (page < coded.count) {
-      unpack_page(coded, page, unpacked.keys, tile.values);
-      meet(asking, turned, KeyBlock<float>(unpacked.keys, tile.values), base, 0, hi, packed, tile, found);
-      rotated = is_rotated(coded.layout->values);
-      continue;
-    }
-    if (rotated) turn_back(coded.layout->values, found);
-    rotated = false;
-    meet(asking, tile.q, KeyBlock<Number>(paged, base, keys), base, 0, hi, packed, tile, found);
-  }
-  if (rotated) turn_back(coded.layout->values, found);
+  const int first = stretch * kStretch, end = std::min(keys, first + kStretch);
+  const int raw = std::clamp(coded.count * kKeyBlock, first, end);
+  for (int base = first; base < raw; base += kKeyBlock)
+    meet_coded(coded, base / kKeyBlock, how.cap, rows, packed, tile, room, found);
+  if (turns && raw > first) turn_back(coded.layout->values, found);
+  for (int base = raw; base < end; base += kKeyBlock)
+    meet(asking, tile.q, KeyBlock<Number>(paged, base, keys), base, 0, std::min(end - base, kKeyBlock), packed, tile, found);
 }
 
 constexpr auto narrow_attend() {

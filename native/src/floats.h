@@ -150,18 +150,23 @@ struct NarrowTile {
   float value_step = 0;
 };
 
-// What it needs besides where pages are coded: a page's keys, and the queries that meet them.
+// What it needs besides where pages are coded: a page's keys, the queries as they are and as they meet codes, and products.
 struct CodedTile {
+  static constexpr int kLeastGroup = 8;  // numbers that share a scale
+
   CodedTile(float* scratch, int rows, int dim)
       : keys(scratch), q(keys + static_cast<size_t>(kKeyBlock) * dim), turned(q + whole_lines(static_cast<size_t>(rows) * dim)),
-        end(turned + whole_lines(static_cast<size_t>(rows) * dim)) {}
+        plain(turned + whole_lines(static_cast<size_t>(rows) * dim)), products(plain + whole_lines(static_cast<size_t>(rows) * dim)),
+        sums(products + static_cast<size_t>(rows) * kKeyBlock), end(sums + whole_lines(static_cast<size_t>(rows) * (dim / kLeastGroup + 1))) {}
 
   static size_t size(int rows, int dim) {
     const CodedTile tile(nullptr, rows, dim);
     return tile.end - tile.keys;
   }
 
-  float *keys, *q, *turned, *end;
+  float *keys, *q, *turned, *plain, *products;
+  float* sums;  // of queries, by row and group
+  float* end;
 };
 
 // Values that `attend` needs room for.

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.cache.groups import PageGroup, PageIndex, Run, Storage
+from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.pages import PAGE, PageCopy
+from ingot.cache.pools import PageIndex
 from ingot.cache.slabs import KernelStorage, SlabStorage
 from ingot.kernels.device import Device
-from ingot.kernels.paged.kernels import Shape, paged_attention
+from ingot.kernels.paged.kernels import paged_attention
+from ingot.kernels.paged.shapes import Shape
 from tests.kernels.paged.memory import emulated
 
 TWELVE = 12

@@ -8,29 +8,42 @@ from collections.abc import Iterator
 
 import pytest
 
+from ingot.cache import tail
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.tail import STEP, TAIL
-from ingot.engine.engine import Engine
-from ingot.engine.request import Request, Sampling, Stop
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
+from ingot.engine.engine import Engine, Limits
+from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.engine.speculation.lookup import Lookup
+from ingot.kernels.device import Device
 from tests import engines
 
 GREEDY = Sampling(temperature=0.0)
-KINDS = ["llama", "window", "hybrid"]
+KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 CODEC = PairCodec(CodecName.parse("k8v4"))
 PLACES = [(kind, device) for device in (None, engines.GPU) for kind in KINDS]
+STEP, TAIL = 128, 64
+"""Short, so that short prompts are coded."""
+LENGTHS = (30, STEP + TAIL - 9, STEP + TAIL + 70, 2 * STEP + TAIL - 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "STEP", STEP)
+        patch.setattr(tail, "TAIL", TAIL)
+        yield
 
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-{'gpu' if place[1] else 'here'}")
-def place(request: pytest.FixtureRequest) -> tuple[str, object]:
-    found: tuple[str, object] = request.param
+def place(request: pytest.FixtureRequest) -> tuple[str, Device | None]:
+    found: tuple[str, Device | None] = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def engine(place: tuple[str, engines.Device | None]) -> Iterator[Engine]:
+def engine(place: tuple[str, Device | None]) -> Iterator[Engine]:
     kind, device = place
-    made = engines.start(kind, device=device, live=CODEC, context=4096, cache_bytes=1 << 26)
+    made = engines.start(kind, device=device, live=CODEC, context=1024, cache_bytes=1 << 26)
     yield made
     made.check()
     made.close()
@@ -52,26 +65,102 @@ def asked(seed: int, *lengths: int, tokens: int = 24, exact: bool = False, cache
     ]
 
 
+def alone(engine: Engine, requests: list[Request]) -> list[str]:
+    return [engines.text_of(engines.answer(engine, request)) for request in requests]
+
+
 def together(engine: Engine, requests: list[Request]) -> list[str]:
     streams = [engine.generate(request) for request in requests]
     return [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
 
 
-LENGTHS = (30, STEP + TAIL - 9, STEP + TAIL + 300, 2 * STEP + TAIL - 4)
-
-
 def test_a_sequence_is_the_same_alone_and_among_others_though_its_pages_are_coded(engine: Engine) -> None:
     requests = asked(1, *LENGTHS)
-    alone = [engines.text_of(engines.answer(engine, request)) for request in requests]
-    assert together(engine, requests) == alone
+    assert together(engine, requests) == alone(engine, requests)
 
 
-def test_rows_that_part_behind_a_shared_prefix_see_what_each_would_see_alone(engine: Engine) -> None:
-    [first] = asked(2, STEP + TAIL + 100, cache=True)
-    prompt = first.prompts[0]
-    second = Request(
-        "b", ((*prompt[: STEP + TAIL - 30], 5, 6, 7),), max_tokens=20, sampling=GREEDY, stop=Stop(ignore_eos=True)
+def test_pages_really_are_coded_and_raw_ones_given_back(place: tuple[str, Device | None]) -> None:
+    engine = engines.start(place[0], device=place[1], live=CODEC, context=1024, cache_bytes=1 << 26)
+    try:
+        engines.answer(engine, asked(3, 4 * STEP, tokens=2, cache=True)[0])
+        group = next(group for group in engines.runner_of(engine).rows.groups if group.coded is not None)
+        assert group.coded is not None
+        assert group.coded.slots.used == tail.coded_pages(4 * STEP) > 0
+        assert group.slots.used == group.pages.used - group.coded.slots.used
+        assert group.coded.page_bytes < group.page_bytes
+        engine.check()
+    finally:
+        engine.close()
+
+
+def test_an_exact_request_gets_what_a_server_without_a_codec_gives(
+    engine: Engine, place: tuple[str, Device | None]
+) -> None:
+    requests = asked(4, *LENGTHS, exact=True, cache=True)
+    plain = engines.start(place[0], device=place[1], live=RAW_CODEC, context=1024, cache_bytes=1 << 26)
+    try:
+        assert alone(engine, asked(4, *LENGTHS, cache=True)) is not None  # what others kept is none of its business
+        assert together(engine, requests) == alone(plain, requests)
+    finally:
+        plain.close()
+
+
+def test_a_conversation_goes_on_from_coded_pages_and_the_receipt_says_so(engine: Engine) -> None:
+    [first] = asked(5, 3 * STEP, cache=True)
+    engines.answer(engine, first)
+    longer = Request(
+        "again",
+        ((*first.prompts[0], 1, 2, 3),),
+        max_tokens=8,
+        sampling=GREEDY,
+        stop=Stop(ignore_eos=True),
     )
-    alone = engines.text_of(engines.answer(engine, second))
-    texts = together(engine, [first, second])
-    assert texts[1] == alone or engine is not None
+    events = engines.answer(engine, longer)
+    assert isinstance(events[-1], Ended)
+    [report] = events[-1].cache
+    assert report.matched > STEP and report.codec == "k8v4"
+
+
+def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engine, place: tuple[str, object]) -> None:
+    if place[0] != "kernel":
+        pytest.skip("others are gone on from at the ends of records alone")
+    [first] = asked(6, 3 * STEP, cache=True)
+    engines.answer(engine, first)
+    parting = Request(
+        "parts", ((*first.prompts[0][:100], 1, 2, 3),), max_tokens=8, sampling=GREEDY, stop=Stop(ignore_eos=True)
+    )
+    once = engines.text_of(engines.answer(engine, parting))
+    assert len(once) > 0
+    engine.check()
+
+
+def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
+    kind, device = place
+    prompts = asked(7, STEP + TAIL - 20, 2 * STEP + TAIL - 11, tokens=40)
+    texts = []
+    for proposers in ((), (Lookup(),)):
+        engine = engines.start(
+            kind, device=device, live=CODEC, context=1024, proposers=proposers, guessed_tokens=4 if proposers else None
+        )
+        try:
+            texts.append(together(engine, prompts))
+        finally:
+            engine.close()
+    assert texts[0] == texts[1]
+
+
+def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None]) -> None:
+    kind, device = place
+    requests = asked(8, *[STEP + TAIL] * 3, tokens=340)
+    roomy = engines.start(kind, device=device, live=CODEC, context=1024)
+    try:
+        wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=512)
+    finally:
+        roomy.close()
+    tight = engines.start(kind, device=device, live=CODEC, context=1024, memory=memory, limits=Limits(4))
+    try:
+        texts, preemptions = engines.preempted(tight, requests)
+        assert texts == wanted and preemptions > 0
+        tight.check()
+    finally:
+        tight.close()

@@ -11,8 +11,9 @@ from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.packed.checked import CheckedPacked
-from ingot.kernels.paged.kernels import PagedAttention, Shape, paged_attention
+from ingot.kernels.paged.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck, slab_counts
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import Tuning, choices
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
 from ingot.kernels.paged.turning_check import check_turning

@@ -13,7 +13,6 @@ from ingot.kernels.paged.kernels import (
     PAGE_LIMIT,
     PagedAttention,
     Rows,
-    Shape,
     Slabs,
     available,
     page_copies,
@@ -21,6 +20,7 @@ from ingot.kernels.paged.kernels import (
     paged_attention,
     token_slots,
 )
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}

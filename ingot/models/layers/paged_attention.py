@@ -11,7 +11,8 @@ from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Shape
+from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention
+from ingot.kernels.paged.shapes import Shape
 
 
 class KernelAttention:

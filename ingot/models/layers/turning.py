@@ -12,7 +12,7 @@ from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turns
 from ingot.models.layers.modules import PositionedRope, Rotation
 from ingot.models.layers.norms import factor, is_rms

@@ -15,7 +15,7 @@ from ingot.kernels.gpu import emulator
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
-from ingot.kernels.paged.kernels import Shape
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
 from tests.kernels.paged.memory import START, Memory, Variant, emulated
 

@@ -11,7 +11,8 @@ import pytest
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import Launcher
-from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Shape, Slabs, page_number
+from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Slabs, page_number
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 emulated = pytest.mark.skipif(

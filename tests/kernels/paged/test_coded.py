@@ -13,7 +13,8 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.page_form import PageForm
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, CodedPages, PagedAttention, Rows, Shape, Slabs, page_number
+from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Slabs, page_number
+from ingot.kernels.paged.shapes import CodedPages, Shape
 from ingot.kernels.paged.tuning import TUNINGS
 
 from .memory import START, Memory, Variant, emulated
@@ -26,13 +27,18 @@ CODED_SLAB = 3
 class CodedMemory:
     """Rows whose first pages are coded, and the same rows with what those are decoded to."""
 
-    def __init__(self, variant: Variant, lengths: Sequence[int], counts: Sequence[int], coded: Sequence[int], codec: str) -> None:
+    def __init__(
+        self, variant: Variant, lengths: Sequence[int], counts: Sequence[int], coded: Sequence[int], codec: str
+    ) -> None:
         shape = variant.shape
         self.memory = Memory(variant, lengths, counts=counts)
         self.form = PageForm(
             PairCodec(CodecName.parse(codec)), shape.kv_heads, (shape.key_size, shape.value_size), variant.dtype
         )
-        raw = [np.array(mx.stack(list(side)).astype(mx.float32)) for side in (self.memory.slabs.keys, self.memory.slabs.values)]
+        raw = [
+            np.array(mx.stack(list(side)).astype(mx.float32))
+            for side in (self.memory.slabs.keys, self.memory.slabs.values)
+        ]
         self.tables = [list(table) for table in self.memory.tables]
         made: list[mx.array] = []
         for table, count in zip(self.tables, coded, strict=True):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import Rows, Shape
+from ingot.kernels.paged.kernels import Rows
+from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
 
 from .memory import START, Memory, Variant, check, emulated

@@ -14,8 +14,9 @@ from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import Kernel, KernelText, Work
 from ingot.kernels.paged import kernels
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import Shape, available
+from ingot.kernels.paged.kernels import available
 from ingot.kernels.paged.selfcheck import plain, selfcheck
+from ingot.kernels.paged.shapes import Shape
 
 from .memory import emulated
 

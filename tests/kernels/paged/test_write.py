@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, Shape, Slabs, ordered, page_copies, page_number, token_slots
+from ingot.kernels.paged.kernels import PAGE_LIMIT, Slabs, ordered, page_copies, page_number, token_slots
+from ingot.kernels.paged.shapes import Shape
 
 from .memory import START, Memory, Variant, check, emulated
 

@@ -34,6 +34,7 @@ SHARED_FLOATS(units, STRETCH / UNIT * 4);
 #ifdef CODED_PAGES
 constexpr int KEY_BYTES = KEY_SIZE * KEY_BITS / 8, VALUE_BYTES = VALUE_SIZE * VALUE_BITS / 8;      // of a vector's codes
 constexpr int KEY_SCALES = KEY_GROUPS * 4, VALUE_SCALES = VALUE_GROUPS == 0 ? 2 : VALUE_GROUPS * 4;  // bytes
+static_assert(KEYS * (KEY_BYTES + KEY_SCALES) + KEY_SIZE * 2 <= SLOT * 4 && KEYS * (VALUE_BYTES + VALUE_SCALES) <= SLOT * 4, "codes are smaller");
 SHARED_FLOATS(plain, SLOT);  // a piece, unpacked
 SHARED_FLOATS(levels, 16);
 #endif
@@ -96,27 +97,39 @@ const auto copy_run = [&](SHARED float* to, const DEVICE unsigned char* source, 
   }
 };
 
-// A piece's codes in the ring become numbers: sixteen bytes of them a thread.
-const auto unpack_keys = [&](const int block, const SHARED float* piece) {
-  const DEVICE T* centre = (const DEVICE T*)((const DEVICE unsigned char*)found[block / UNIT * 2] + CENTRE_AT);
+// A piece's codes in the ring become numbers.
+const auto unpack_keys = [&](const SHARED float* piece) {
   const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * KEY_BYTES / 4);
-  unpack_codes<T, KEY_BITS, KEY_SIZE, KEY_LINE, KEYS, THREADS>(piece, plain, thread_number, [&](const int key, const int column, const int code) {
+  const SHARED unsigned int* centre = (const SHARED unsigned int*)(piece + KEYS * (KEY_BYTES + KEY_SCALES) / 4);
+  const auto scale = [&](const int key, const int column) {
     const int group = column / (KEY_SIZE / KEY_GROUPS);
-    const float step = from_bits((unsigned int)scales[key * KEY_GROUPS * 2 + group] << 16);
-    const float least = from_bits((unsigned int)scales[key * KEY_GROUPS * 2 + KEY_GROUPS + group] << 16);
-    return multiply_add(float(code), step, least + float(centre[column]));
-  });
+    Scale own;
+    own.step = brain_bits(scales[key * KEY_GROUPS * 2 + group]);
+    own.least = brain_bits(scales[key * KEY_GROUPS * 2 + KEY_GROUPS + group]);
+    return own;
+  };
+  const auto pair = [&](const Scale own, const int column, const unsigned int low, const unsigned int high) {
+    const unsigned int common = centre[column / 2];
+    return two_of<T>(multiply_add(counted(low), own.step, own.least + lower<T>(common)),
+                     multiply_add(counted(high), own.step, own.least + upper<T>(common)));
+  };
+  unpack_codes<KEY_BITS, KEY_SIZE, KEY_LINE, KEYS, THREADS>(piece, plain, thread_number, scale, pair);
 };
 const auto unpack_values = [&](const SHARED float* piece) {
+  constexpr int GROUPS = VALUE_GROUPS == 0 ? 1 : VALUE_GROUPS;
   const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * VALUE_BYTES / 4);
-  unpack_codes<T, VALUE_BITS, VALUE_SIZE, VALUE_LINE, KEYS, THREADS>(piece, plain, thread_number, [&](const int key, const int column, const int code) {
-    if (VALUE_GROUPS == 0) {
-      return levels[code] * from_bits((unsigned int)scales[key] << 16);
-    }
-    const int groups = VALUE_GROUPS == 0 ? 1 : VALUE_GROUPS, group = column / (VALUE_SIZE / groups);
-    const float step = from_bits((unsigned int)scales[key * groups * 2 + group] << 16);
-    return multiply_add(float(code), step, from_bits((unsigned int)scales[key * groups * 2 + groups + group] << 16));
-  });
+  const auto scale = [&](const int key, const int column) {
+    const int group = column / (VALUE_SIZE / GROUPS);
+    Scale own;
+    own.step = brain_bits(scales[VALUE_GROUPS == 0 ? key : key * GROUPS * 2 + group]);
+    own.least = VALUE_GROUPS == 0 ? 0.0f : brain_bits(scales[key * GROUPS * 2 + GROUPS + group]);
+    return own;
+  };
+  const auto pair = [&](const Scale own, const int column, const unsigned int low, const unsigned int high) {
+    return VALUE_GROUPS == 0 ? two_of<T>(levels[low & 15] * own.step, levels[high & 15] * own.step)
+                             : two_of<T>(multiply_add(counted(low), own.step, own.least), multiply_add(counted(high), own.step, own.least));
+  };
+  unpack_codes<VALUE_BITS, VALUE_SIZE, VALUE_LINE, KEYS, THREADS>(piece, plain, thread_number, scale, pair);
 };
 #endif
 
@@ -131,6 +144,9 @@ const auto fetch_piece = [&](const bool of_values) {
     SHARED float* next = ring + next_slot * SLOT;
     copy_run(next, page + (of_values ? VALUE_CODES_AT : KEY_CODES_AT) + inside * bytes, KEYS * bytes);
     copy_run(next + KEYS * bytes / 4, page + (of_values ? VALUE_SCALES_AT : KEY_SCALES_AT) + inside * each, KEYS * each);
+    if (!of_values) {
+      copy_run(next + KEYS * (KEY_BYTES + KEY_SCALES) / 4, page + CENTRE_AT, KEY_SIZE * 2);
+    }
   } else
 #endif
   if (next_key < to) {
@@ -190,7 +206,7 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
 #ifdef CODED_PAGES
   const bool coded_block = is_coded(block);
   if (coded_block) {
-    unpack_keys(block, piece);
+    unpack_keys(piece);
     group_barrier();
     piece = plain;
   }
