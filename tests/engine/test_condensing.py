@@ -10,7 +10,7 @@ import pytest
 
 from ingot.cache.archive import ArchiveError
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.tree import Owner
 from ingot.engine import condensing
 from ingot.engine.engine import Engine
@@ -43,7 +43,7 @@ class Lossless(PairCodec):
 
 
 def codec(name: str) -> PairCodec:
-    return Lossless() if name == "lossless" else PairCodec(CodecName.parse(name))
+    return Lossless() if name == "lossless" else RecordCodec(CodecName.parse(name))
 
 
 def start(kind: str, name: str, rules: Device | None = None, cache_bytes: int = TIGHT, **more: Any) -> Engine:
