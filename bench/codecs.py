@@ -6,7 +6,8 @@ python -m bench.codecs --models dense window    the foundry's models, and what t
 python -m bench.codecs --codecs k8v4 turbo3 --tokens 512 --json figures.json
 
 Models are measured on hits: the states of a prefix are computed, put into the codec and read back, and what follows is
-computed from there. "last bit" is no codec: it turns the last bit of every key and value. Speeds are of the 16 bits that go in or come out, by the processor's time in all threads.
+computed from there. "last bit" is no codec: it turns the last bit of every key and value. Speeds are of the 16 bits
+that go in or come out, by the processor's time in all threads.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def print_vectors(figures: dict[str, VectorFigures]) -> None:
 
 
 def print_model(model: str, figures: dict[str, dict[str, float]]) -> None:
-    """Leads: how many times as likely the likeliest token is as the next, where codecs choose another one, and usually."""
+    """Leads: how many times as likely the likeliest token is as the next, where another is chosen, and usually."""
     print(f"{model}: {next(iter(figures.values()))['tokens']} tokens")
     print(
         f"{'codec':14} {'perplexity':>10} {'change':>8} {'error':>7} {'agreement':>9} {'lead':>6} {'usual':>6}  recall"
@@ -195,8 +196,8 @@ def print_model(model: str, figures: dict[str, dict[str, float]]) -> None:
     for name, each in figures.items():
         known = f"{each['recall']:7.1%}" if "recall" in each else ""
         print(
-            f"{name:14} {each['perplexity']:10.3f} {each['change']:+8.3%} {each['error']:7.3%} {each['agreement']:9.2%} "
-            f"{each['flipped_lead']:6.3f} {each['usual_lead']:6.3f}  {known}",
+            f"{name:14} {each['perplexity']:10.3f} {each['change']:+8.3%} {each['error']:7.3%} "
+            f"{each['agreement']:9.2%} {each['flipped_lead']:6.3f} {each['usual_lead']:6.3f}  {known}",
             flush=True,
         )
 
