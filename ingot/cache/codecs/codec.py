@@ -94,5 +94,8 @@ class Centring:
 
 
 def marked(scales: mx.array, nearer: mx.array | None) -> mx.array:
-    """With a sign where a vector goes by the other centre."""
-    return scales if nearer is None else mx.where(nearer, -scales, scales)
+    """With a sign at the first of them where a vector goes by the other centre."""
+    if nearer is None:
+        return scales
+    first = mx.where(nearer, -scales[..., :1], scales[..., :1])
+    return first if scales.shape[-1] == 1 else mx.concatenate([first, scales[..., 1:]], axis=-1)
