@@ -1,11 +1,13 @@
 """What keeping keys and values in fewer bits saves, and what it costs: the table in docs/codecs.md.
 
-python -m bench.codecs                          every codec, the packaged model and a foundry model
-python -m bench.codecs --no-models              vectors and speed alone
+python -m bench.codecs                          every codec, the default model, and the same with biases in its keys
+python -m bench.codecs --models                 vectors and speed alone
+python -m bench.codecs --models dense window    the foundry's models, and what they recall
 python -m bench.codecs --codecs k8v4 turbo3 --tokens 512 --json figures.json
 
 Models are measured on hits: the states of a prefix are computed, put into the codec and read back, and what follows is
-computed from there. Speeds are of the 16 bits that go in or come out, by the processor's time in all threads.
+computed from there. "last bit" is no codec: it turns the last bit of every key and value. Speeds are of the 16 bits
+that go in or come out, by the processor's time in all threads.
 """
 
 from __future__ import annotations
@@ -16,15 +18,24 @@ import lzma
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from bench.hits import LAST_BIT, codec_of, recall, text_figures
+from foundry.key_biases import convert
+from foundry.package import MODELS
+from foundry.recall import PAIR, probe_rows
+from foundry.shapes import SHAPES
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.config import DEFAULT_MODEL, Settings
+from ingot.kernels.device import current
+from ingot.models.adapter import load
+from ingot.models.files.packaged import ensure
+from ingot.text.tokens.tokenizer import Tokenizer
 
 # isort: split
 import mlx.core as mx
@@ -37,6 +48,7 @@ OFFSET = 30.0
 """What keys have in common in a few channels, where they have: as much as biases of real models."""
 FOUNDRY = Path(__file__).parents[1] / "foundry"
 RECALL_TOKENS, QUESTIONS = 4096, 32
+RECALL_PREFIX = RECALL_TOKENS - QUESTIONS * PAIR - PAIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +61,6 @@ class VectorFigures:
     logit_error_with_offsets: float
     encode_gb_s: float
     decode_gb_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFigures:
-    perplexity: float
-    agreement: float  # of the likeliest tokens with those that raw states give
 
 
 def drawn(*shape: int, seed: int) -> mx.array:
@@ -82,7 +88,7 @@ def vector_figures(codec: PairCodec, rounds: int) -> VectorFigures:
         errors.append(logit_error(given, again))
     _, back = codec.decode(codec.encode(keys, values), mx.float32)
     shape = (RECORD, 4, (SIZE, SIZE), mx.float16)
-    ratio = PairCodec(CodecName()).nbytes(*shape) / codec.nbytes(*shape)
+    ratio = RAW_CODEC.nbytes(*shape) / codec.nbytes(*shape)
     lost = float(mx.mean((back - values) ** 2) / mx.mean(values * values))
     return VectorFigures(ratio, lost, *errors, *speeds(codec, rounds))
 
@@ -107,77 +113,44 @@ def speeds(codec: PairCodec, rounds: int) -> tuple[float, float]:
     return amount / encoding, amount / median(lambda: codec.decode(held, mx.float16))
 
 
-def hit_logits(adapter: Any, tokens: Sequence[int], prefix: int, codec: PairCodec) -> mx.array:
-    """Logits at the tokens from `prefix` on, whose states before were put into the codec and read back."""
-    from ingot.cache.encoding import LossyEncoding
-    from ingot.cache.launch import Part
-    from ingot.cache.records import put, take
-    from ingot.engine.form import form_of
-
-    rows = adapter.new_rows()
-    form = form_of(adapter, rows)
-    row = rows.new()
-    for begin in range(0, prefix, adapter.widest):
-        part = tokens[begin : min(begin + adapter.widest, prefix)]
-        mx.eval(adapter.run(rows, mx.array(part), [Part((row,), len(part))], [len(part) - 1]), rows.pending())
-    if codec.lossy:
-        encoding = LossyEncoding(rows, codec, form)
-        record = take(rows, row, 0)
-        rows.leave(row)
-        record = encoding.shrunk(record)
-        row = rows.new()
-        put(rows, row, encoding.with_pages([record], prefix), prefix)
-    rest = tokens[prefix:]
-    logits: mx.array = adapter.run(rows, mx.array(rest), [Part((row,), len(rest))], list(range(len(rest))))
-    mx.eval(logits, rows.pending())
-    return logits
-
-
-def model_figures(
-    adapter: Any, texts: Sequence[Sequence[int]], prefix: int, codecs: Sequence[str]
-) -> dict[str, ModelFigures]:
-    """By codec. Agreement is with what raw states give."""
-    losses: dict[str, list[float]] = {name: [] for name in codecs}
-    agreed: dict[str, list[float]] = {name: [] for name in codecs}
-    for text in texts:
-        likeliest = mx.argmax(hit_logits(adapter, text, prefix, PairCodec(CodecName())), axis=-1)
-        for name in codecs:
-            logits = hit_logits(adapter, text, prefix, PairCodec(CodecName.parse(name)))[:-1]
-            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            asked = mx.array(text[prefix + 1 :])[:, None]
-            losses[name].append(-float(mx.mean(mx.take_along_axis(logprobs, asked, axis=-1))))
-            agreed[name].append(float(mx.mean((mx.argmax(logits, axis=-1) == likeliest[:-1]).astype(mx.float32))))
-    return {
-        name: ModelFigures(math.exp(statistics.mean(losses[name])), statistics.mean(agreed[name])) for name in codecs
-    }
-
-
-def recall(adapter: Any, codecs: Sequence[str], probes: int) -> dict[str, float]:
-    """The share of facts, told anywhere in 4,096 tokens, that are known at their end."""
-    from foundry.recall import PAIR, probe_rows
-
-    rows = probe_rows(0, probes, RECALL_TOKENS, QUESTIONS)
-    prefix = RECALL_TOKENS - QUESTIONS * PAIR - PAIR
-    right: dict[str, list[float]] = {name: [] for name in codecs}
-    for tokens, weights in zip(rows.tokens.tolist(), rows.weights, strict=True):
-        places = [place for place in range(prefix + 1, len(tokens)) if weights[place] > 0]
-        for name in codecs:
-            logits = hit_logits(adapter, tokens, prefix, PairCodec(CodecName.parse(name)))
-            told = mx.argmax(logits, axis=-1).tolist()
-            right[name].append(statistics.mean(told[place - 1 - prefix] == tokens[place] for place in places))
-    return {name: statistics.mean(shares) for name, shares in right.items()}
-
-
-def default_texts(tokens: int, count: int) -> tuple[Any, list[list[int]]]:
-    from ingot.kernels.device import current
-    from ingot.models import adapter
-    from ingot.models.files.packaged import ensure
-    from ingot.text.tokens.tokenizer import Tokenizer
-
-    folder = ensure(DEFAULT_MODEL, Settings(), lambda *said: None)
+def held_out(folder: Path, tokens: int, count: int) -> list[list[int]]:
+    """Texts that no model of the foundry was trained on."""
     text = lzma.decompress((FOUNDRY / "held_out.txt.xz").read_bytes()).decode()
     ids = Tokenizer.load(folder).encode(text[: 12 * tokens * count], add_special=False)
-    return adapter.load(folder, current()), [ids[at * tokens : (at + 1) * tokens] for at in range(count)]
+    return [ids[at * tokens : (at + 1) * tokens] for at in range(count)]
+
+
+def probes(count: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Facts that fill so many tokens, and at their end the places of those that are to be known."""
+    rows = probe_rows(0, count, RECALL_TOKENS, QUESTIONS)
+    for tokens, weights in zip(rows.tokens.tolist(), rows.weights, strict=True):
+        yield tokens, [place for place in range(RECALL_PREFIX + 1, len(tokens)) if weights[place] > 0]
+
+
+@contextmanager
+def model_folder(name: str) -> Iterator[Path]:
+    default = ensure(DEFAULT_MODEL, Settings(), lambda *said: None)
+    if name == "default":
+        yield default
+    elif name == "biased":
+        with TemporaryDirectory() as made:
+            convert(default, Path(made))
+            yield Path(made)
+    else:
+        yield MODELS / name
+
+
+def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """What is said of a model, by codec; that of a foundry model includes what it recalls."""
+    codecs = [LAST_BIT, *asked.codecs]
+    with model_folder(name) as folder:
+        adapter = load(folder, current())
+        texts = held_out(folder, asked.tokens, asked.texts)
+    figures = {codec: asdict(found) for codec, found in text_figures(adapter, texts, asked.tokens // 2, codecs).items()}
+    if name in SHAPES:
+        for codec, share in recall(adapter, probes(asked.probes), RECALL_PREFIX, codecs).items():
+            figures[codec]["recall"] = share
+    return figures
 
 
 def main() -> None:
@@ -185,36 +158,22 @@ def main() -> None:
         prog="bench.codecs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--codecs", nargs="+", default=CODECS)
+    parser.add_argument("--models", nargs="*", default=["default", "biased"], choices=["default", "biased", *SHAPES])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=1024, help="of each text; the first half is the prefix")
-    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--probes", type=int, default=2, help="of recall at 4,096 tokens")
-    parser.add_argument("--no-models", action="store_true")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    vectors = {name: vector_figures(PairCodec(CodecName.parse(name)), asked.rounds) for name in asked.codecs}
+    vectors = {name: vector_figures(codec_of(name), asked.rounds) for name in asked.codecs}
     print_vectors(vectors)
-    models: dict[str, ModelFigures] = {}
-    known: dict[str, float] = {}
-    if not asked.no_models:
-        adapter, texts = default_texts(asked.tokens, asked.texts)
-        models = model_figures(adapter, texts, asked.tokens // 2, asked.codecs)
-        print_models(models)
-        known = recall(foundry_model(), asked.codecs, asked.probes)
-        for name, share in known.items():
-            print(f"recall at {RECALL_TOKENS} tokens, {name:14} {share:6.1%}")
+    models = {}
+    for model in asked.models:
+        models[model] = measured(model, asked)
+        print_model(model, models[model])
     if asked.json is not None:
-        shares = {name: {"recall": share} for name, share in known.items()}
-        told = {name: asdict(models[name]) if models else {} for name in asked.codecs}
-        figures = {name: asdict(vectors[name]) | told[name] | shares.get(name, {}) for name in asked.codecs}
-        asked.json.write_text(json.dumps(figures, indent=1))
-
-
-def foundry_model() -> Any:
-    from ingot.kernels.device import current
-    from ingot.models import adapter
-
-    return adapter.load(FOUNDRY / "models" / "dense", current())
+        told = {"vectors": {name: asdict(each) for name, each in vectors.items()}, "models": models}
+        asked.json.write_text(json.dumps(told, indent=1))
 
 
 def print_vectors(figures: dict[str, VectorFigures]) -> None:
@@ -223,16 +182,24 @@ def print_vectors(figures: dict[str, VectorFigures]) -> None:
     for name, each in figures.items():
         print(
             f"{name:14} {each.ratio:5.2f}x {each.distortion:10.5f} {each.logit_error:7.3f} "
-            f"{each.logit_error_with_offsets:7.3f} {each.encode_gb_s:7.2f} {each.decode_gb_s:7.2f}"
+            f"{each.logit_error_with_offsets:7.3f} {each.encode_gb_s:7.2f} {each.decode_gb_s:7.2f}",
+            flush=True,
         )
 
 
-def print_models(figures: dict[str, ModelFigures]) -> None:
-    plain = figures["raw"].perplexity if "raw" in figures else None
-    print(f"{'codec':14} {'perplexity':>10} {'change':>8} {'agreement':>9}")
+def print_model(model: str, figures: dict[str, dict[str, float]]) -> None:
+    """Leads: how many times as likely the likeliest token is as the next, where another is chosen, and usually."""
+    print(f"{model}: {next(iter(figures.values()))['tokens']} tokens")
+    print(
+        f"{'codec':14} {'perplexity':>10} {'change':>8} {'error':>7} {'agreement':>9} {'lead':>6} {'usual':>6}  recall"
+    )
     for name, each in figures.items():
-        change = "" if plain is None else f"{each.perplexity / plain - 1:+8.2%}"
-        print(f"{name:14} {each.perplexity:10.3f} {change:>8} {each.agreement:9.1%}")
+        known = f"{each['recall']:7.1%}" if "recall" in each else ""
+        print(
+            f"{name:14} {each['perplexity']:10.3f} {each['change']:+8.3%} {each['error']:7.3%} "
+            f"{each['agreement']:9.2%} {each['flipped_lead']:6.3f} {each['usual_lead']:6.3f}  {known}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

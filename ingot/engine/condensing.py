@@ -1,4 +1,8 @@
-"""Records in fewer bits when memory is short: which, how long that may take, and how long it takes to get one back."""
+"""Records in fewer bits when memory is short: which, how long that may take, and how long it takes to get one back.
+
+Encoding is done on the engine's thread, between steps: it may take a small part of the time, and no more at once than
+a short step does.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from ingot.cache.encoding import LossyEncoding
 from ingot.cache.records import Record
 from ingot.cache.tree import Node
 
-SLICE_S: Final = 0.1
-"""How long encoding may take each time that room is made. What would take longer has to go instead."""
+BUSY_SHARE: Final = 0.02
+"""Of the time, what encoding may take. What would take longer has to go instead."""
+SLICE_S: Final = 0.01
+"""What it may take at once, if it took nothing before; the record that is begun within is finished."""
 FIRST_SPEED: Final = 1e9
 """Bytes of pages a second at which records are expected to be decoded, before any was."""
 
@@ -21,12 +27,14 @@ class RecordCondenser:
 
     def __init__(self, encoding: LossyEncoding, clock: Callable[[], float] = time.monotonic) -> None:
         self._encoding, self._clock = encoding, clock
-        self._until = 0.0
+        self._left, self._since = SLICE_S, clock()
         self._speed = FIRST_SPEED
 
     def begin(self) -> None:
-        """Room is being made from now on."""
-        self._until = self._clock() + SLICE_S
+        """Room is being made from now on, between two steps."""
+        now = self._clock()
+        self._left = min(SLICE_S, self._left + BUSY_SHARE * (now - self._since))
+        self._since = now
 
     def may(self, node: Node) -> bool:
         record = node.record
@@ -38,12 +46,15 @@ class RecordCondenser:
 
     def saves(self, node: Node) -> int:
         record = _held(node)
-        if record.encoded is None and self._clock() > self._until:
+        if record.encoded is None and self._left <= 0:
             return 0
         return self._encoding.saves(record)
 
     def condensed(self, node: Node) -> Record:
-        return self._encoding.shrunk(_held(node))
+        began = self._clock()
+        record = self._encoding.shrunk(_held(node))
+        self._left -= self._clock() - began
+        return record
 
     def seconds(self, node: Node) -> float:
         return sum(part.nbytes for part in _held(node).parts) / self._speed

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import FOLDER_MODE
 from ingot.cache.disk.store import DiskLimits
@@ -174,7 +174,7 @@ def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
 
 def _codec(settings: Settings, adapter: Adapter) -> PairCodec:
     """What kept records are put into. Raises ConfigError where that would wreck the model."""
-    codec = PairCodec(CodecName.parse(settings.cache_codec))
+    codec = RecordCodec(CodecName.parse(settings.cache_codec))
     if codec.lossy and adapter.has_sinks:
         raise ConfigError(
             f"cache_codec {codec.name} cannot be used: this model's attention has sinks, which weigh keys against a "

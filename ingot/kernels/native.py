@@ -477,8 +477,8 @@ def scan(
 
 
 def has_codecs() -> bool:
-    """Whether the codecs of kept keys and values are there, which an older build lacks."""
-    return available() and hasattr(_loaded(), "Codec")
+    """Whether the codecs of kept keys and values are there, with both centres, which an older build lacks."""
+    return available() and hasattr(getattr(_loaded(), "Codec", None), "centres")
 
 
 def turbo_codec(

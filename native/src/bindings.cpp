@@ -145,23 +145,27 @@ void bind_attention(nb::module_& module) {
 }
 
 void bind_codecs(nb::module_& module) {
-  nb::class_<ingot::Codec>(module, "Codec", "How vectors are put into fewer bits.")
+  using Centre = std::optional<mlx::core::array>;
+  nb::class_<ingot::Codec> codec(module, "Codec", "How vectors are put into fewer bits.");
+  codec.attr("centres") = 2;  // that vectors can be encoded around
+  codec
       .def_static("turbo", &ingot::Codec::turbo, "signs"_a, "borders"_a, "levels"_a, "keeps_length"_a,
                   "Directions, rotated; the borders are the positive ones.")
       .def_static("affine", &ingot::Codec::affine, "size"_a, "group"_a, "bits"_a, "Even steps within groups.")
       .def(
           "encode",
-          [](std::shared_ptr<ingot::Codec> codec, const mlx::core::array& x, const std::optional<mlx::core::array>& centre) {
-            return ingot::encode(lent(std::move(codec)), x, centre);
+          [](std::shared_ptr<ingot::Codec> codec, const mlx::core::array& x, const Centre& centre, const Centre& other) {
+            return ingot::encode(lent(std::move(codec)), x, centre, other);
           },
-          "x"_a, "centre"_a.none() = nb::none(), "Codes and scales of vectors [..., tokens, size].")
+          "x"_a, "centre"_a.none() = nb::none(), "other"_a.none() = nb::none(),
+          "Codes and scales of vectors [..., tokens, size].")
       .def(
           "decode",
           [](std::shared_ptr<ingot::Codec> codec, const mlx::core::array& codes, const mlx::core::array& scales,
-             mlx::core::Dtype dtype, const std::optional<mlx::core::array>& centre) {
-            return ingot::decode(lent(std::move(codec)), codes, scales, dtype, centre);
+             mlx::core::Dtype dtype, const Centre& centre, const Centre& other) {
+            return ingot::decode(lent(std::move(codec)), codes, scales, dtype, centre, other);
           },
-          "codes"_a, "scales"_a, "dtype"_a, "centre"_a.none() = nb::none());
+          "codes"_a, "scales"_a, "dtype"_a, "centre"_a.none() = nb::none(), "other"_a.none() = nb::none());
 }
 
 void bind_rows(nb::module_& module) {

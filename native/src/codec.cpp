@@ -26,14 +26,18 @@ Number kind_of(mx::Dtype dtype) {
 
 bool is_power_of_two(int number) { return number > 0 && (number & (number - 1)) == 0; }
 
-// Calls body(first, count, centre) for shares of vectors that have a centre in common.
+using Centres = std::array<const float*, 2>;
+
+// Calls body(first, count, centres) for shares of vectors that have centres in common.
 template <class Body>
-void shared_out(size_t vectors, size_t tokens, int size, const float* centres, const Body& body) {
+void shared_out(size_t vectors, size_t tokens, int size, const Centres& centres, const Body& body) {
   if (tokens == 0) return;
   const size_t runs = vectors / tokens, shares = (tokens + kShare - 1) / kShare;
   auto share = [&](int index) {
     const size_t run = index / shares, at = index % shares * kShare;
-    body(run * tokens + at, std::min(kShare, tokens - at), centres == nullptr ? nullptr : centres + run * size);
+    Centres own;
+    for (size_t i = 0; i < own.size(); i++) own[i] = centres[i] == nullptr ? nullptr : centres[i] + run * size;
+    body(run * tokens + at, std::min(kShare, tokens - at), own);
   };
   Pool::shared().each(static_cast<int>(runs * shares), share);
 }
@@ -54,7 +58,8 @@ class CodecPrimitive : public mx::Primitive {
       encoder.set_output_array(output);
     }
     const size_t given = encodes_ ? 1 : 2;
-    const float* centres = inputs.size() > given ? inputs[given].data<float>() : nullptr;
+    Centres centres = {};
+    for (size_t i = given; i < inputs.size(); i++) centres[i - given] = inputs[i].data<float>();
     const mx::array& shape = inputs[0];
     const size_t tokens = shape.shape(-2), vectors = shape.size() / shape.shape(-1);
     std::vector<mx::array> from, to;
@@ -62,14 +67,14 @@ class CodecPrimitive : public mx::Primitive {
     for (const mx::array& output : outputs) to.push_back(mx::array::unsafe_weak_copy(output));
     encoder.dispatch([codec = codec_, encodes = encodes_, from = std::move(from), to = std::move(to), centres, tokens,
                       vectors]() mutable {
-      shared_out(vectors, tokens, codec->size(), centres, [&](size_t first, size_t count, const float* centre) {
+      shared_out(vectors, tokens, codec->size(), centres, [&](size_t first, size_t count, const Centres& own) {
         const size_t codes = first * codec->code_bytes(), scales = first * codec->scales();
         if (encodes)
-          codec->encode(from[0], first, count, centre, to[0].data<uint8_t>() + codes,
+          codec->encode(from[0], first, count, own, to[0].data<uint8_t>() + codes,
                         reinterpret_cast<uint16_t*>(to[1].data<char>()) + scales);
         else
           codec->decode(from[0].data<uint8_t>() + codes, reinterpret_cast<const uint16_t*>(from[1].data<char>()) + scales,
-                        to[0], first, count, centre);
+                        to[0], first, count, own);
       });
     });
   }
@@ -90,13 +95,16 @@ mx::Shape with_last(mx::Shape shape, int last) {
   return shape;
 }
 
-void add_centre(std::vector<mx::array>& inputs, const std::optional<mx::array>& centre, const mx::Shape& shape, int size,
-                mx::Stream stream) {
-  if (!centre) return;
+void add_centres(std::vector<mx::array>& inputs, const std::optional<mx::array>& centre, const std::optional<mx::array>& other,
+                 const mx::Shape& shape, int size, mx::Stream stream) {
+  require(centre || !other, "only where there is a centre can there be another");
   mx::Shape expected = with_last(shape, size);
   expected[expected.size() - 2] = 1;
-  require(centre->shape() == expected, "a centre is [..., 1, size]");
-  inputs.push_back(mx::contiguous(mx::astype(*centre, mx::float32, stream), false, stream));
+  for (const auto& each : {centre, other}) {
+    if (!each) continue;
+    require(each->shape() == expected, "a centre is [..., 1, size]");
+    inputs.push_back(mx::contiguous(mx::astype(*each, mx::float32, stream), false, stream));
+  }
 }
 
 }  // namespace
@@ -120,9 +128,9 @@ std::shared_ptr<Codec> Codec::affine(int size, int group, int bits) {
   return std::shared_ptr<Codec>(new Codec(size, bits, group));
 }
 
-void Codec::encode(const mx::array& from, size_t first, size_t count, const float* centre, uint8_t* to, uint16_t* scales) const {
+void Codec::encode(const mx::array& from, size_t first, size_t count, Centres centres, uint8_t* to, uint16_t* scales) const {
   const char* at = from.data<char>() + first * size_ * from.itemsize();
-  const Vectors vectors{const_cast<char*>(at), kind_of(from.dtype()), centre, count};
+  const Vectors vectors{const_cast<char*>(at), kind_of(from.dtype()), centres[0], centres[1], count};
   if (group_ == 0)
     codes().turbo_encode({size_, bits_, signs_.data(), borders_.data(), levels_.data(), keeps_length_}, vectors, to, scales);
   else
@@ -130,8 +138,8 @@ void Codec::encode(const mx::array& from, size_t first, size_t count, const floa
 }
 
 void Codec::decode(const uint8_t* from, const uint16_t* scales, mx::array& to, size_t first, size_t count,
-                   const float* centre) const {
-  const Vectors vectors{to.data<char>() + first * size_ * to.itemsize(), kind_of(to.dtype()), centre, count};
+                   Centres centres) const {
+  const Vectors vectors{to.data<char>() + first * size_ * to.itemsize(), kind_of(to.dtype()), centres[0], centres[1], count};
   if (group_ == 0)
     codes().turbo_decode({size_, bits_, signs_.data(), borders_.data(), levels_.data(), keeps_length_}, from, scales, vectors);
   else
@@ -139,26 +147,27 @@ void Codec::decode(const uint8_t* from, const uint16_t* scales, mx::array& to, s
 }
 
 std::vector<mx::array> encode(std::shared_ptr<Codec> codec, const mx::array& x, const std::optional<mx::array>& centre,
-                              mx::StreamOrDevice s) {
+                              const std::optional<mx::array>& other, mx::StreamOrDevice s) {
   require(x.ndim() >= 2 && x.shape(-1) == codec->size(), "vectors are [..., tokens, size], of the codec's size");
   kind_of(x.dtype());
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   std::vector<mx::array> inputs{mx::contiguous(x, false, stream)};
-  add_centre(inputs, centre, x.shape(), codec->size(), stream);
+  add_centres(inputs, centre, other, x.shape(), codec->size(), stream);
   std::vector<mx::Shape> shapes{with_last(x.shape(), codec->code_bytes()), with_last(x.shape(), codec->scales())};
   return mx::array::make_arrays(std::move(shapes), {mx::uint8, mx::bfloat16},
                                 std::make_shared<CodecPrimitive>(stream, std::move(codec), true), inputs);
 }
 
 mx::array decode(std::shared_ptr<Codec> codec, const mx::array& codes, const mx::array& scales, mx::Dtype dtype,
-                 const std::optional<mx::array>& centre, mx::StreamOrDevice s) {
+                 const std::optional<mx::array>& centre, const std::optional<mx::array>& other,
+                 mx::StreamOrDevice s) {
   require(codes.ndim() >= 2 && codes.shape(-1) == codec->code_bytes() && codes.dtype() == mx::uint8, "codes are [..., tokens, bytes]");
   require(scales.shape() == with_last(codes.shape(), codec->scales()) && scales.dtype() == mx::bfloat16,
           "scales are as many as the codec has");
   kind_of(dtype);
   const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
   std::vector<mx::array> inputs{mx::contiguous(codes, false, stream), mx::contiguous(scales, false, stream)};
-  add_centre(inputs, centre, codes.shape(), codec->size(), stream);
+  add_centres(inputs, centre, other, codes.shape(), codec->size(), stream);
   mx::Shape shape = with_last(codes.shape(), codec->size());
   return mx::array(std::move(shape), dtype, std::make_shared<CodecPrimitive>(stream, std::move(codec), false), std::move(inputs));
 }

@@ -29,6 +29,7 @@ struct Vectors {
   void* numbers;
   Number kind;
   const float* centre;  // [size], which is taken off before and added afterwards; may be null
+  const float* other;   // the same for those that are nearer to it, whose first scale has a sign; may be null
   size_t count;
 };
 

@@ -15,13 +15,15 @@
 #include "vectors.h"
 
 namespace ingot {
-namespace {  // each instruction set has its own
 
+// bfloat16: the upper half of a float.
 struct Brain {
   uint16_t bits;
 };
 
-inline float value(Brain number) { return std::bit_cast<float>(static_cast<uint32_t>(number.bits) << 16); }
+static inline float value(Brain number) { return std::bit_cast<float>(static_cast<uint32_t>(number.bits) << 16); }
+
+namespace {  // each instruction set has its own
 
 // Sums and differences of numbers `Apart` from each other, within vectors.
 template <int Apart, int... I>

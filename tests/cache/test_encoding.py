@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.pair import RecordCodec
 from ingot.cache.encoding import LossyEncoding
 from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, put, take
@@ -23,7 +23,7 @@ from tests.cache.test_rows import KINDS, WIDEST, close, exact, feed, new_rows, s
 
 def encoding_of(rows: Rows, kind: str, codec: str = "raw") -> LossyEncoding:
     form = form_of(tiny.adapter(kind, WIDEST, exact=True), rows)
-    return LossyEncoding(rows, PairCodec(CodecName.parse(codec)), form)
+    return LossyEncoding(rows, RecordCodec(CodecName.parse(codec)), form)
 
 
 def prompt(count: int, seed: int = 4) -> list[int]:
@@ -178,11 +178,11 @@ def test_states_that_cannot_be_encoded_are_refused_by_name() -> None:
         assert delta is not None
         object.__setattr__(delta, "arrays", tuple(mx.zeros((1, 2, 32, 60)) for _ in delta.arrays))
     with pytest.raises(ConfigError, match=r"turbo3 cannot be used: turbo3 cannot encode this model's keys.*not 60"):
-        LossyEncoding(rows, PairCodec(CodecName.parse("turbo3")), form)
+        LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
     form = form_of(tiny.adapter("llama", WIDEST, exact=True), rows)
     object.__setattr__(form.sample, "deltas", (None, None))
     with pytest.raises(ConfigError, match="keeps no keys and values"):
-        LossyEncoding(rows, PairCodec(CodecName.parse("turbo3")), form)
+        LossyEncoding(rows, RecordCodec(CodecName.parse("turbo3")), form)
 
 
 def test_a_row_that_goes_on_from_what_came_back_keeps_its_pages_when_the_record_lets_go() -> None:

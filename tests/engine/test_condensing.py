@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ingot.cache.archive import ArchiveError
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.tree import Owner
 from ingot.engine import condensing
+from ingot.engine.condensing import RecordCondenser
 from ingot.engine.engine import Engine
 from ingot.engine.request import CacheReport, Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
@@ -43,7 +45,7 @@ class Lossless(PairCodec):
 
 
 def codec(name: str) -> PairCodec:
-    return Lossless() if name == "lossless" else PairCodec(CodecName.parse(name))
+    return Lossless() if name == "lossless" else RecordCodec(CodecName.parse(name))
 
 
 def start(kind: str, name: str, rules: Device | None = None, cache_bytes: int = TIGHT, **more: Any) -> Engine:
@@ -233,6 +235,45 @@ def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch
     assert engine._loop.run(lambda: all(node.record.encoded is None for node in reuse.index.nodes()))
     assert kept(engine)[1] <= TIGHT
     engine.close()
+
+
+class SlowEncoding:
+    """Each record takes a while to encode, by a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds = 0.0, seconds
+
+    def saves(self, record: Any) -> int:
+        return 1
+
+    def shrunk(self, record: Any) -> Any:
+        self.now += self._seconds
+        return record
+
+
+def encoded_at_once(condenser: RecordCondenser, node: Any) -> int:
+    count = 0
+    while condenser.saves(node) > 0:
+        condenser.condensed(node)
+        count += 1
+    return count
+
+
+def test_encoding_takes_a_small_part_of_the_time_and_little_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condensing, "SLICE_S", 0.01)
+    encoding = SlowEncoding(0.004)
+    condenser = RecordCondenser(cast(Any, encoding), lambda: encoding.now)
+    node = SimpleNamespace(record=SimpleNamespace(encoded=None))
+    condenser.begin()
+    assert encoded_at_once(condenser, node) == 3, "no more at once than a short step takes, and the one it was at"
+    done, began = 0, encoding.now
+    for _ in range(1000):
+        encoding.now += 0.02
+        condenser.begin()
+        found = encoded_at_once(condenser, node)
+        assert found <= 3
+        done += found
+    assert 0.015 < done * 0.004 / (encoding.now - began) <= 0.021
 
 
 @pytest.mark.parametrize("kind", KINDS)

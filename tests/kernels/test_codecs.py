@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from ingot.cache.codecs.codec import Codec
+from ingot.cache.codecs.codec import SIGN, Codec
 from ingot.cache.codecs.pair import CODECS
 from ingot.kernels import native
 from tests.cache.codecs.vectors import drawn
@@ -28,22 +28,23 @@ def close(one: mx.array, other: mx.array, dtype: mx.Dtype) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256, 512])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2])
 def test_codes_and_numbers_are_those_of_plain_operations(
-    name: str, size: int, dtype: mx.Dtype, centred: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, dtype: mx.Dtype, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec: Codec = CODECS[name]()
     x = (drawn(1, 3, 70, size) * 3).astype(dtype)
-    centre = drawn(1, 3, 1, size, seed=5).astype(dtype) if centred else None
-    codes, scales = codec.encode(x, centre)
-    again = codec.decode((codes, scales), dtype, centre)
+    centres = [drawn(1, 3, 1, size, seed=5).astype(dtype), x[:, :, :1] * 0.9][:count]
+    codes, scales = codec.encode(x, *centres)
+    again = codec.decode((codes, scales), dtype, *centres)
     mx.eval(codes, scales, again)
+    assert bool(mx.any(scales[..., :1].view(mx.uint16) >= SIGN)) == (count == 2), "some are nearer to the other centre"
     plain(monkeypatch)
-    expected, lengths = codec.encode(x, centre)
+    expected, lengths = codec.encode(x, *centres)
     differ = float(mx.mean((codes != expected).astype(mx.float32)))
     assert differ < 2e-3, "only what lies on a border"
     assert close(scales, lengths, mx.bfloat16)
-    assert close(again, codec.decode((codes, scales), dtype, centre), dtype)
+    assert close(again, codec.decode((codes, scales), dtype, *centres), dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,6 +68,8 @@ def test_wrong_shapes_are_refused() -> None:
         codec.encode(mx.zeros((1, 4, 32)))
     with pytest.raises(ValueError, match="centre"):
         codec.encode(mx.zeros((2, 4, 64)), mx.zeros((1, 1, 64)))
+    with pytest.raises(ValueError, match="another"):
+        codec.encode(mx.zeros((1, 4, 64)), None, mx.zeros((1, 1, 64)))
     with pytest.raises(ValueError, match="bits"):
         native.affine_codec(64, 64, 3)
     with pytest.raises(ValueError, match="16 to 512"):

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.codecs.bits import pack, packed_bytes, unpack
-from ingot.cache.codecs.codec import Codec, Parts, widened
+from ingot.cache.codecs.codec import Centring, Codec, Parts, marked
 from ingot.kernels import native
 
 GROUPS = (64, 32, 16, 8)
@@ -34,11 +34,11 @@ class Affine(Codec):
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
         return packed_bytes(size, self.bits) + 2 * SCALE_BYTES * (size // _group(size))
 
-    def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> Parts:
         if (kernel := self._kernel(x.shape[-1])) is not None:
-            codes, scales = kernel.encode(x, centre)
+            codes, scales = kernel.encode(x, centre, other)
             return codes, scales
-        wide = widened(x, centre)
+        wide, nearer = Centring(centre, other).taken_off(x)
         size = wide.shape[-1]
         grouped = wide.reshape(*wide.shape[:-1], -1, _group(size))
         least, most = grouped.min(axis=-1), grouped.max(axis=-1)
@@ -49,18 +49,20 @@ class Affine(Codec):
         codes = mx.round((grouped - least[..., None]) / step[..., None].astype(mx.float32))
         codes = mx.clip(codes, 0, self._last).astype(mx.uint8).reshape(wide.shape)
         kept = codes if self.bits == 8 else pack(codes, self.bits)
-        return kept, mx.concatenate([step, least], axis=-1)
+        return kept, mx.concatenate([marked(step, nearer), least], axis=-1)
 
-    def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
+    def decode(
+        self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+    ) -> mx.array:
         kept, scales = parts
         if (kernel := self._kernel(kept.shape[-1] * 8 // self.bits)) is not None:
-            decoded: mx.array = kernel.decode(kept, scales, dtype, centre)
+            decoded: mx.array = kernel.decode(kept, scales, dtype, centre, other)
             return decoded
         codes = kept if self.bits == 8 else unpack(kept, self.bits)
         step, least = (each[..., None] for each in mx.split(scales.astype(mx.float32), 2, axis=-1))
         grouped = codes.reshape(*codes.shape[:-1], step.shape[-2], -1).astype(mx.float32)
-        wide = (grouped * step + least).reshape(codes.shape)
-        return (wide if centre is None else wide + centre.astype(mx.float32)).astype(dtype)
+        wide = (grouped * mx.abs(step) + least).reshape(codes.shape)
+        return Centring(centre, other).put_back(wide, scales).astype(dtype)
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""

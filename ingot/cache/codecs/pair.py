@@ -1,7 +1,7 @@
-"""What keys and values of a record are put into: a codec for each, keys around their mean.
+"""What keys and values are put into: a codec for each, keys around their mean.
 
 In many models keys have a large part in common, a bias say, which attention does not see: only differences between keys
-matter to softmax. An error that is a share of the whole length would drown them. So the mean of a record's keys, by
+matter to softmax. An error that is a share of the whole length would drown them. So the mean of keys, by
 head and channel, is kept apart, once; that of some of them does as well, and takes less time.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import mlx.core as mx
 
+from ingot.cache.arrays import copied
 from ingot.cache.codecs.affine import Affine
 from ingot.cache.codecs.codec import Codec, Parts, Raw
 from ingot.cache.codecs.names import RAW, CodecName
@@ -30,6 +32,11 @@ class PairCodec:
     """Takes keys and values [1, heads, tokens, size], and gives arrays whose third axis is tokens, or 1 where it is
     what all of them share."""
 
+    version: ClassVar[int] = 1
+    """Of what keys have in common; another one's bytes cannot be read."""
+    centres: ClassVar[int] = 1
+    """Arrays that keys have in common."""
+
     def __init__(self, name: CodecName) -> None:
         self.name = name
         self.keys, self.values = CODECS[name.keys](), CODECS[name.values]()
@@ -43,7 +50,7 @@ class PairCodec:
         """For keys of what depends on it."""
         if not self.lossy:
             return RAW
-        return f"{self.name}, version {self.keys.version}.{self.values.version}"
+        return f"{self.name}, version {self.version}.{self.keys.version}.{self.values.version}"
 
     def problem(self, sizes: tuple[int, int]) -> str | None:
         """Why heads of these sizes cannot be encoded, if so."""
@@ -56,29 +63,45 @@ class PairCodec:
         """What so many tokens of a layer take, everything counted."""
         codecs = zip((self.keys, self.values), sizes, strict=True)
         vectors = sum(codec.vector_bytes(size, dtype) for codec, size in codecs)
-        return heads * (tokens * vectors + (sizes[0] * dtype.size if self._centred else 0))
+        return heads * (tokens * vectors + self._shared * sizes[0] * dtype.size)
 
     def encode(self, keys: mx.array, values: mx.array) -> Parts:
-        centre = None
-        if self._centred:
-            some = keys[:, :, :: -(-keys.shape[2] // SAMPLE)]
-            centre = mx.mean(some.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype)
-        around = () if centre is None else (centre,)
-        return (*around, *self.keys.encode(keys, centre), *self.values.encode(values))
+        around = self._in_common(keys) if self._shared else ()
+        return (*around, *self.keys.encode(keys, *around), *self.values.encode(values))
 
     def decode(self, arrays: Parts, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        centre, rest = (arrays[0], arrays[1:]) if self._centred else (None, arrays)
+        around, rest = arrays[: self._shared], arrays[self._shared :]
         own, others = rest[: self.keys.parts], rest[self.keys.parts :]
-        return self.keys.decode(own, dtype, centre), self.values.decode(others, dtype)
+        return self.keys.decode(own, dtype, *around), self.values.decode(others, dtype)
 
     @property
     def arrays(self) -> int:
         """How many arrays `encode` gives."""
-        return self._centred + self.keys.parts + self.values.parts
+        return self._shared + self.keys.parts + self.values.parts
+
+    def _in_common(self, keys: mx.array) -> Parts:
+        """What keys are encoded around [1, heads, 1, size]: as many as there are centres."""
+        some = keys[:, :, :: -(-keys.shape[2] // SAMPLE)]
+        return (mx.mean(some.astype(mx.float32), axis=2, keepdims=True).astype(keys.dtype),)
 
     @property
-    def _centred(self) -> bool:
-        return self.name.keys != RAW
+    def _shared(self) -> int:
+        return 0 if self.name.keys == RAW else self.centres
+
+
+class RecordCodec(PairCodec):
+    """Of a record's keys, which are encoded around their mean or around the first of them, whichever is nearer.
+
+    Where models have nothing to look at, they look at the first token of all: its key is far from all others and close
+    to most queries, so that an error in it is an error in every attention. Here that key comes back exactly. A
+    record that begins later has one more exact key, and little else.
+    """
+
+    version = 2
+    centres = 2
+
+    def _in_common(self, keys: mx.array) -> Parts:
+        return (*super()._in_common(keys), copied(keys[:, :, :1]))
 
 
 RAW_CODEC = PairCodec(CodecName())

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.codecs.bits import pack, packed_bytes, unpack
-from ingot.cache.codecs.codec import Codec, Parts, widened
+from ingot.cache.codecs.codec import Centring, Codec, Parts, marked
 from ingot.cache.codecs.hadamard import rotate, rotate_back, sign_bits, size_problem
 from ingot.cache.codecs.lloyd_max import codebook
 from ingot.kernels import native
@@ -36,11 +36,12 @@ class Turbo(Codec):
     def vector_bytes(self, size: int, dtype: mx.Dtype) -> int:
         return packed_bytes(size, self.bits) + LENGTH_BYTES
 
-    def encode(self, x: mx.array, centre: mx.array | None = None) -> Parts:
+    def encode(self, x: mx.array, centre: mx.array | None = None, other: mx.array | None = None) -> Parts:
         if (kernel := self._kernel(x.shape[-1])) is not None:
-            codes, lengths = kernel.encode(x, centre)
+            codes, lengths = kernel.encode(x, centre, other)
             return codes, lengths
-        turned = rotate(widened(x, centre))
+        around, nearer = Centring(centre, other).taken_off(x)
+        turned = rotate(around)
         size = turned.shape[-1]
         book = codebook(size, self.bits)
         spread = mx.sqrt(mx.mean(turned * turned, axis=-1, keepdims=True))
@@ -51,17 +52,19 @@ class Turbo(Codec):
         levels = mx.array(book.levels, dtype=mx.float32)[codes]
         square = mx.mean(levels * levels, axis=-1, keepdims=True)
         met = mx.sqrt(square) if self.bits >= KEEPS_LENGTH else mx.mean(levels * even, axis=-1, keepdims=True)
-        return pack(codes, self.bits), (spread * met / square).astype(mx.bfloat16)
+        return pack(codes, self.bits), marked((spread * met / square).astype(mx.bfloat16), nearer)
 
-    def decode(self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None) -> mx.array:
+    def decode(
+        self, parts: Parts, dtype: mx.Dtype, centre: mx.array | None = None, other: mx.array | None = None
+    ) -> mx.array:
         packed, lengths = parts
         if (kernel := self._kernel(packed.shape[-1] * 8 // self.bits)) is not None:
-            decoded: mx.array = kernel.decode(packed, lengths, dtype, centre)
+            decoded: mx.array = kernel.decode(packed, lengths, dtype, centre, other)
             return decoded
         codes = unpack(packed, self.bits)
         levels = mx.array(codebook(codes.shape[-1], self.bits).levels, dtype=mx.float32)[codes]
-        wide = rotate_back(levels * lengths.astype(mx.float32))
-        return (wide if centre is None else wide + centre.astype(mx.float32)).astype(dtype)
+        wide = rotate_back(levels * mx.abs(lengths.astype(mx.float32)))
+        return Centring(centre, other).put_back(wide, lengths).astype(dtype)
 
     def _kernel(self, size: int) -> Any:
         """The native one, where there is one that takes vectors of this size."""

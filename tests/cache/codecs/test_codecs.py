@@ -11,7 +11,7 @@ from ingot.cache.codecs.affine import Affine
 from ingot.cache.codecs.codec import Codec
 from ingot.cache.codecs.lloyd_max import codebook
 from ingot.cache.codecs.names import SINGLE, CodecName, codec_problem
-from ingot.cache.codecs.pair import CODECS, PairCodec
+from ingot.cache.codecs.pair import CODECS, PairCodec, RecordCodec
 from ingot.cache.codecs.turbo import Turbo
 from tests.cache.codecs.vectors import drawn, logit_error, lost, with_offsets
 
@@ -34,15 +34,39 @@ def test_turbo_loses_what_theory_says_for_that_head_size(bits: int, size: int) -
 @pytest.mark.parametrize(("name", "most"), [("turbo3", 0.20), ("turbo4", 0.11), ("affine4", 0.11), ("affine8", 0.01)])
 def test_attention_sees_keys_as_well_with_a_large_part_in_common(name: str, most: float, offset: float) -> None:
     keys = with_offsets(drawn(1, 2, 512, 128), offset)
-    codec = PairCodec(CodecName.parse(name))
+    codec = RecordCodec(CodecName.parse(name))
     again, _ = codec.decode(codec.encode(keys, keys), mx.float32)
     assert logit_error(keys, again) <= most
 
 
+@pytest.mark.parametrize("name", [*LOSSY, "k8v4"])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_the_key_that_all_queries_look_at_comes_back_exactly(name: str, dtype: mx.Dtype) -> None:
+    keys = mx.concatenate([drawn(1, 3, 1, 64, seed=4) * 20, drawn(1, 3, 69, 64)], axis=2).astype(dtype)
+    codec = RecordCodec(CodecName.parse(name))
+    again, _ = codec.decode(codec.encode(keys, keys), dtype)
+    assert mx.array_equal(again[:, :, :1], keys[:, :, :1])
+    others = keys[:, :, 1:].astype(mx.float32)
+    plain = there_and_back(codec.keys, others)
+    assert lost(others, again[:, :, 1:].astype(mx.float32)) <= 1.1 * lost(others, plain) + 1e-5
+
+
+def test_keys_that_are_alike_go_by_the_same_centre() -> None:
+    sinks = drawn(1, 1, 1, 64, seed=4) * 20 + drawn(1, 1, 3, 64, seed=5) * 0.1
+    keys = mx.concatenate([sinks, drawn(1, 1, 125, 64)], axis=2)
+    codec = RecordCodec(CodecName.parse("turbo4"))
+    again, _ = codec.decode(codec.encode(keys, keys), mx.float32)
+    assert float(mx.abs(again[:, :, :3] - sinks).max()) < 0.1
+    plain = PairCodec(codec.name)
+    again, _ = plain.decode(plain.encode(keys, keys), mx.float32)
+    assert float(mx.abs(again[:, :, :3] - sinks).max()) > 1
+
+
+@pytest.mark.parametrize("kind", [PairCodec, RecordCodec])
 @pytest.mark.parametrize("name", [*SINGLE, "k8v4", "raw/turbo2"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
-def test_what_is_counted_is_what_it_takes(name: str, dtype: mx.Dtype) -> None:
-    codec = PairCodec(CodecName.parse(name))
+def test_what_is_counted_is_what_it_takes(name: str, dtype: mx.Dtype, kind: type[PairCodec]) -> None:
+    codec = kind(CodecName.parse(name))
     keys, values = (drawn(1, 3, 70, 64, seed=seed).astype(dtype) for seed in (1, 2))
     arrays = codec.encode(keys, values)
     assert sum(array.nbytes for array in arrays) == codec.nbytes(70, 3, (64, 64), dtype)
@@ -52,7 +76,7 @@ def test_what_is_counted_is_what_it_takes(name: str, dtype: mx.Dtype) -> None:
 
 
 def test_three_bits_are_five_times_smaller_than_sixteen_with_everything_counted() -> None:
-    codec, raw = (PairCodec(CodecName.parse(name)) for name in ("turbo3", "raw"))
+    codec, raw = (RecordCodec(CodecName.parse(name)) for name in ("turbo3", "raw"))
     sizes = (512, 8, (128, 128), mx.float16)
     assert raw.nbytes(*sizes) / codec.nbytes(*sizes) >= 5.0
 
@@ -61,7 +85,7 @@ def test_three_bits_are_five_times_smaller_than_sixteen_with_everything_counted(
 @settings(max_examples=20)
 @given(tokens=st.integers(2, 60), cut=st.data())
 def test_any_run_of_tokens_is_decoded_as_it_is_with_the_rest(name: str, tokens: int, cut: st.DataObject) -> None:
-    codec = PairCodec(CodecName.parse(name))
+    codec = RecordCodec(CodecName.parse(name))
     arrays = codec.encode(drawn(1, 2, tokens, 32), drawn(1, 2, tokens, 32, seed=1))
     begin = cut.draw(st.integers(0, tokens - 1))
     end = cut.draw(st.integers(begin + 1, tokens))
@@ -124,6 +148,12 @@ def test_names_are_read_and_said_alike(text: str, name: str) -> None:
 @pytest.mark.parametrize("text", ["turbo5", "turbo", "", "affine8/", "/turbo4", "a/b/c", "k8v4/raw", "TURBO3"])
 def test_what_is_no_codec_is_told_what_there_is(text: str) -> None:
     assert "known are raw" in (codec_problem(text) or "")
+
+
+def test_records_of_another_kind_have_another_name() -> None:
+    name = CodecName.parse("turbo4")
+    assert PairCodec(name).described != RecordCodec(name).described
+    assert PairCodec(CodecName()).described == RecordCodec(CodecName()).described == "raw"
 
 
 def test_the_same_vectors_become_the_same_bytes() -> None:

@@ -1,0 +1,108 @@
+// Codes, a byte each, in as many bits as they have, and back (the layout is that of ingot/cache/codecs/bits.py): of n bytes,
+// byte j has the codes of places j, j + n and so on. Three bits are a plane of two, then a plane of one.
+#pragma once
+
+#include <cstring>
+
+#include "hadamard.h"
+#include "vectors.h"
+
+namespace ingot {
+namespace {  // each instruction set has its own
+
+typedef uint64_t Words __attribute__((vector_size(16)));
+
+// The same byte everywhere.
+template <class W>
+inline W filled(uint8_t byte) {
+  if constexpr (sizeof(W) == 1)
+    return byte;
+  else
+    return byte * 0x0101010101010101u - W{};
+}
+
+// As many bytes at a time as W has, from byte j on while there are so many; the first byte that is left. Nothing crosses from
+// one byte to the next: what is shifted there is masked before or after.
+template <class W, int Width, int Below>
+INGOT_INLINE inline int pack_words(const uint8_t* codes, int n, uint8_t* bytes, int j) {
+  const W mask = filled<W>((1 << Width) - 1);
+  for (; j + static_cast<int>(sizeof(W)) <= n; j += sizeof(W)) {
+    W whole = {};
+    repeated<8 / Width>([&](auto place) {
+      W some;
+      std::memcpy(&some, codes + place * n + j, sizeof some);
+      whole |= (some >> Below & mask) << (place * Width);
+    });
+    std::memcpy(bytes + j, &whole, sizeof whole);
+  }
+  return j;
+}
+
+template <class W, int Width, int Below>
+INGOT_INLINE inline int unpack_words(const uint8_t* bytes, int n, uint8_t* codes, int j) {
+  const W mask = filled<W>((1 << Width) - 1);
+  for (; j + static_cast<int>(sizeof(W)) <= n; j += sizeof(W)) {
+    W whole;
+    std::memcpy(&whole, bytes + j, sizeof whole);
+    repeated<8 / Width>([&](auto place) {
+      W some = {};
+      if constexpr (Below > 0) std::memcpy(&some, codes + place * n + j, sizeof some);
+      some |= (whole >> (place * Width) & mask) << Below;
+      std::memcpy(codes + place * n + j, &some, sizeof some);
+    });
+  }
+  return j;
+}
+
+template <int Width, int Below>
+inline void pack_plane(const uint8_t* codes, int size, uint8_t* bytes) {
+  const int n = size * Width / 8;
+  int j = pack_words<Words, Width, Below>(codes, n, bytes, 0);
+  j = pack_words<uint64_t, Width, Below>(codes, n, bytes, j);
+  pack_words<uint8_t, Width, Below>(codes, n, bytes, j);
+}
+
+template <int Width, int Below>
+inline void unpack_plane(const uint8_t* bytes, int size, uint8_t* codes) {
+  const int n = size * Width / 8;
+  int j = unpack_words<Words, Width, Below>(bytes, n, codes, 0);
+  j = unpack_words<uint64_t, Width, Below>(bytes, n, codes, j);
+  unpack_words<uint8_t, Width, Below>(bytes, n, codes, j);
+}
+
+template <int Bits>
+inline void pack(const uint8_t* codes, int size, uint8_t* bytes) {
+  if constexpr (Bits == 3) {
+    pack_plane<2, 0>(codes, size, bytes);
+    pack_plane<1, 2>(codes, size, bytes + size / 4);
+  } else {
+    pack_plane<Bits, 0>(codes, size, bytes);
+  }
+}
+
+template <int Bits>
+inline void unpack(const uint8_t* bytes, int size, uint8_t* codes) {
+  if constexpr (Bits == 3) {
+    unpack_plane<2, 0>(bytes, size, codes);
+    unpack_plane<1, 2>(bytes + size / 4, size, codes);
+  } else {
+    unpack_plane<Bits, 0>(bytes, size, codes);
+  }
+}
+
+// Numbers below 256.
+inline void put_bytes(uint8_t* to, IntegerVec numbers) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)numbers));
+#elif defined(__AVX2__)
+  const __m256i wide = (__m256i)numbers;
+  const __m128i shorts = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(shorts, shorts));
+#else
+  const ByteVec bytes = __builtin_convertvector(numbers, ByteVec);
+  std::memcpy(to, &bytes, sizeof bytes);
+#endif
+}
+
+}  // namespace
+}  // namespace ingot
