@@ -32,7 +32,9 @@ def turn(
     return queries + shown.astype(queries.dtype), after * 0 + slots.sum() % 1000
 
 
-def attend(self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array) -> mx.array:
+def attend(
+    self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+) -> mx.array:
     lengths = rows.rows[: len(rows.spans), 0]
     tokens = mx.concatenate([mx.full(count, n) for n, (_, count) in enumerate(rows.spans)])
     pages = rows.table[rows.rows[: len(rows.spans), 4]] % 7
@@ -106,7 +108,9 @@ def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Ad
 def test_a_model_that_keeps_something_of_a_step_is_not_compiled(
     adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keeps(self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array) -> mx.array:
+    def keeps(
+        self: PagedAttention, queries: mx.array, rows: KernelRows, slabs: Slabs, after: mx.array, coded: None = None
+    ) -> mx.array:
         return attend(self, queries, rows, slabs, after) + 0.01 * rows.spans[0][0]
 
     monkeypatch.setattr(PagedAttention, "attend", keeps)

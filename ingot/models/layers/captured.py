@@ -154,6 +154,8 @@ class Stack:
         if kernel is None or None in turnings:
             return None
         rows = first.kernel_rows(storages[0], mixed, range(len(mixed.parts)))
+        if rows.coded:  # in fewer bits: another kernel's
+            return None
         known = [each for each in turnings if each is not None]
         places, angles = first.places(storages[0]), turning._angles.of(mixed)
         return _Step(mixed, storages, kernel, known, rows, places, angles)
