@@ -64,6 +64,7 @@ class Generation:
         self._loaded, self._limits, self._post = loaded, limits, post
         self._pending: _Running | None = None
         self._read_at = 0.0  # when the tokens of the newest step that was read were known, and told
+        self._graphs = loaded.adapter.graphs  # made until then
         self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
         self._outbox: dict[Job, list[Event]] = {}
         self._journal = Journal(loaded.card.name)
@@ -327,7 +328,8 @@ class Generation:
                 self._deliver(results)
             self._flush()
         since, self._read_at = max(self._read_at, previous.began), time.monotonic()
-        self._speculation.learn(previous.guesses, self._read_at - since)
+        before, self._graphs = self._graphs, self._loaded.adapter.graphs
+        self._speculation.learn(previous.guesses, self._read_at - since, novel=self._graphs != before)
 
     def _collected(self, step: Step) -> Iterator[Iterable[list[Result]]]:
         """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of

@@ -107,6 +107,11 @@ class Adapter:
         return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
 
     @property
+    def graphs(self) -> int:
+        """Made so far: a step that has to make one takes longer than those like it that follow."""
+        return sum(each.made for each in (stack_of(self.model), self.steps) if each is not None)
+
+    @property
     def has_sinks(self) -> bool:
         """Whether attention weighs keys against learned numbers, whatever its class calls them."""
         return any("sink" in name.rsplit(".", 1)[-1] for name, _ in parameters(self.model))

@@ -71,6 +71,8 @@ class CompiledSteps:
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _Arrays]]] = OrderedDict()
         self._open: _Open | None = None
         self._agreed = 0
+        self.made = 0
+        """Graphs, so far."""
         self.refused: str | None = None
         """Why steps are not compiled."""
 
@@ -121,6 +123,7 @@ class CompiledSteps:
         given, key = self._given(tokens, opened)
         step = self._steps.get(key)
         if step is None:
+            self.made += 1
             step = self._steps[key] = mx.compile(self._traced)
             if len(self._steps) > MOST_KEPT:
                 self._steps.popitem(last=False)

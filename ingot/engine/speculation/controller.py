@@ -51,6 +51,7 @@ class Round:
     prompt_tokens: int  # in the same forward pass: then its time says nothing
     waited: bool  # the tokens of the round before were not read while it ran already: to verify guesses, or to look
     outcomes: tuple[Outcome, ...]
+    novel: bool = False  # something was made that steps like it will find: then its time says nothing, either
 
 
 PLAIN = Chosen(None, 0)
@@ -92,7 +93,7 @@ class Controller:
             return
         self._purse.fill(passed)
         self._trials.passed(passed)
-        if round.prompt_tokens:
+        if round.prompt_tokens or round.novel:
             self._costs.interrupted()
         else:
             guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)

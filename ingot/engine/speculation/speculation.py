@@ -94,9 +94,9 @@ class Speculation:
         tokens = sum(row.remaining for row in plan.decode)
         return Guesses(len(plan.decode), tokens, prompt_tokens, waited or bool(made), made)
 
-    def learn(self, guesses: Guesses, seconds: float) -> None:
+    def learn(self, guesses: Guesses, seconds: float, *, novel: bool = False) -> None:
         """What came of a step, which took so long from where the tokens before it were known, or from its beginning if
-        that was later, to where its own were."""
+        that was later, to where its own were; `novel`: something was made meanwhile that others will find."""
         if not self._proposers or not guesses.rows or self._goes_by(guesses):
             return
         began = self._clock()
@@ -104,7 +104,7 @@ class Speculation:
         for outcome in outcomes:
             self._counts.add(outcome.proposed, outcome.accepted)
         tokens = guesses.tokens + sum(outcome.proposed for outcome in outcomes)
-        round = Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes)
+        round = Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes, novel)
         self._controller.observe(round, self._passed)
         self._passed = 0
         for row in guesses.made:

@@ -90,6 +90,8 @@ class Stack:
         self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
         self._replays: OrderedDict[object, tuple[Replay, list[mx.array]]] = OrderedDict()
         self._agreed = 0
+        self.made = 0
+        """Graphs, so far."""
         self.refused: str | None = None
         """Why no graphs are used."""
 
@@ -163,6 +165,7 @@ class Stack:
     def _replayed(self, x: mx.array, step: _Step) -> mx.array:
         key = step.bound
         if key not in self._replays:
+            self.made += 1
             self._replays[key] = (self._stage.ready(self._score(x, step)), [each.addresses for each in step.storages])
             if len(self._replays) > MOST_KEPT:
                 self._replays.popitem(last=False)

@@ -198,6 +198,17 @@ def test_rounds_with_prompts_say_nothing_of_costs() -> None:
     assert controller.choose([Asked(1, (Offer("some", 4, free=True),))]) == [PLAIN]
 
 
+def test_rounds_that_made_something_for_others_cost_nobody_anything() -> None:
+    controller, told = Controller(), (Asked(1, (Offer("some", 4, free=True),)),)
+    for _ in range(30):
+        controller.observe(plain_round())
+    plain, purse = controller.plain(1), controller._purse.left
+    wrong = Outcome(1, "some", 4, 0, cut=False)
+    controller.observe(replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), novel=True))
+    assert controller.plain(1) == plain and controller._purse.left == purse and not controller.hopeless(1)
+    assert len(controller.choose(told)) == 1
+
+
 def test_to_be_asked_twice_before_a_round_changes_nothing() -> None:
     once, twice = (Simulation(BETWEEN, 4, everywhere(0.3), seed=11) for _ in range(2))
     for _ in range(300):
