@@ -109,6 +109,7 @@ def start(
             source="random weights",
             family=adapter.family,
             context=budget.longest(context),
+            exact_context=budget.longest(context, exact=True),
             vocab=adapter.vocab,
             device="cpu",
             dtype=adapter.dtype,

@@ -129,7 +129,7 @@ class Door:
         return min(60.0, max(1.0, self._mean_request_s * self._queued.total() / self._limits.max_sequences))
 
     def _validate(self, request: Request) -> None:
-        context, vocab = self._card.context, self._card.vocab
+        context, vocab = self._card.context_of(exact=request.exact), self._card.vocab
         if any(request.media) and self._eyes is None:
             raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
         if self._eyes is not None:
@@ -148,7 +148,7 @@ class Door:
         seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(63)
         made = []
         for number, prompt in enumerate(request.prompts):
-            room = self._card.context - len(prompt)
+            room = self._card.context_of(exact=request.exact) - len(prompt)
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
             marks = self._message_ends(request, number)
             items = request.media[number] if request.media else ()

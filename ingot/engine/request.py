@@ -385,6 +385,10 @@ class ModelCard:
     proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
     kernels: str = ""  # what was compiled for the device, where that is ours to do
     sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
+    exact_context: int | None = None  # of requests for exact states, where others' are in fewer bits: memory holds less
+
+    def context_of(self, *, exact: bool) -> int:
+        return self.context if self.exact_context is None or not exact else self.exact_context
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def load(
         source=source,
         family=adapter.family,
         context=fitting,
+        exact_context=budget.longest(fitting, exact=True) if adapter.live is not None else None,
         vocab=adapter.vocab,
         device=f"{here.name} ({here.kind})",
         dtype=adapter.dtype,

@@ -121,8 +121,13 @@ class Adapter:
         return NumberFormats(
             weights=weight_format(self.config, self.dtype),
             activations="8-bit" if self.rounded else self.dtype,
-            states=self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1],
+            states=self._states,
         )
+
+    @property
+    def _states(self) -> str:
+        raw = self.dtype if self.kept is None else str(self.kept).rsplit(".", 1)[-1]
+        return raw if self.live is None else f"{self.live.name} behind the newest in {raw}"
 
     def new_rows(self, most: int | None = None, earlier: int = EARLIER_BYTES) -> Rows:
         """Live states for this model, which take no more than `most` bytes ahead of what they need, and `earlier` ones

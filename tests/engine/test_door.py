@@ -11,7 +11,7 @@ from ingot.engine.door import Door, Limits
 from ingot.engine.jobs import Job
 from ingot.engine.request import Request, Sampling
 from ingot.engine.stream import BlockingStream
-from ingot.errors import BadRequest, Overloaded, Unsupported
+from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
 from ingot.media.item import MediaItem
 from ingot.media.layout import Grid, Layout
 from ingot.media.picture import Picture
@@ -43,6 +43,17 @@ def test_one_tenant_cannot_take_the_whole_queue_from_another() -> None:
         enter(made, f"c{number}", "c")
     with pytest.raises(Overloaded):
         enter(made, "c3", "c")
+
+
+def test_exact_states_have_the_context_that_memory_holds_of_them() -> None:
+    made = Door(replace(CARD, vocab=96, context=100, exact_context=20), engines.tiny_tokenizer(), Limits(4, 4), lambda: 0)
+    prompt = (1,) * 15
+    exact = made.enter(Request("some", (prompt,), max_tokens=50, exact=True), BlockingStream())
+    assert [sequence.limit for sequence in exact.sequences] == [5]
+    coded = made.enter(Request("more", (prompt,), max_tokens=50), BlockingStream())
+    assert [sequence.limit for sequence in coded.sequences] == [50]
+    with pytest.raises(ContextOverflow, match="context is 20 tokens"):
+        made.enter(Request("longer", ((1,) * 20,), exact=True), BlockingStream())
 
 
 def test_a_tenant_that_waits_for_nothing_lends_its_share() -> None:

@@ -31,6 +31,11 @@ def test_layers_that_see_a_window_stay_raw_and_that_is_said() -> None:
     assert coded and all(group.coded is None for group in adapter.new_rows().groups if group.window is not None)
 
 
+def test_what_states_are_kept_in_is_told() -> None:
+    formats = with_live_codec(tiny.adapter("kernel-32"), CODEC).formats
+    assert "states k8v4 behind the newest in float" in str(formats)
+
+
 def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> None:
     raw = tiny.adapter("kernel-32")
     live = with_live_codec(raw, CODEC)
