@@ -8,6 +8,7 @@ layers of Llama and its relatives; prompts, and what it does not cover, are run 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,22 +64,31 @@ class _Layer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """What a step is computed with and from."""
+class _Settled:
+    """What all steps over the same states have in common."""
 
-    mixed: Mixed
+    first: weakref.ref[AppendState]
+    asked: tuple[int | None, mx.Dtype]  # the window, and what is computed in
     storages: Sequence[KernelStorage]
     attention: PagedAttention
     turnings: Sequence[Turning]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """What a step is computed with and from."""
+
+    settled: _Settled
+    tokens: int
     rows: KernelRows
     places: mx.array
     angles: mx.array
 
     @property
     def bound(self) -> object:
-        """All that its graph depends on, apart from data."""
-        sizes = (self.mixed.tokens, self.places.size, self.rows.table.size, self.rows.rows.size)
-        return (*sizes, *self.attention.bound(self.rows), *(id(storage.addresses) for storage in self.storages))
+        """All that its graph depends on, apart from data. Storages of one group have other slabs at the same time."""
+        sizes = (self.tokens, self.places.size, self.rows.table.size, self.rows.rows.size)
+        return (*sizes, *self.settled.attention.bound(self.rows), id(self.settled.storages[0].addresses))
 
 
 class Stack:
@@ -89,6 +99,7 @@ class Stack:
         linears = [linear for layer in known for linear in layer.linears]
         self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
         self._replays: OrderedDict[object, tuple[Replay, list[mx.array]]] = OrderedDict()
+        self._settled: _Settled | None = None
         self._agreed = 0
         self.made = 0
         """Graphs, so far."""
@@ -135,59 +146,61 @@ class Stack:
             return None
         if any(part.width > MOST_QUERIES for part in mixed.parts) or not isinstance(mask, Masks | None):
             return None
-        window = first.window if mask is None else mask.window
-        storages: list[KernelStorage] = []
-        for state, layer in zip(states, self._known, strict=True):
-            storage = _storage(state, layer.attention, first, x.dtype)
-            if storage is None:
-                return None
-            storages.append(storage)
-        return self._found(x, mixed, window, first, storages)
+        asked, settled = (first.window if mask is None else mask.window, x.dtype), self._settled
+        if settled is None or settled.first() is not first or settled.asked != asked:
+            settled = self._settled = self._settle(states, *asked)
+        return None if settled is None else self._found(mixed, first, settled)
 
-    def _found(
-        self, x: mx.array, mixed: Mixed, window: int | None, first: AppendState, storages: list[KernelStorage]
-    ) -> _Step | None:
-        attention, turning = self._known[0].attention._paged, self._known[0].attention._turning
-        assert attention is not None and turning is not None
-        kernel = attention._of(storages[0], window, x.dtype)
-        turnings = [
-            _turning(layer.attention, storage, x.dtype) for layer, storage in zip(self._known, storages, strict=True)
-        ]
+    def _settle(self, states: Sequence[Any], window: int | None, dtype: mx.Dtype) -> _Settled | None:
+        first, attention = states[0], self._known[0].attention._paged
+        assert attention is not None
+        pairs = [*zip(states, self._known, strict=True)]
+        storages = [_storage(state, layer.attention, first, dtype) for state, layer in pairs]
+        known = [storage for storage in storages if storage is not None]
+        if len(known) < len(storages):
+            return None
+        kernel = attention._of(known[0], window, dtype)
+        turnings = [_turning(layer.attention, own, dtype) for layer, own in zip(self._known, known, strict=True)]
         if kernel is None or None in turnings:
             return None
-        rows = first.kernel_rows(storages[0], mixed, range(len(mixed.parts)))
+        turning = [each for each in turnings if each is not None]
+        return _Settled(weakref.ref(first), (window, dtype), known, kernel, turning)
+
+    def _found(self, mixed: Mixed, first: AppendState, settled: _Settled) -> _Step | None:
+        storage, turning = settled.storages[0], self._known[0].attention._turning
+        assert turning is not None
+        rows = first.kernel_rows(storage, mixed, range(len(mixed.parts)))
         if rows.coded:  # in fewer bits: another kernel's
             return None
-        known = [each for each in turnings if each is not None]
-        places, angles = first.places(storages[0]), turning._angles.of(mixed)
-        return _Step(mixed, storages, kernel, known, rows, places, angles)
+        return _Step(settled, mixed.tokens, rows, first.places(storage), turning._angles.of(mixed))
 
     def _replayed(self, x: mx.array, step: _Step) -> mx.array:
         key = step.bound
         if key not in self._replays:
             self.made += 1
-            self._replays[key] = (self._stage.ready(self._score(x, step)), [each.addresses for each in step.storages])
+            kept = [storage.addresses for storage in step.settled.storages]  # as long as they are known by their ids
+            self._replays[key] = (self._stage.ready(self._score(x, step)), kept)
             if len(self._replays) > MOST_KEPT:
                 self._replays.popitem(last=False)
         self._replays.move_to_end(key)
         replay, _ = self._replays[key]
-        before = [*{id(storage.token): storage.token for storage in step.storages}.values()]
+        before = [*{id(token): token for token in (storage.token for storage in step.settled.storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         given = [mx.contiguous(x), step.angles, step.places, step.rows.table, step.rows.rows]
         y, done = replay(given, after)
-        for storage in step.storages:
+        for storage in step.settled.storages:
             storage.go_on(done)
         return y.reshape(x.shape)
 
     def _score(self, x: mx.array, step: _Step) -> Score:
-        score, tokens = Score(), step.mixed.tokens
+        score, tokens, settled = Score(), step.tokens, step.settled
         states, angles = score.give((tokens, x.shape[-1]), x.dtype), score.give(step.angles.shape, mx.float32)
         places, table, rows = (
             score.give(each.shape, mx.int32) for each in (step.places, step.rows.table, step.rows.rows)
         )
         seen, token = step.rows.standing_for(table, rows), mx.zeros(1, mx.int32)
-        attention, added = step.attention.by(score), None
-        for layer, turning, storage in zip(self._known, step.turnings, step.storages, strict=True):
+        attention, added = settled.attention.by(score), None
+        for layer, turning, storage in zip(self._known, settled.turnings, settled.storages, strict=True):
             into, out = layer.attention._into, layer.attention._out
             assert into is not None and out is not None
             states, normed = layer.norms[0](score, states, added)
