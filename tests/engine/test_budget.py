@@ -13,22 +13,26 @@ def budget(total: int) -> Budget:
     return Budget(total, weights=1000, footprint=SHAPE, context=4096, widest=256, rows=8)
 
 
+def _inexact(reserved: list[int]) -> list[tuple[int, bool]]:
+    return [(tokens, False) for tokens in reserved]
+
+
 @given(st.integers(0, 10_000_000), st.lists(st.integers(1, 4096), min_size=1, max_size=8), st.integers(1, 4096))
 def test_one_sequence_more_or_a_longer_one_never_fits_where_less_did_not(
     total: int, reserved: list[int], more: int
 ) -> None:
     memory = budget(total)
-    if not memory.fits(reserved):
-        assert not memory.fits([*reserved, more])
-        assert not memory.fits([*reserved[:-1], reserved[-1] + more])
+    if not memory.fits(_inexact(reserved)):
+        assert not memory.fits(_inexact([*reserved, more]))
+        assert not memory.fits(_inexact([*reserved[:-1], reserved[-1] + more]))
 
 
 @given(st.integers(0, 10_000_000))
 def test_the_longest_sequence_fits_and_a_longer_one_does_not(total: int) -> None:
     memory = budget(total)
     longest = memory.longest(4096)
-    assert longest == 0 or memory.fits([longest])
-    assert longest == 4096 or not memory.fits([longest + 1])
+    assert longest == 0 or memory.fits([(longest, False)])
+    assert longest == 4096 or not memory.fits([(longest + 1, False)])
 
 
 def test_no_sequences_always_fit() -> None:

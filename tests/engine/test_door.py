@@ -46,7 +46,9 @@ def test_one_tenant_cannot_take_the_whole_queue_from_another() -> None:
 
 
 def test_exact_states_have_the_context_that_memory_holds_of_them() -> None:
-    made = Door(replace(CARD, vocab=96, context=100, exact_context=20), engines.tiny_tokenizer(), Limits(4, 4), lambda: 0)
+    made = Door(
+        replace(CARD, vocab=96, context=100, exact_context=20), engines.tiny_tokenizer(), Limits(4, 4), lambda: 0
+    )
     prompt = (1,) * 15
     exact = made.enter(Request("some", (prompt,), max_tokens=50, exact=True), BlockingStream())
     assert [sequence.limit for sequence in exact.sequences] == [5]

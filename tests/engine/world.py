@@ -72,7 +72,7 @@ class World:
         self.context = budget.longest(self.context)
         self.costs = StepCosts(mixes=self.mixes)
         self.scheduler = Scheduler(
-            lambda reserved: budget.fits([tokens for _, tokens in reserved]),
+            lambda reserved: budget.fits([(tokens, False) for _, tokens in reserved]),
             lambda _: 512,
             NothingKnown(),
             self.costs,

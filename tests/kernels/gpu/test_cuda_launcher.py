@@ -80,7 +80,7 @@ def test_arrays_are_passed_first_then_the_sizes_that_the_text_reads(device: Devi
         f'extern "C" __global__ void {call["name"]}({arrays}, int x_size_0, int x_size_1) {{\n'
         "const int x_shape[] = {x_size_0, x_size_1};\n"
         "const int64_t x_strides[] = {(int64_t)1 * x_size_1, (int64_t)1};\n"
-        f"using T = float;\nconstexpr int N = 3;\nconstexpr bool DEEP = true;\n{HALVE.body}\n}}\n"
+        f"using T = float;\nconstexpr int N = 3;\nconstexpr bool DEEP = true;\nAFTER_OTHERS()\n{HALVE.body}\n}}\n"
     )
     assert call["compiled_source"].decode().endswith(function)
     assert call["scalars"] == [4, 6]
