@@ -99,7 +99,12 @@ def test_an_exact_request_gets_what_a_server_without_a_codec_gives(
     requests = asked(4, *LENGTHS, exact=True, cache=True)
     plain = engines.start(place[0], device=place[1], live=RAW_CODEC, context=1024, cache_bytes=1 << 26)
     try:
-        assert alone(engine, asked(4, *LENGTHS, cache=True)) is not None  # what others kept is none of its business
+        alone(engine, asked(4, *LENGTHS, cache=True))
+        for request in requests:
+            ended = engines.answer(engine, request)[-1]
+            assert isinstance(ended, Ended)
+            [report] = ended.cache
+            assert (report.matched, report.codec) == (0, "raw"), "what others kept is none of its business"
         assert together(engine, requests) == alone(plain, requests)
     finally:
         plain.close()
@@ -129,8 +134,11 @@ def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engin
     parting = Request(
         "parts", ((*first.prompts[0][:100], 1, 2, 3),), max_tokens=8, sampling=GREEDY, stop=Stop(ignore_eos=True)
     )
-    once = engines.text_of(engines.answer(engine, parting))
-    assert len(once) > 0
+    events = engines.answer(engine, parting)
+    assert isinstance(events[-1], Ended)
+    [report] = events[-1].cache
+    assert (report.matched, report.codec) == (100, "k8v4")
+    assert engines.text_of(engines.answer(engine, parting)) == engines.text_of(events)
     engine.check()
 
 

@@ -12,7 +12,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -32,9 +31,8 @@ from ingot.kernels.stack.kernels import Norm, add, gate, shift
 from ingot.kernels.stack.replays import Replay, Stage, stage
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.dense_linear import DenseKernelLinear
-from ingot.models.layers.fused import layers_of
+from ingot.models.layers.fused import layers_of, run_by_first
 from ingot.models.layers.mlp import JoinedMLP
-from ingot.models.layers.modules import adopt
 from ingot.models.layers.norms import factor, is_rms
 from ingot.models.layers.packed_linear import FEW, KernelLinear
 from ingot.models.layers.products import Product
@@ -272,13 +270,6 @@ class CapturedLayers(nn.Module):
         return self._stack(x, mask, [None] * len(self._stack.layers) if cache is None else cache.neighbours)
 
 
-class SkippedLayer(nn.Module):
-    """Stands in for a layer, which it extends, that was run with the first."""
-
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        return x
-
-
 def capture_layers(model: Any, device: Device) -> Stack | None:
     """Swap the layers of a model whose modules were swapped, if it is covered; what runs them then."""
     layers = [*layers_of(model)]
@@ -291,11 +282,8 @@ def capture_layers(model: Any, device: Device) -> Stack | None:
         log.warning("layers are not run as graphs, which is slower: %s", error)
         return None
     stack = Stack(layers, [layer for layer in known if layer is not None], where)
-    kind: type[nn.Module] = type(layers[0])
-    captured: CapturedLayers = adopt(layers[0], _extended(CapturedLayers, kind))
+    captured: CapturedLayers = run_by_first(model, layers, CapturedLayers)
     captured._stack = stack
-    skipped = [adopt(layer, _extended(SkippedLayer, kind)) for layer in layers[1:]]
-    model.model.update_modules({"layers": [captured, *skipped]})
     return stack
 
 
@@ -305,11 +293,6 @@ def stack_of(model: Any) -> Stack | None:
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None
     first = layers[0] if isinstance(layers, list) and layers else None
     return first._stack if isinstance(first, CapturedLayers) else None
-
-
-@cache
-def _extended(ours: type[nn.Module], theirs: type[nn.Module]) -> type:
-    return type(f"{ours.__name__}{theirs.__name__}", (ours, theirs), {})
 
 
 def _known(layer: Any) -> _Layer | None:

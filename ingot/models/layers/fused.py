@@ -6,6 +6,7 @@ are given. Covers the layers of Llama and its relatives; what it does not cover 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -52,16 +53,22 @@ def fuse_layers(model: Any) -> bool:
     if stack is None:
         return False
     attention = layers[0].self_attn
-    kind: type[nn.Module] = type(layers[0])
-    fused: FusedLayers = adopt(layers[0], _extended(FusedLayers, kind))
+    fused: FusedLayers = run_by_first(model, layers, FusedLayers)
     fused._stack = stack
     fused._kv_heads = attention.n_kv_heads
     fused._sharing = attention.n_heads // attention.n_kv_heads
     fused._head_size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
-    model.model.update_modules(
-        {"layers": [fused, *(adopt(layer, _extended(SkippedLayer, kind)) for layer in layers[1:])]}
-    )
     return True
+
+
+def run_by_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
+    """Let `ours`, which stands in for the first layer and is given back, run all of them."""
+    kind: type[nn.Module] = type(layers[0])
+    first = adopt(layers[0], _extended(ours, kind))
+    model.model.update_modules(
+        {"layers": [first, *(adopt(layer, _extended(SkippedLayer, kind)) for layer in layers[1:])]}
+    )
+    return first
 
 
 @cache

@@ -12,7 +12,7 @@ from mlx.utils import tree_unflatten
 from ingot.kernels.packed.checked import CheckedPacked
 from ingot.kernels.packed.kernels import PackedProduct, PackedWeights, Packing
 from ingot.models.layers.modules import adopt
-from ingot.models.layers.products import Product
+from ingot.models.layers.products import products_of
 from ingot.upstream import QuantizedSwitchLinear
 
 FEW = 64
@@ -94,7 +94,7 @@ def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
     """Swap packed layers for ones that multiply faster, where that is right; returns how many were swapped.
     Products that stand for several layers are swapped, and so are those layers, which launches of one kind multiply by:
     to MLX's own products nothing is left, as it takes half a minute to compile the first of them."""
-    products = _products(model)
+    products = products_of(model)
     for product in products:
         product.linear = _swapped(product.linear, kernels) or product.linear
     found = [(path, _swapped(module, kernels)) for path, module in model.named_modules()]
@@ -105,12 +105,8 @@ def swap_packed(model: nn.Module, kernels: CheckedPacked) -> int:
 
 def reserve_scratch(model: nn.Module, kernels: CheckedPacked) -> None:
     """Set memory aside for many rows of a model whose layers were swapped."""
-    layers = [*(product.linear for product in _products(model)), *model.modules()]
+    layers = [*(product.linear for product in products_of(model)), *model.modules()]
     kernels.reserve(layer._packed for layer in layers if isinstance(layer, KernelLinear))
-
-
-def _products(model: nn.Module) -> list[Product]:
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
 
 
 def _swapped(module: Any, kernels: CheckedPacked) -> Any:
