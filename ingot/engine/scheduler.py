@@ -25,6 +25,8 @@ from ingot.engine.sequence import Sequence
 
 LONGEST_STEP_MS = 1000.0
 """Most prefill in one step: how long a cancel, a newcomer or, on slow devices, a running stream may have to wait."""
+ENOUGH_TOKENS = 2048
+"""Passes over more prompt tokens than these gain nothing, but whoever comes meanwhile waits for them."""
 SMALLEST_CHUNK = 8
 UNMEASURED_CHUNK = 64
 SLOW_SHARE = 8.0
@@ -259,8 +261,12 @@ class Scheduler:
     def _prefill_budget(self, decoding: int) -> int:
         """Prompt tokens of this step."""
         step = self.costs.decode_ms(decoding)
-        time = step + (self._prefill_ms(step) if decoding else LONGEST_STEP_MS)
-        return max(self._least_chunk(decoding), self.costs.tokens_within(time, decoding, UNMEASURED_CHUNK))
+        smooth = self._tokens_within(step + self._prefill_ms(step), decoding)
+        most = smooth if decoding else min(max(smooth, ENOUGH_TOKENS), self._tokens_within(LONGEST_STEP_MS, 0))
+        return max(self._least_chunk(decoding), most)
+
+    def _tokens_within(self, milliseconds: float, decoding: int) -> int:
+        return self.costs.tokens_within(milliseconds, decoding, UNMEASURED_CHUNK)
 
     def _prefill_ms(self, step: float) -> float:
         """How much longer a step may take than one of decoding alone, which takes `step`."""

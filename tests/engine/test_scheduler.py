@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.engine.scheduler import ENOUGH_TOKENS
 from tests.engine.world import World, expected_token
 
 either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixed"])
@@ -148,6 +149,21 @@ def test_a_long_prompt_is_not_overtaken_for_ever(mixes: bool) -> None:
         world.arrive(60, 1)
         world.step()
         assert world.now < 30.0
+
+
+@pytest.mark.parametrize(
+    ("token_ms", "longest"),
+    [(2.0, 500), (0.05, ENOUGH_TOKENS), (0.01, 5000)],
+    ids=["slow: a second's", "fast: enough", "faster still: the target's"],
+)
+def test_a_prompt_alone_is_computed_in_pieces_that_a_newcomer_can_wait_for(token_ms: float, longest: int) -> None:
+    world = World(memory=1 << 20, context=40_000, widest=1 << 20, token_ms=token_ms, target_ms=50.0)
+    prompt = world.arrive(30_000, 1)
+    for _ in range(3):  # until costs are known
+        world.step()
+    before = prompt.computed
+    world.step()
+    assert prompt.computed - before == pytest.approx(longest, abs=1)
 
 
 @pytest.mark.parametrize("stated", [False, True], ids=["unstated", "stated"])

@@ -59,6 +59,8 @@ class World:
     target_ms: float = 50.0
     context: int = 4096
     mixes: bool = False  # decoding rows and prompt tokens share forward passes
+    widest: int = 512  # most tokens of a chunk
+    token_ms: float = TOKEN_MS
     now: float = 0.0
     arrived: int = 0
     in_flight: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -68,12 +70,12 @@ class World:
     last_token_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=512, rows=self.max_sequences)
+        budget = Budget(self.memory, 0, SHAPE, context=self.context, widest=self.widest, rows=self.max_sequences)
         self.context = budget.longest(self.context)
         self.costs = StepCosts(mixes=self.mixes)
         self.scheduler = Scheduler(
             lambda reserved: budget.fits([(tokens, False) for _, tokens in reserved]),
-            lambda _: 512,
+            lambda _: self.widest,
             NothingKnown(),
             self.costs,
             self.max_sequences,
@@ -121,7 +123,7 @@ class World:
             spent += DECODE_MS + ROW_MS * len(decoding)
             self.costs.observe_decode(len(decoding), spent)
         for chunk in chunks:
-            cost = TOKEN_MS * chunk.count
+            cost = self.token_ms * chunk.count
             self._run([chunk])
             self.costs.observe_prefill(chunk.count, cost)
             spent += cost
@@ -131,7 +133,7 @@ class World:
         tokens = sum(chunk.count for chunk in (*decoding, *chunks))
         if not tokens:
             return 0.0
-        spent = DECODE_MS + TOKEN_MS * tokens
+        spent = DECODE_MS + self.token_ms * tokens
         self._run([*decoding, *chunks])
         if chunks:
             self.costs.observe_prefill(tokens, spent)
