@@ -1,6 +1,6 @@
 """Products with weights of 16 bits: the GPU's kernel against MLX's own, in one run, turn by turn.
 
-python -m bench.dense                       an 8B model's products, 1 to 64 rows; other cuts
+python -m bench.dense                       an 8B model's products, 1 to 64 rows; other cuts; as a graph of layers
 python -m bench.dense --rows 1,8 --shapes 4096x4096
 python -m bench.dense --only cuts
 
@@ -22,37 +22,54 @@ import mlx.nn as nn
 
 from bench.packed import Clock
 from ingot.kernels.dense.kernels import DenseProduct
-from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Stream, Tuning
 from ingot.kernels.device import Device, current
 from ingot.kernels.gpu.launchers import Launcher, launcher, prepare
+from ingot.kernels.gpu.scores import Score
+from ingot.kernels.stack.replays import Replay, stage
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
-TRIED, GATED = "4096x4096,28672x4096,4096x14336", "28672x4096"
-CUTS: dict[int, tuple[tuple[int, Cut], ...]] = {
-    8: (
-        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4)), (8, Cut(8, 1, 1, 2, 64, 2)), (8, Cut(8, 1, 1, 4, 64, 2))),
-        *((8, Cut(8, 1, 1, 4, 32)), (16, Cut(16, 1, 1, 2)), (16, Cut(16, 1, 1, 1, 64, 2))),
-    ),
-    16: (
-        *((8, Cut(8, 1, 1, 2)), (8, Cut(8, 1, 1, 4, 32)), (8, Cut(8, 1, 1, 2, 64, 2)), (8, Cut(8, 1, 1, 4, 32, 2))),
-        *((8, Cut(4, 2, 1, 2, 64, 4)), (16, Cut(16, 1, 1, 2, 32))),
-    ),
+TRIED, GATED = "6144x4096,4096x4096,28672x4096,4096x14336", "28672x4096"
+CUTS: dict[int, tuple[Cut | Stream, ...]] = {
+    8: (Cut(8, 1, 1, 2), Stream(8, 1, 4), Stream(8, 1, 4, split=4), Stream(8, 1, 4, split=8), Stream(4, 1, 5, split=4)),
+    16: (Cut(8, 1, 1, 2), Stream(8, 1, 4), Stream(8, 1, 4, split=8), Stream(4, 1, 5, split=4)),
     32: (
-        *((8, Cut(8, 1, 2, 2)), (8, Cut(8, 1, 2, 4, 32)), (8, Cut(4, 2, 1, 2, 64, 2)), (8, Cut(2, 4, 1, 2, 64, 4))),
-        *((8, Cut(2, 4, 1, 4, 64, 4)), (8, Cut(4, 4, 1, 2, 64, 2)), (8, Cut(1, 8, 1, 2, 64, 4, 4))),
-        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 4, 2))),
-        *((8, Cut(2, 4, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 2, 2, 32, 4, 8))),
+        *(Cut(8, 1, 2, 2), Cut(2, 4, 1, 2, 64, 4), Stream(8, 1, 3), Stream(8, 1, 4), Stream(8, 1, 5)),
+        *(Stream(8, 1, 8, 32), Stream(4, 1, 4), Stream(4, 2, 3), Stream(8, 1, 4, split=2), Stream(8, 1, 4, split=4)),
+        *(Stream(8, 1, 3, split=8), Stream(8, 1, 4, split=8), Stream(4, 1, 5, split=4), Stream(4, 2, 4, split=4)),
+        *(Stream(4, 2, 4, split=8), Stream(8, 2, 3, split=4), Stream(8, 2, 3, split=8)),
     ),
     64: (
-        *((8, Cut(2, 4, 1, 4, 32, 4)), (8, Cut(1, 8, 1, 4, 64, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 2))),
-        *((8, Cut(1, 8, 1, 4, 64, 4, 4)), (8, Cut(1, 8, 1, 2, 64, 4, 4)), (8, Cut(1, 8, 1, 4, 64, 4, 8))),
-        *((8, Cut(1, 8, 1, 2, 64, 4, 8)), (8, Cut(1, 8, 2, 2, 32, 4, 8)), (8, Cut(2, 4, 1, 2, 64, 2, 4))),
+        *(Cut(1, 8, 1, 4, 64, 4), Stream(8, 1, 4), Stream(8, 1, 4, split=4), Stream(8, 1, 4, split=8)),
+        *(Stream(4, 2, 4, split=8), Stream(8, 2, 3, split=4), Stream(8, 2, 3, split=8)),
     ),
 }
-"""By the width, spans and a cut."""
+"""By the width."""
+PAIRS: dict[int, tuple[tuple[Cut | Stream, Cut | Stream], ...]] = {
+    8: (
+        *((Cut(8, 1, 1, 2), Cut(8, 1, 1, 2)), (Cut(8, 1, 1, 2), Stream(8, 1, 4)), (Cut(8, 1, 1, 2), Stream(4, 1, 5))),
+        *((Stream(4, 1, 5, split=4), Stream(8, 1, 4)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
+    ),
+    16: (
+        *((Cut(8, 1, 1, 2), Cut(8, 1, 1, 2)), (Cut(8, 1, 1, 2), Stream(8, 1, 4))),
+        *((Stream(4, 1, 5, split=4), Stream(8, 1, 4)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
+    ),
+    32: (
+        *((Cut(8, 1, 2, 2), Cut(2, 4, 1, 2, 64, 4)), (Cut(8, 1, 2, 2), Stream(8, 1, 4))),
+        *((Stream(4, 1, 5, split=4), Stream(8, 1, 4)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
+        *((Stream(4, 2, 4, split=8), Stream(8, 1, 4)), (Stream(8, 1, 4, split=4), Stream(8, 1, 5))),
+        *((Stream(8, 1, 3, split=8), Stream(8, 1, 3)), (Stream(8, 1, 4, split=8), Stream(4, 2, 3))),
+    ),
+    64: (
+        *((Cut(4, 2, 1, 4, 32, 2), Cut(1, 8, 1, 4, 64, 4)), (Stream(8, 1, 4, split=8), Stream(8, 1, 4))),
+        *((Stream(4, 2, 4, split=8), Stream(8, 2, 3, split=4)), (Stream(4, 2, 4, split=8), Stream(8, 2, 3, split=8))),
+    ),
+}
+"""By the width: for few outputs, and for many."""
+LAYERS, REPLAYS = 12, 8
 BEYOND_CACHES, QUEUED, LARGE = 256 << 20, 4 << 30, 1 << 29
 WRONG = 0.02
-SECTIONS = ("products", "gates", "cuts")
+SECTIONS = ("products", "gates", "cuts", "layers")
 
 
 @mx.compile
@@ -98,6 +115,11 @@ class Trial:
         found, wanted = (each.astype(mx.float32) for each in (product(x, weight), x @ weight.T))
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
+    def alike(self, product: DenseProduct, other: DenseProduct, x: mx.array) -> bool:
+        """Whether both have the same bits."""
+        weight = self._weights[0]
+        return bool(mx.array_equal(product(x, weight), other(x, weight)).item())
+
     def __str__(self) -> str:
         return f"{self.outputs}x{self.columns}"
 
@@ -130,22 +152,67 @@ def gates(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     shapes = arguments.shapes if arguments.tiny else TRIED
     trials = list(_trials(shapes, arguments))
+    print(f"rows: TB/s of {shapes}")
     tried = {width: several[-1:] if arguments.tiny else several for width, several in CUTS.items()}
-    tunings = [(width, _everywhere(*each)) for width, several in tried.items() for each in several]
+    widths = arguments.widths or [*CUTS]
+    tunings = [(width, _everywhere(each)) for width in widths for each in tried[width]]
     _compile(device, shapes, tunings)
     for width, tuning in tunings:
         product, found = DenseProduct(_launcher(device), tuning), []
         for trial in trials:
             for rows in (1, 8) if width == 8 else (width,):
                 x = trial.drawn(rows)
-                off = trial.off(product, x)
+                right = trial.off(product, x) < WRONG and trial.alike(product, DenseProduct(_launcher(device)), x)
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats)
-                found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}{' WRONG' if not off < WRONG else ''}")
-        print(f"{width:3}: {tuning.spans} spans, {tuning.few[0]!s:48} TB/s {'  '.join(found)}", flush=True)
+                found.append(f"{rows}: {trial.bytes / taken / 1e12:4.2f}{'' if right else ' WRONG'}")
+        print(f"{width:3}: {tuning.few[0]!s:42} {'  '.join(found)}", flush=True)
 
 
-def _everywhere(spans: int, cut: Cut) -> Tuning:
-    return Tuning(spans=spans, few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
+class Layers:
+    """The products of a model's layers, as one graph: each begins while the one before ends."""
+
+    def __init__(self, size: int, hidden: int, count: int) -> None:
+        shapes = ((size * 3 // 2, size), (size, size), (2 * hidden, size), (size, hidden))
+        self.size = size
+        self.weights = [[mx.random.normal(shape, mx.bfloat16) * 0.02 for shape in shapes] for _ in range(count)]
+        self.bytes = sum(weight.nbytes for layer in self.weights for weight in layer)
+        mx.eval(self.weights)
+
+    def score(self, rows: int, tuning: Tuning) -> Score:
+        score = Score()
+        product, states = DenseProduct(score, tuning), score.give((rows, self.size), mx.bfloat16)
+        for dtype in (mx.float32, mx.int32, mx.int32, mx.int32):
+            score.give((8,), dtype)
+        for into, out, both, down in self.weights:
+            product.launched(states, into)
+            states = product.launched(product.gated(product.launched(states, out), both), down)
+        score.result = states
+        return score
+
+    def seconds(self, replay: Replay, rows: int, rounds: int) -> float:
+        given = [mx.ones((rows, self.size), mx.bfloat16), mx.zeros(8), *(mx.zeros(8, mx.int32) for _ in range(3))]
+        after = mx.zeros(1, mx.int32)
+        taken = []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            mx.eval(replay(given, after)[0])
+            taken.append(time.perf_counter() - begun)
+        return min(taken)
+
+
+def layers(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    """Host's time is in it, too, which is about 0.1 ms of all layers."""
+    model, where = Layers(32, 32, 1) if arguments.tiny else Layers(4096, 14336, LAYERS), stage(device)
+    for width in arguments.widths or ([8] if arguments.tiny else [*PAIRS]):
+        for few, many in PAIRS[width][-1:] if arguments.tiny else PAIRS[width]:
+            replay = where.ready(model.score(width, Tuning(few=(few,) * len(WIDTHS), many=(many,) * len(WIDTHS))))
+            taken = model.seconds(replay, width, 1 if arguments.tiny else REPLAYS)
+            speed = f"{taken * 1e6 / len(model.weights):6.1f} us a layer, {model.bytes / taken / 1e12:4.2f} TB/s"
+            print(f"{width:3}: {speed}: {few!s:40} | {many}", flush=True)
+
+
+def _everywhere(cut: Cut | Stream) -> Tuning:
+    return Tuning(few=(cut,) * len(WIDTHS), many=(cut,) * len(WIDTHS))
 
 
 def _compile(device: Device, shapes: str, tunings: list[tuple[int, Tuning]]) -> None:
@@ -186,13 +253,14 @@ def main(given: list[str] | None = None) -> None:
     rows = [1, 2, 4, 8, 16, 32, 64]
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=rows)
     parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--widths", type=lambda text: [int(width) for width in text.split(",")], help="of which cuts")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator: see whether it runs")
     arguments, device = parser.parse_args(given), current()
     arguments.shapes = arguments.shapes or ("48x512" if arguments.tiny else SHAPES)
     _launcher(device)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(f"{device.name}; {TUNING}")
-    for name, section in zip(SECTIONS, (products, gates, cuts), strict=True):
+    for name, section in zip(SECTIONS, (products, gates, cuts, layers), strict=True):
         if arguments.only in (None, name):
             begun = time.perf_counter()
             section(device, clock, arguments)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ingot.kernels.dense.tuning import LINE, TUNING, WIDTHS, Cut, Tuning
+from ingot.kernels.dense.tuning import LINE, TUNING, WIDTHS, Cut, Stream, Tuning
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Template, Work, read
@@ -37,6 +37,13 @@ def dense_kernel(name: str) -> Kernel:
     return Kernel(
         "dense", name, ("given", "weight", *ENDS[name]), ("y",), _header(name), read(SOURCE / "multiply.h"), True
     )
+
+
+@cache
+def streaming_kernel(name: str) -> Kernel:
+    """The same for rows that are many."""
+    inputs, body = ("given", "weight", *ENDS[name]), read(SOURCE / "stream.h")
+    return Kernel("dense", f"stream_{name}", inputs, ("y",), _header(name), body, True)
 
 
 @cache
@@ -112,15 +119,18 @@ class DenseProduct:
         rows, weight = inputs[0].shape[0], inputs[1]
         width = next(width for width in WIDTHS if rows <= width)
         cut = self._tuning.cut_of(weight.shape[0], width)
-        template = _template(weight, width, self._tuning.spans, cut)
+        template, lent = _template(weight, width, self._tuning.spans, cut), 0
+        kernel = dense_kernel
+        if isinstance(cut, Stream):
+            kernel, lent = streaming_kernel, cut.lent(width)
         groups = (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1)
         y = Output((rows, weight.shape[0] // parts), weight.dtype)
         if cut.split > 1:
             sums = Output((cut.split, rows, weight.shape[0]), mx.float32)
-            work = Work(template, groups, cut.warps * 32, (sums,))
-            [split] = self._run(dense_kernel("multiply_parted"), inputs[:2], work)
+            work = Work(template, groups, cut.warps * 32, (sums,), lent)
+            [split] = self._run(kernel("multiply_parted"), inputs[:2], work)
             return self._joined(name, [split, *inputs[2:]], y)
-        [found] = self._run(dense_kernel(name), inputs, Work(template, groups, cut.warps * 32, (y,)))
+        [found] = self._run(kernel(name), inputs, Work(template, groups, cut.warps * 32, (y,), lent))
         return found
 
     def _joined(self, name: str, inputs: list[mx.array], y: Output) -> mx.array:
@@ -130,8 +140,13 @@ class DenseProduct:
         return found
 
 
-def _template(weight: mx.array, width: int, spans: int, cut: Cut) -> Template:
+def _template(weight: mx.array, width: int, spans: int, cut: Cut | Stream) -> Template:
     columns = weight.shape[1]
+    if isinstance(cut, Stream):
+        return (
+            *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps)),
+            *(("TILES", cut.tiles), ("STAGES", cut.stages), ("SPLIT", cut.split), ("HALVES", cut.columns // 32)),
+        )
     aligned = columns % (LINE * spans) == 0
     even = aligned and columns // cut.columns // (cut.sharers * cut.split) % cut.depth == 0
     return (

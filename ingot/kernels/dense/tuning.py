@@ -41,15 +41,38 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """A cut for rows that are many: weights and activations pass through shared memory, by copies."""
+
+    warps: int  # that take other outputs each
+    tiles: int  # of sixteen outputs that a warp multiplies by
+    stages: int  # in shared memory, of which all but one are on their way
+    columns: int = LINE  # of a stage: as many, or half of them
+    split: int = 1  # groups of threads that share the columns; what they found is joined by a second kernel
+
+    def __str__(self) -> str:
+        return f"stream of {self.stages}x{self.columns}, {self.warps} warps/{self.split}, {self.tiles} tiles"
+
+    @property
+    def outputs(self) -> int:
+        """Of a group of threads."""
+        return self.warps * self.tiles * 16
+
+    def lent(self, width: int) -> int:
+        """Bytes of shared memory that so many rows take."""
+        return self.stages * (self.outputs + width) * self.columns * 2
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
 
     spans: int = 8  # that columns are cut into
     wide: int = 8192
-    few: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(4, 2, 1, 4, 32, 2))
-    many: tuple[Cut, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(2, 4, 1, 2, 64, 4), Cut(1, 8, 1, 4, 64, 4))
+    few: tuple[Cut | Stream, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(8, 1, 2, 2), Cut(4, 2, 1, 4, 32, 2))
+    many: tuple[Cut | Stream, ...] = (Cut(8, 1, 1, 2), Cut(8, 1, 1, 2), Cut(2, 4, 1, 2, 64, 4), Cut(1, 8, 1, 4, 64, 4))
 
-    def cut_of(self, outputs: int, width: int) -> Cut:
+    def cut_of(self, outputs: int, width: int) -> Cut | Stream:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
 
 

@@ -205,5 +205,6 @@ class _Loaded:
             scalars=[size for number in self._shaped for size in inputs[number].shape],
             grid=(along * work.threads, down, deep),
             threadgroup=(work.threads, 1, 1),
+            shared_memory=work.lent,
         )
         return made

@@ -19,6 +19,8 @@ AT_LEAST = 0
 
 COMPUTE_CAPABILITY = 75
 """The attribute of a device that is its compute capability, before the dot."""
+MOST_LENT = 8
+"""The attribute of a kernel that is how much shared memory launches of it may ask for."""
 OVERLAPPING = 9
 """The first one whose kernels wait by themselves."""
 
@@ -35,6 +37,7 @@ class Launch(NamedTuple):
     threads: int
     addresses: Sequence[int]
     numbers: Sequence[int]
+    lent: int = 0  # bytes of shared memory that it asks for
 
 
 class _Edge(ctypes.Structure):
@@ -133,10 +136,12 @@ class Driver:
         return _known(whole)
 
     def _added(self, graph: ctypes.c_void_p, launch: Launch, before: ctypes.c_void_p | None) -> ctypes.c_void_p:
+        if launch.lent:
+            self._call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), MOST_LENT, launch.lent)
         values: list[Any] = [ctypes.c_uint64(address) for address in launch.addresses]
         values += [ctypes.c_int(number) for number in launch.numbers]
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        described = _KernelNode(launch.function, *launch.groups, launch.threads, 1, 1, 0, arguments)
+        described = _KernelNode(launch.function, *launch.groups, launch.threads, 1, 1, launch.lent, arguments)
         node, none = ctypes.c_void_p(), ctypes.c_size_t(0)
         self._call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, None, none, ctypes.byref(described))
         if before is not None:

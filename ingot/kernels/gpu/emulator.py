@@ -67,6 +67,7 @@ class Emulator:
                 _addresses(strides),
                 (ctypes.c_uint * 3)(*work.groups),
                 work.threads,
+                work.lent,
                 ctypes.c_uint64(self.seed),
             )
         if wrong is not None:
@@ -150,9 +151,14 @@ def _program(
         lines.append(f"static {kind}* {name}; static const int* {name}_shape; static const int64_t* {name}_strides;")
     for name, value in template:
         lines.append(f"using {name} = {value};" if isinstance(value, str) else f"constexpr int {name} = {value};")
-    lines += ["static void kernel_body() {", text.body, "}", 'extern "C" const char* run(void** arrays,']
-    lines += ["const int** shapes, const int64_t** strides, const unsigned* groups, int threads, uint64_t seed) {"]
+    lines += [
+        "static void kernel_body() {",
+        text.body,
+        "}",
+        'extern "C" const char* run(void** arrays, const int** shapes,',
+    ]
+    lines += ["const int64_t** strides, const unsigned* groups, int threads, int lent, uint64_t seed) {"]
     for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         lines.append(f"{name} = ({kind}*)arrays[{number}];")
         lines.append(f"{name}_shape = shapes[{number}]; {name}_strides = strides[{number}];")
-    return "\n".join([*lines, "return emulator::run_groups(groups, threads, seed);", "}\n"])
+    return "\n".join([*lines, "return emulator::run_groups(groups, threads, lent, seed);", "}\n"])

@@ -36,10 +36,10 @@ class MlxLauncher:
         self.compilation = compilation
         self._prelude: Prelude = prelude
         self._make: Callable[..., Any] = mx.fast.cuda_kernel if prelude == "cuda" else mx.fast.metal_kernel
-        self._made: dict[Kernel, Any] = {}
+        self._made: dict[tuple[Kernel, int], Any] = {}
 
     def __call__(self, kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
-        run = self._made.get(kernel) or self._compiled(kernel)
+        run = self._made.get((kernel, work.lent)) or self._compiled(kernel, work.lent)
         along, down, deep = work.groups
         made: list[mx.array] = run(
             inputs=inputs,
@@ -51,7 +51,7 @@ class MlxLauncher:
         )
         return made
 
-    def _compiled(self, kernel: Kernel) -> Any:
+    def _compiled(self, kernel: Kernel, lent: int) -> Any:
         text = kernel_text(kernel, self._prelude)
         run = self._make(
             name=text.name,
@@ -60,8 +60,9 @@ class MlxLauncher:
             source=text.body,
             header=text.header,
             ensure_row_contiguous=False,  # a copy would be written instead of what it is of
+            **({"shared_memory": lent} if lent else {}),  # which Metal has none of
         )
-        self._made[kernel] = run
+        self._made[kernel, lent] = run
         return run
 
 

@@ -40,6 +40,7 @@ class Work(NamedTuple):
     groups: tuple[int, int, int]
     threads: int
     outputs: tuple[Output, ...]
+    lent: int = 0  # bytes of shared memory beside what the text declares (`LENT_FLOATS`)
 
 
 class KernelText(NamedTuple):

@@ -117,6 +117,7 @@ class _GraphReplay:
                     note.work.threads,
                     [there[id(score.origin(array))] for array in (*note.inputs, *note.outputs)],
                     note.sizes,
+                    note.work.lent,
                 )
                 for note in score.notes
             ]

@@ -88,6 +88,13 @@ def test_arrays_are_passed_first_then_the_sizes_that_the_text_reads(device: Devi
     assert (call["output_shapes"], call["output_dtypes"]) == ([(5,)], [mx.float16])
 
 
+def test_shared_memory_that_a_text_does_not_declare_is_asked_for_at_launch(device: Device) -> None:
+    x, y = mx.zeros((4, 6)), mx.zeros(3, mx.int32)
+    for lent in (0, 100_000):
+        device.run(HALVE, [x, y, y], Work((), (1, 1, 1), 32, (Output((5,), mx.float16),), lent))
+    assert [call["shared_memory"] for call in device.calls] == [0, 100_000]
+
+
 def test_every_call_fits_the_signature_that_was_compiled(device: Device) -> None:
     for _ in range(2):
         every_kernel(device.run)

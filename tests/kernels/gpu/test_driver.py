@@ -73,6 +73,15 @@ def test_a_kernel_is_given_addresses_and_then_numbers() -> None:
     assert seen == [(1 << 40, 2 << 40, 5, 3, 2, 1, 64, 1, 1, 0)]
 
 
+def test_shared_memory_that_a_launch_asks_for_is_allowed_first() -> None:
+    library = Library()
+    [launch] = launches(1)
+    Driver(library).graph([launch, launch._replace(lent=80_000)])  # type: ignore[arg-type]
+    assert [given[4]._obj.shared for given in library.named("cuGraphAddKernelNode_v2")] == [0, 80_000]
+    [(function, attribute, lent)] = library.named("cuFuncSetAttribute")
+    assert (function.value, attribute, lent) == (7, 8, 80_000)
+
+
 def test_a_cubin_is_loaded_once() -> None:
     library = Library()
     driver = Driver(library)  # type: ignore[arg-type]

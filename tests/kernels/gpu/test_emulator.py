@@ -108,6 +108,19 @@ def test_what_would_hang_a_gpu_fails_by_name(line: str, failure: str) -> None:
 
 
 @emulated
+def test_shared_memory_is_what_the_launch_asked_for() -> None:
+    body = "LENT_FLOATS(lent, 20000); lent[19999] = 1.0f; y[0] = lent[19999];"
+    kernel = Kernel("test", "lent", ("x",), ("y",), "", body, True)
+    x, output = mx.zeros(1), (Output((1,), mx.float32),)
+    [y] = Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 80_000))
+    assert y.item() == 1
+    with pytest.raises(RuntimeError, match="more shared memory than the launch asked for"):
+        Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 79_999))
+    with pytest.raises(RuntimeError, match="more shared memory than a group may ask for"):
+        Emulator()(kernel, [x], Work((), (1, 1, 1), 32, output, 300_000))
+
+
+@emulated
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"does not compile: (.|\n)*'queriez' was not declared"):
         _attended(Memory(VARIANT, [3]), Broken(lambda body: body.replace("queries +", "queriez +")))

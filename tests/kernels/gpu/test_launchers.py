@@ -14,7 +14,7 @@ from ingot.kernels.gpu import launchers
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, compilation, launcher
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
-from ingot.kernels.gpu.texts import Prelude
+from ingot.kernels.gpu.texts import Kernel, Prelude, Work
 from ingot.kernels.paged.kernels import PagedAttention, Rows, Slabs, token_slots
 from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
@@ -109,3 +109,12 @@ def test_a_kernel_is_made_once_and_called_with_threads_not_groups(
     assert [len(call["inputs"]) for call in called.values()] == [len(options["input_names"]) for options in made]
     assert dict(attend["template"])["PART"] == (16 if prelude == "cuda" else 3)
     assert attend["output_shapes"] == [(3, 12, 2, 36), (1,)]
+
+
+def test_mlx_is_asked_for_shared_memory_that_a_text_does_not_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **options: made.append(options) or (lambda **call: []))
+    run, kernel = MlxLauncher("cuda"), Kernel("test", "none", ("x",), ("y",), "", "")
+    for lent in (0, 100_000, 100_000):
+        run(kernel, [mx.zeros(1)], Work((), (1, 1, 1), 32, (), lent))
+    assert [options.get("shared_memory", 0) for options in made] == [0, 100_000]

@@ -24,8 +24,7 @@ constexpr int PARTS = 1;
 constexpr int OWN = OUTS / PARTS;
 constexpr int PITCH = OUTS + 4;                  // so that lanes write to different banks
 constexpr int EACH = SPANS / (SHARERS * SPLIT);  // spans of a warp
-constexpr int LEVELS = EACH == 8 ? 3 : EACH == 4 ? 2 : EACH == 2 ? 1 : 0;
-static_assert(EACH * SHARERS * SPLIT == SPANS && 1 << LEVELS == EACH, "a warp has one, two, four or eight spans");
+static_assert(EACH * SHARERS * SPLIT == SPANS, "warps have as many spans each");
 static_assert(SLOTS == 0 || SLOTS == 2 || SLOTS == 4, "stages are counted off by powers of two");
 constexpr int SUMS = TILES * EIGHTS * 4;
 constexpr int SLOT = EIGHTS * HALVES * 32 * 4;
@@ -85,11 +84,9 @@ SHARED float* const slots = found + (share * SLOTS * SLOT + lane * 4);
   }                                                                                                                      \
   end_copies();
 
-float sums[SUMS], kept[LEVELS > 0 ? LEVELS : 1][SUMS];
-#pragma unroll
-for (int i = 0; i < SUMS; ++i) {
-  sums[i] = 0.0f;
-}
+float sums[SUMS];
+Spans<EACH, SUMS> spans;
+spans.begin(sums);
 #define MULTIPLY(from, slot)                                                                                             \
   _Pragma("unroll") for (int half = 0; half < HALVES; ++half) {                                                          \
     _Pragma("unroll") for (int e = 0; e < EIGHTS; ++e) {                                                                 \
@@ -120,7 +117,7 @@ if (SLOTS > 0) {
 } else if (AHEAD > 1 && first_stage < stages) {
   MEET(0, first_stage)
 }
-int ended = 0, left = span;
+int left = span;
 for (int turn = 0; turn < turns; turn += DEPTH) {
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
@@ -144,25 +141,9 @@ for (int turn = 0; turn < turns; turn += DEPTH) {
         FETCH(d, stage + DEPTH)
       }
     }
-    // A span has ended: it is added to its neighbour, or kept for that.
-    if (LEVELS > 0 && is_turn && --left == 0) {
-      bool is_added = true;
-#pragma unroll
-      for (int level = 0; level < LEVELS; ++level) {
-        const bool is_second = (ended >> level & 1) != 0;
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-          if (is_added && is_second) sums[i] = kept[level][i] + sums[i];
-          if (is_added && !is_second) kept[level][i] = sums[i];
-        }
-        is_added = is_added && is_second;
-      }
-      ++ended;
+    if (EACH > 1 && is_turn && --left == 0) {
+      spans.end(sums);
       left = span;
-#pragma unroll
-      for (int i = 0; i < SUMS; ++i) {
-        if (ended < EACH) sums[i] = 0.0f;
-      }
     }
   }
 }

@@ -58,6 +58,11 @@ INLINE void copy_chunk(SHARED float* to, const DEVICE void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+// The same of what is read once: memory is to give whole lines.
+INLINE void copy_passing_chunk(SHARED float* to, const DEVICE void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
 INLINE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 INLINE void wait_for_copies() {
@@ -65,3 +70,8 @@ INLINE void wait_for_copies() {
 }
 
 INLINE void store_two(DEVICE float* to, float low, float high) { *(float2*)to = make_float2(low, high); }
+
+// Shared memory that a launch asks for (`Work.lent`), of which there is more than a text may declare.
+#define LENT_FLOATS(name, count)        \
+  extern __shared__ float4 name##_lent[]; \
+  SHARED float* name = (SHARED float*)name##_lent

@@ -32,7 +32,7 @@ static Copies copies[MOST_THREADS];
 inline void copy_now(const Copy& copy);
 
 static const bool as_on_cuda = [] {
-  most_shared = sizeof(memory);  // a group has more of it there
+  most_shared = 48 * 1024;  // a group has more of it there
   forget = [] {
     for (auto& of_warp : tiles) of_warp.arrived = 0;
     for (auto& of_warp : places) of_warp.arrived = 0;
@@ -135,6 +135,7 @@ inline void copy_chunk(float* to, const void* from, bool there) {
   else if (mine.count == 1024) fail("more copies on their way than are kept here");
   else mine.pending[mine.count++] = copy;
 }
+inline void copy_passing_chunk(float* to, const void* from, bool there) { copy_chunk(to, from, there); }
 inline void end_copies() { ++emulator::copies[emulator::current->number].batch; }
 template <int N>
 inline void wait_for_copies() {
@@ -151,3 +152,5 @@ inline void store_two(float* to, float low, float high) {
   to[0] = low;
   to[1] = high;
 }
+
+#define LENT_FLOATS(name, count) float* name = emulator::lent_floats(count)

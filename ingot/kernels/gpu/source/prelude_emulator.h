@@ -63,6 +63,9 @@ static jmp_buf host;
 static const char* failure;
 static uint64_t state;
 alignas(16) static char memory[48 * 1024];
+constexpr size_t MOST_LENT = 227 * 1024;
+alignas(16) static char lent_memory[MOST_LENT];
+static size_t lent;  // bytes of it that the launch asked for
 static size_t used, most_shared = 32 * 1024;  // as on Metal
 static void (*forget)() = nullptr;            // what else an earlier group may have left
 static void (*arrive)() = nullptr;            // what is on its way and may arrive behind a barrier
@@ -93,6 +96,12 @@ inline float* shared(int line, int count) {
   used += (count * sizeof(float) + 15) / 16 * 16;
   arrays[array_count++] = {line, array};
   return array;
+}
+
+// All that the launch asked for: the same for all threads of the group. It begins as NaN, too.
+inline float* lent_floats(int count) {
+  if (count * sizeof(float) > lent) fail("more shared memory than the launch asked for");
+  return reinterpret_cast<float*>(lent_memory);
 }
 
 static void go_on();
@@ -150,6 +159,7 @@ static const char* run_group(uint64_t seed) {
   failure = nullptr;
   state = seed;
   memset(memory, 0xff, sizeof(memory));
+  memset(lent_memory, 0xff, lent);
   for (int i = 0; i < size; ++i) {
     threads[i].number = i;
     threads[i].at_barrier = threads[i].ended = false;
@@ -165,9 +175,11 @@ static const char* run_group(uint64_t seed) {
   return failure;
 }
 
-static const char* run_groups(const unsigned* counts, int threads_of_group, uint64_t seed) {
+static const char* run_groups(const unsigned* counts, int threads_of_group, int lent_bytes, uint64_t seed) {
   groups = {counts[0], counts[1], counts[2]};
   size = threads_of_group;
+  lent = size_t(lent_bytes);
+  if (lent > MOST_LENT) return "more shared memory than a group may ask for";
   if (size % WARP != 0 || size > MOST_THREADS) return "a group is whole warps of 32, and at most 1024 threads";
   for (group.z = 0; group.z < groups.z; ++group.z)
     for (group.y = 0; group.y < groups.y; ++group.y)
