@@ -7,6 +7,7 @@ nobody waits for memory that only waiting ones hold. What nobody needs any more 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -22,8 +23,10 @@ from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
 
 log = logging.getLogger("ingot.engine")
 
-THREADS = 2
-"""That unpack pictures and clips."""
+THREADS = max(1, min(4, (os.cpu_count() or 2) // 2))
+"""That unpack pictures and clips: streams need processors meanwhile."""
+FORGETTING = 0.9
+"""What is left, slice by slice, of the longest slice's time in what is expected of the next."""
 PAUSE_S = 0.005
 FAILED = "The picture or clip could not be looked at; the server's log says why"
 
@@ -94,6 +97,7 @@ class Looks:
         )  # those that somebody holds, in the order of their asking
         self._kept: OrderedDict[bytes, Features] = OrderedDict()  # the others, the longest unused first
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ingot-pixels")
+        self._expected_s = 0.0  # of the next slice
         self.runs = 0
         """How often the tower was run."""
 
@@ -117,17 +121,21 @@ class Looks:
         return True
 
     def advance(self, seconds: float) -> bool:
-        """Run the tower for about so long, at least for a slice. Whether there was something to do.
+        """Run the tower for no longer than that, as slices before it let expect, but for a slice at least. Whether
+        there was something to do.
 
         Raises LookFailed with who asked for what cannot be looked at.
         """
-        end = time.monotonic() + seconds
+        now = time.monotonic()
+        end = now + seconds
         worked = False
         for look in self._pending():
             while look.features is None:
                 self._slice(look)
+                began, now = now, time.monotonic()
+                self._expected_s = max(now - began, FORGETTING * self._expected_s)
                 worked = True
-                if time.monotonic() >= end:
+                if now + self._expected_s > end:
                     return worked
         return worked
 

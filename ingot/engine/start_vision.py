@@ -13,6 +13,7 @@ from ingot.media.layout import MediaKind, PictureWish
 from ingot.media.processor import Processor
 from ingot.media.size import Size
 from ingot.models.vision.loading import has_tower
+from ingot.models.vision.rehearsal import rehearse
 from ingot.models.vision.tower import Tower
 
 SHARE = 1 / 8
@@ -53,10 +54,11 @@ class Vision:
         return tuple(self.processor.placeholders) if self.sees and self.processor is not None else ()
 
     def eyes(self, tower: Tower | None, free: int) -> Eyes | None:
-        """`free` are the bytes that weights leave."""
-        return (
-            None if tower is None or self.processor is None else Eyes(tower, look_memory(tower, self.processor, free))
-        )
+        """`free` are the bytes that weights leave. The tower is run once, so that nothing is left to compile."""
+        if tower is None or self.processor is None:
+            return None
+        rehearse(tower, self.processor)
+        return Eyes(tower, look_memory(tower, self.processor, free))
 
 
 def look_memory(tower: Tower, processor: Processor, free: int) -> LookMemory:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
-import mlx.core as mx
-import numpy as np
 import pytest
 
 from ingot.engine.looks import Eyes, LookFailed, LookMemory, Looks
@@ -15,46 +11,9 @@ from ingot.engine.sequence import Sequence as Running
 from ingot.engine.sight import Sight
 from ingot.errors import BadMedia, IngotError, TooLarge
 from ingot.media.item import MediaItem
-from ingot.media.layout import Grid, Layout
-from ingot.media.size import Size
-from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
+from tests.fake_tower import FEATURES, LAYOUT, NBYTES, FakeTower
 from tests.models.vision.looking import Frames
 from tests.seeing_engines import asked
-
-SLICES, FEATURES = 5, 8
-NBYTES = 4 * FEATURES
-LAYOUT = Layout(Size(32, 32), Grid(1, 2, 2), "?", "?", (FEATURES,))
-
-
-@dataclass
-class FakeTower:
-    """Counts what it is asked for. What it sees in a picture is its digest's first byte."""
-
-    deep: int = 0
-    axes: None = None
-    modules: Sequence[Any] = ()
-    fails: type[Exception] | None = None
-    sliced: list[int] = field(default_factory=list)
-    unpacked: list[bytes] = field(default_factory=list)
-
-    def positions(self, length: int, items: Sequence[MediaItem]) -> None:
-        return None
-
-    def pixels(self, item: MediaItem) -> PixelArray:
-        self.unpacked.append(item.digest)
-        if self.fails is not None:
-            raise self.fails("damaged")
-        return np.full((1, 1), item.digest[0], dtype=np.float32)
-
-    def look(self, pixels: PixelArray, layout: Layout) -> Slices:
-        seen = int(pixels[0, 0])
-        for _ in range(SLICES):
-            self.sliced.append(seen)
-            yield [mx.array(0)]
-        return Features(mx.full((FEATURES, 1), float(seen)))
-
-    def needs(self, layout: Layout) -> LookBytes:
-        return LookBytes(pixels=100, work=50, features=NBYTES)
 
 
 def showing(name: str, *numbers: int) -> Running:
@@ -101,6 +60,29 @@ def test_a_stream_waits_for_one_slice_at_a_time(looks: Looks, tower: FakeTower) 
     assert looks.ready(sequence, 0)
     assert sequence.sight is not None
     assert sequence.sight.features[b"\7" * 32].embeddings[0, 0].item() == 7.0
+
+
+@pytest.mark.parametrize(("slice_s", "left_s", "fit"), [(0.03, 0.1, 3), (0.06, 0.1, 1), (0.2, 0.1, 1), (0.01, -1.0, 1)])
+def test_no_slice_begins_that_would_not_end_in_time(
+    looks: Looks, tower: FakeTower, monkeypatch: pytest.MonkeyPatch, slice_s: float, left_s: float, fit: int
+) -> None:
+    monkeypatch.setattr("ingot.engine.looks.time.monotonic", lambda: tower.now)
+    looks.ready(showing("a", 1, 2, 3), 0)
+    tower.slice_s = slice_s
+    while not looks.advance(0.0):
+        looks.pause()
+    assert looks.advance(left_s) and len(tower.sliced) == 1 + fit
+
+
+def test_one_long_slice_is_forgotten_in_time(looks: Looks, tower: FakeTower, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.engine.looks.time.monotonic", lambda: tower.now)
+    looks.ready(showing("a", 1, 2, 3), 0)
+    tower.slice_s = 1.0
+    while not looks.advance(0.1):
+        looks.pause()
+    tower.slice_s = 0.001
+    turns = [looks._expected_s for _ in range(10) if looks.advance(0.1)]
+    assert turns == sorted(turns, reverse=True) and turns[-1] < 0.5
 
 
 def test_what_is_taken_over_is_not_looked_at(looks: Looks, tower: FakeTower) -> None:

@@ -22,7 +22,10 @@ Work = Generator[Sequence[mx.array], None, mx.array]
 SCORE_BYTES = 64 << 20
 """What scores of one slice may take where attention is not fused."""
 ROWS = {"cpu": 512, "cuda": 8192, "metal": 4096}
-"""Rows of a slice."""
+"""Rows of a slice, at most."""
+CPU_WORK = 1 << 27
+"""Rows of a slice by the square of their width, where a processor computes them: some hundredths of a second."""
+FEWEST_ROWS = 32
 FUSED_SIZES = (64, 80, 128)
 """Sizes of heads that GPUs attend with in one kernel."""
 
@@ -33,8 +36,12 @@ class Slicing:
     unfused: bool
 
     @classmethod
-    def on(cls, device: Device) -> Slicing:
-        return cls(ROWS[device.kind], device.unfused_attention)
+    def on(cls, device: Device, width: int) -> Slicing:
+        """For a tower whose rows are so wide."""
+        rows = ROWS[device.kind]
+        if device.kind == "cpu":
+            rows = min(rows, max(FEWEST_ROWS, CPU_WORK // width**2))
+        return cls(rows, device.unfused_attention)
 
     def queries(self, heads: int, keys: int) -> int:
         """Rows whose attention is computed at once, to so many keys."""

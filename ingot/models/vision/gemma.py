@@ -29,7 +29,7 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         vision.embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers],
         stated.num_attention_heads,
-        Slicing.on(device),
+        Slicing.on(device, stated.hidden_size),
         positions=learned(vision.embeddings),
         closing=vision.post_layernorm,
     )

@@ -27,13 +27,13 @@ IMAGENET: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
-    vision = model.vision_tower
+    vision, stated = model.vision_tower, model.config.vision_config
     embeddings = vision.embeddings
     vit = Vit(
         embeddings.patch_embeddings.projection,
         [_layer(layer) for layer in vision.encoder.layer],
-        model.config.vision_config.num_attention_heads,
-        Slicing.on(device),
+        stated.num_attention_heads,
+        Slicing.on(device, stated.hidden_size),
         positions=embeddings.position_embeddings,
         first=embeddings.cls_token,
     )
@@ -41,12 +41,12 @@ def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, de
 
 
 def internvl_chat_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
-    vision = model.vision_model
+    vision, stated = model.vision_model, model.config.vision_config
     vit = Vit(
         vision.embeddings.patch_embedding,
         [_chat_layer(layer) for layer in vision.encoder.layers],
-        model.config.vision_config.num_attention_heads,
-        Slicing.on(device),
+        stated.num_attention_heads,
+        Slicing.on(device, stated.hidden_size),
         positions=vision.embeddings.position_embedding,
         first=vision.embeddings.class_embedding,
     )

@@ -31,7 +31,7 @@ def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         embeddings.patch_embedding,
         [clip_layer(layer) for layer in up_to(vision.encoder.layers, model.config.vision_feature_layer)],
         stated.num_attention_heads,
-        Slicing.on(device),
+        Slicing.on(device, stated.hidden_size),
         positions=learned(embeddings),
         first=embeddings.class_embedding if clip else None,
         opening=vision.pre_layrnorm if clip else None,

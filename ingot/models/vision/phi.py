@@ -52,7 +52,7 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers[:-1]],
         stated.num_attention_heads,
-        Slicing.on(device),
+        Slicing.on(device, stated.hidden_size),
         positions=learned(embeddings),
         first=embeddings.class_embedding,
         opening=vision.pre_layrnorm,

@@ -28,7 +28,7 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         vision.patch_conv,
         [_layer(layer) for layer in layers],
         stated.num_attention_heads,
-        Slicing.on(device),
+        Slicing.on(device, stated.hidden_size),
         opening=vision.ln_pre,
     )
     normal = Normal.stated(files.pictures, *CLIP)

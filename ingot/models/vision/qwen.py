@@ -42,7 +42,7 @@ class QwenTower:
         self._heads: int = stated.num_heads
         self._width = int(getattr(stated, "embed_dim", 0) or stated.hidden_size)
         self._sampled: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
-        self._slicing = Slicing.on(device)
+        self._slicing = Slicing.on(device, self._width)
         self._windows = _windows_of(vision, self._merge, self._patch)
         pictures = files.pictures
         defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP

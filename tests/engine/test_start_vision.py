@@ -1,0 +1,31 @@
+"""What a model sees with is tried before anybody asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingot.engine.start_vision import Vision
+from ingot.media.layout import Layout, PictureWish
+from ingot.media.size import Size
+from tests.fake_tower import LAYOUT, SLICES, FakeTower
+
+
+class Squares:
+    """A processor that shows everything alike."""
+
+    def picture(self, size: Size, wish: PictureWish) -> Layout:
+        return LAYOUT
+
+
+def test_a_tower_is_run_at_load_so_that_nothing_is_compiled_while_streams_run() -> None:
+    tower = FakeTower()
+    eyes = Vision(Squares(), sees=True).eyes(tower, 1 << 20)  # type: ignore[arg-type]
+    assert eyes is not None and eyes.tower is tower
+    assert len(tower.sliced) == SLICES
+
+
+def test_a_slow_tower_is_tried_for_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = FakeTower(slice_s=2.0)
+    monkeypatch.setattr("ingot.models.vision.rehearsal.time.monotonic", lambda: tower.now)
+    Vision(Squares(), sees=True).eyes(tower, 1 << 20)  # type: ignore[arg-type]
+    assert len(tower.sliced) == 2
