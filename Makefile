@@ -13,12 +13,13 @@ AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_cached.py 
 BACKEND ?=
 export BACKEND
 
-.PHONY: help serve test test-as-gpus test-clients test-oracle test-packages packages sanitize bench check format setup clean
+.PHONY: help serve test test-as-gpus test-slow test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
+	@echo "make test-slow     the same at length, in minutes"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
@@ -35,7 +36,7 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle and not packages" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle and not packages and not slow" $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
 
 # What GPUs would decide, on a machine that has none. Tests that choose those rules by themselves ran already.
@@ -44,6 +45,10 @@ test-as-gpus: $(VENV)/.ready-test
 		echo "as on $$kind:"; \
 		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -k "not gpu" $(AS_GPUS) || exit 1; \
 	done
+
+test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
+	$(BIN)/ingot pull
+	$(BIN)/python -m pytest -n $(JOBS) -m slow $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
