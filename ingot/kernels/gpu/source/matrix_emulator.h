@@ -1,7 +1,10 @@
-// Matrix units on a CPU: every lane gives what it holds, and sums what is its own.
+// Matrix units on a CPU: every lane gives what it holds, the last one multiplies, and each takes the sums that are its own.
 namespace emulator {
+typedef float Row __attribute__((vector_size(32)));  // a row of sums
+
 struct Tiles {
-  unsigned given[2][WARP][6];  // of this product and of the one before, which slower lanes may still have to read
+  unsigned given[WARP][6];
+  Row sums[2][16];  // of this product and of the one before, which slower lanes may still have to read
   int arrived;
   unsigned products;
 };
@@ -34,9 +37,8 @@ inline void copy_now(const Copy& copy);
 static const bool as_on_cuda = [] {
   most_shared = 48 * 1024;  // a group has more of it there
   forget = [] {
-    for (auto& of_warp : tiles) of_warp.arrived = 0;
-    for (auto& of_warp : places) of_warp.arrived = 0;
-    for (auto& of_thread : copies) of_thread.count = 0;
+    for (int warp = 0; warp < size / WARP; ++warp) tiles[warp].arrived = places[warp].arrived = 0;
+    for (int thread = 0; thread < size; ++thread) copies[thread].count = 0;
   };
   arrive = [] {
     Copies& mine = copies[current->number];
@@ -64,27 +66,35 @@ inline float number(unsigned bits, int upper) {
 }
 }  // namespace emulator
 
+namespace emulator {
+// Sums grow column by column of the left tile. A product of two numbers of 16 bits is exact, so nothing has to be fused.
+template <typename T>
+inline void multiply(Row* sums, const unsigned (&given)[WARP][6]) {
+  Row right[16];
+  for (int k = 0; k < 16; ++k)
+    for (int column = 0; column < 8; ++column) right[k][column] = number<T>(given[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k) sums[row] += number<T>(given[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * right[k];
+}
+}  // namespace emulator
+
 template <typename T>
 inline void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f) {
   using namespace emulator;
-  const int lane = current->number % WARP;
+  const int lane = current->number % WARP, row = lane / 4, column = lane % 4 * 2;
   Tiles& mine = tiles[current->number / WARP];
-  auto& given = mine.given[mine.products & 1];
+  Row* rows = mine.sums[mine.products & 1];
   const unsigned held[6] = {a, b, c, d, e, f};
-  memcpy(given[lane], held, sizeof(held));
+  memcpy(mine.given[lane], held, sizeof(held));
+  for (int i = 0; i < 4; ++i) rows[row + i / 2 * 8][column + i % 2] = sums[i];
   if (++mine.arrived == WARP) {
     mine.arrived = 0;
     ++mine.products;
+    multiply<T>(rows, mine.given);
     make_ready(current->number / WARP * WARP, WARP);
   }
   go_on();
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const float left = number<T>(given[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-      sums[i] = fmaf(left, number<T>(given[column * 4 + k % 8 / 2][4 + k / 8], k % 2), sums[i]);
-    }
-  }
+  for (int i = 0; i < 4; ++i) sums[i] = rows[row + i / 2 * 8][column + i % 2];
 }
 
 template <typename T>
