@@ -1,5 +1,6 @@
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # On CUDA, mlx multiplies float32 in fewer bits by default, and how they round depends on how many rows there are.
@@ -10,3 +11,12 @@ settings.register_profile(
     "ingot", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("ingot")
+
+
+@pytest.fixture
+def reserved_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences reserve memory a page at a time, so that they outgrow it within few tokens."""
+    from ingot.cache.pages import PAGE
+
+    for module in ("ingot.cache.footprint", "ingot.engine.scheduler"):
+        monkeypatch.setattr(f"{module}.CAPACITY_STEP", PAGE)

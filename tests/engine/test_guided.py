@@ -154,19 +154,20 @@ def test_every_answer_of_a_request_is_held_by_a_guide_of_its_own(engine: Engine,
     assert all(map(valid, texts)) and len(set(texts)) > 1
 
 
+@pytest.mark.usefixtures("reserved_by_page")
 def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
-    plan = grammars.regex("[a-z]{290}")
-    prompts = [tuple((7 * place + number) % 95 for place in range(230 + 10 * number)) for number in range(3)]
+    plan = grammars.regex("[a-z]{90}")
+    prompts = [tuple((7 * place + number) % 95 for place in range(44 + 10 * number)) for number in range(3)]
     asked = [
         Request(f"p{number}", (prompt,), sampling=Sampling(seed=number), guide=plan)
         for number, prompt in enumerate(prompts)
     ]
-    roomy = engines.start("llama", context=540)
+    roomy = engines.start("llama", context=160)
     alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
     roomy.close()
-    # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
-    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
-    tight = engines.start("llama", context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
+    # Room for three sequences of up to 128 tokens, so that growing beyond pushes the newest out.
+    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
+    tight = engines.start("llama", context=160, memory=tight_bytes, limits=Limits(max_sequences=4))
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()

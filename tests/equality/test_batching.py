@@ -77,24 +77,25 @@ def test_sampled_text_depends_on_its_seed_alone(engine: Engine) -> None:
     assert len(set(alone)) == len(alone)
 
 
+@pytest.mark.usefixtures("reserved_by_page")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
     rng = random.Random(9)
     asked = [
         Request(
             f"p{number}",
-            (tuple(rng.randrange(95) for _ in range(230 + 10 * number)),),
+            (tuple(rng.randrange(95) for _ in range(44 + 10 * number)),),
             sampling=GREEDY,
             stop=Stop(ignore_eos=True),
         )
         for number in range(3)
     ]
-    roomy = engines.start(kind, context=540)
+    roomy = engines.start(kind, context=140)
     alone = [engines.text_of(engines.answer(roomy, request)) for request in asked]
     roomy.close()
-    # Room for three sequences of up to 512 tokens, so that growing beyond pushes the newest out.
-    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
-    tight = engines.start(kind, context=540, memory=tight_bytes, limits=Limits(max_sequences=4))
+    # Room for three sequences of up to 128 tokens, so that growing beyond pushes the newest out.
+    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
+    tight = engines.start(kind, context=140, memory=tight_bytes, limits=Limits(max_sequences=4))
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()

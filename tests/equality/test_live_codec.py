@@ -157,12 +157,13 @@ def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("reserved_by_page")
 def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None]) -> None:
     kind, device = place
-    requests = asked(8, *[STEP + TAIL] * 3, tokens=340)
+    requests = asked(8, *[STEP + TAIL - 1] * 3, tokens=80)
     roomy = engines.start(kind, device=device, live=CODEC, context=1024)
     try:
-        wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=512)
+        wanted, memory = alone(roomy, requests), engines.tight_memory(roomy, rows=3, tokens=256)
     finally:
         roomy.close()
     tight = engines.start(kind, device=device, live=CODEC, context=1024, memory=memory, limits=Limits(4))

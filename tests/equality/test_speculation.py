@@ -200,24 +200,25 @@ def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> 
         assert events[-1].speculation.accepted == events[-1].speculation.proposed > 30
 
 
+@pytest.mark.usefixtures("reserved_by_page")
 @pytest.mark.parametrize("kind", KINDS)
 def test_guesses_change_no_token_of_a_preempted_sequence(kind: str) -> None:
     rng = random.Random(9)
     asked = [
         Request(
             f"p{number}",
-            (tuple(rng.randrange(95) for _ in range(230 + 10 * number)),),
+            (tuple(rng.randrange(95) for _ in range(44 + 10 * number)),),
             sampling=Sampling(temperature=0.0),
             stop=Stop(ignore_eos=True),
         )
         for number in range(3)
     ]
     rehearsed = Rehearsed({}, right=0.9)
-    roomy = engines.start(kind, context=540)
+    roomy = engines.start(kind, context=140)
     told = rehearse(roomy, rehearsed, asked)
     roomy.close()
-    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=512)
-    tight = engines.start(kind, context=540, memory=tight_bytes, limits=Limits(max_sequences=4), proposers=[rehearsed])
+    tight_bytes = engines.tight_memory(roomy, rows=3, tokens=128)
+    tight = engines.start(kind, context=140, memory=tight_bytes, limits=Limits(max_sequences=4), proposers=[rehearsed])
     texts, preempted = engines.preempted(tight, asked)
     tight.check()
     tight.close()
