@@ -25,6 +25,7 @@ class FakeTower:
 
     deep: int = 0
     axes: None = None
+    mutual: bool = False
     modules: Sequence[Any] = ()
     fails: type[Exception] | None = None
     slice_s: float = 0.0  # by the clock that it moves

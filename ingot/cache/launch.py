@@ -58,6 +58,7 @@ class Part:
     positions: mx.array | None = None
     following: int | None = None  # where stated positions end: the position of the next token
     tentative: int = 0  # how many of the last tokens may be taken back (`Rows.rewind`)
+    mutual: tuple[tuple[int, int], ...] = ()  # of a single row: tokens [begin, end) that all see each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,7 @@ class Launch:
     stated: mx.array | None = None
     tentative: int = 0
     """Tokens that may be taken back: where there are some, each is to be computed as it would be alone."""
+    mutual: tuple[tuple[int, int], ...] = ()
     memo: dict[object, Any] = field(default_factory=dict)
     """What layers compute once for all of them."""
 
@@ -116,6 +118,11 @@ class Launch:
         if self.stated is not None:
             return self.stated
         return mx.array([first + number for first in self.positions for number in range(self.width)], dtype=mx.int32)
+
+    def within(self, begin: int, end: int) -> Launch:
+        """Tokens [begin, end) of its only row, as a launch."""
+        stated = None if self.stated is None else self.stated[..., begin:end]
+        return Launch(self.rows, end - begin, (self.starts[0] + begin,), (self.positions[0] + begin,), stated)
 
 
 Mask = mx.array | str | None
@@ -172,6 +179,15 @@ class Mixed:
     @cached_property
     def offset(self) -> Positions:
         return Positions(self.positions[..., None, :])
+
+    @cached_property
+    def mutual(self) -> tuple[tuple[int, int, Mixed], ...]:
+        """Tokens [begin, end) that all see each other, and the same as a launch of their own."""
+        return tuple(
+            (first + begin, first + end, Mixed((part.within(begin, end),)))
+            for (first, _), part in zip(self.bounds, self.parts, strict=True)
+            for begin, end in part.mutual
+        )
 
     def taken(self, number: int, x: mx.array) -> mx.array:
         """The part of x [1, tokens, ...] that belongs to a launch, as [rows, width, ...]."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ingot.cache.arrays import as_long, copied, with_rows
 from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
-from ingot.cache.masks import visible
+from ingot.cache.masks import mutually_visible, visible
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.pools import PageIndex
 from ingot.cache.positions import Offset
@@ -207,6 +207,12 @@ class AppendState(LayerState):
     def firsts(self, launch: Launch) -> list[int]:
         """The place of the first token that each row holds."""
         return [table.first * PAGE for table in self.tables(launch)]
+
+    def mutual_mask(self, window: int | None) -> mx.array | None:
+        """What the tokens of the open launch see, of one row, that all see each other."""
+        launch = self.open_launch
+        (first,), (start,) = self.firsts(launch), launch.starts
+        return mutually_visible(start, first, launch.width, start + launch.width - first, window)
 
     def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
         assert self.whole is not None

@@ -18,3 +18,12 @@ def visible(starts: Sequence[int], firsts: Sequence[int], width: int, end: int, 
     key = (mx.array(list(firsts))[:, None] + mx.arange(end))[:, None, None, :]
     mask = key <= token
     return mask if window is None else mask & (key > token - window)
+
+
+def mutually_visible(start: int, first: int, width: int, end: int, window: int | None) -> mx.array | None:
+    """[1, 1, width, end]: the same for the last `width` tokens, from place `start` on, which also see those behind
+    themselves; None: each of them sees every key."""
+    if window is None or end <= window:
+        return None
+    token, key = mx.arange(start, start + width)[:, None], first + mx.arange(end)
+    return (key > token - window)[None, None]

@@ -284,7 +284,7 @@ class Rows:
 
 def _opened(part: Part) -> Launch:
     starts, positions = tuple(row.length for row in part.rows), tuple(row.position for row in part.rows)
-    return Launch(part.rows, part.width, starts, positions, part.positions, part.tentative)
+    return Launch(part.rows, part.width, starts, positions, part.positions, part.tentative, part.mutual)
 
 
 def _parts(layer: LayerState) -> list[LayerState]:

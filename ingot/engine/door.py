@@ -134,6 +134,11 @@ class Door:
             raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
         if self._eyes is not None:
             self._eyes.refuse(request.media)
+            if self._eyes.tower.mutual and any(request.media) and request.sampling.prompt_logprobs is not None:
+                raise Unsupported(
+                    f"{self._card.name} reads a picture's tokens all at once: there are no prompt_logprobs beside one",
+                    param="prompt_logprobs",
+                )
         for prompt in request.prompts:
             if not prompt:
                 raise BadRequest("The prompt is empty: it has no tokens", param="prompt")

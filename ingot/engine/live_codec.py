@@ -27,6 +27,12 @@ def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
             "this model's attention has sinks, which weigh keys against a fixed number, so that small errors in keys "
             "change what it attends to",
         )
+    if adapter.tower is not None and adapter.tower.mutual:
+        raise _refused(
+            codec,
+            "the tokens of a picture see each other in this model and are computed at once, also where some of them "
+            "would be coded before others; --text-only serves it without pictures",
+        )
     forms = _forms(adapter, codec)
     if not forms:
         raise _refused(codec, "this model has no layers that keep every token's keys and values")

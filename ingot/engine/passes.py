@@ -16,6 +16,7 @@ from ingot.cache.launch import Part, Row
 from ingot.engine.budget import Budget
 from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
+from ingot.media.item import Span
 from ingot.models.adapter import Adapter
 
 Guess = tuple[int, ...]
@@ -38,7 +39,14 @@ class LaunchPart:
     def part(self) -> Part:
         rows = tuple(_row(sequence) for sequence in self.sequences)
         stated, following = self._positions()
-        return Part(rows, self.width, stated, following, self.guessed)
+        return Part(rows, self.width, stated, following, self.guessed, self._mutual)
+
+    @property
+    def _mutual(self) -> tuple[Span, ...]:
+        first = self.sequences[0]
+        if first.sight is None or self.decoding:
+            return ()
+        return first.sight.mutual_within(first.computed, first.computed + self.width)
 
     def _positions(self) -> tuple[mx.array | None, int | None]:
         """Where its tokens stand, and where the next does, where they do not follow each other as text does."""

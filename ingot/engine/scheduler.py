@@ -251,6 +251,8 @@ class Scheduler:
             if room - count < least:  # what would be left is not worth a launch of its own
                 count = room
             count = min(count, self.widest(sequence))
+            if sequence.sight is not None:
+                count = sequence.sight.uncut(sequence.computed, count)
             budget -= count
             first = False
             yield Chunk(sequence, count, final=count == sequence.remaining)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.media.item import MediaItem
+from ingot.media.item import MediaItem, Span
 from ingot.models.vision.tower import Features, PositionArray, Tower
 
 WORDS = 4
@@ -21,12 +21,13 @@ WORDS = 4
 class Sight:
     items: tuple[MediaItem, ...]
     positions: PositionArray | None = None  # [3, tokens of the prompt], where the model has three axes
+    mutual: bool = False  # whether the tokens of a run all see each other
     features: dict[bytes, Features] = field(default_factory=dict)
     """By digest, those of items that are still to be computed, while the sequence waits for them or computes them."""
 
     @classmethod
     def of(cls, prompt: Many[int], items: tuple[MediaItem, ...], tower: Tower) -> Sight:
-        return cls(items, tower.positions(len(prompt), items))
+        return cls(items, tower.positions(len(prompt), items), tower.mutual)
 
     def keyed(self, tokens: Many[int]) -> list[int]:
         """Tokens as the prefix index knows them: two prompts are the same up to the first medium in which they differ,
@@ -41,6 +42,22 @@ class Sight:
     def inside(self, place: int) -> MediaItem | None:
         """The medium in the middle of which a sequence of so many tokens would end."""
         return next((item for item in self.items if item.begin < place < item.end), None)
+
+    def uncut(self, begin: int, count: int) -> int:
+        """How many tokens from `begin` on can be computed at once: `count`, or fewer, so that no run is cut whose
+        tokens see each other; all of it where that is the first."""
+        for start, stop in self._mutual_runs:
+            if start < begin + count < stop:
+                return (start if start > begin else stop) - begin
+        return count
+
+    def mutual_within(self, begin: int, end: int) -> tuple[Span, ...]:
+        """Runs among tokens [begin, end) whose tokens see each other, counted from `begin`."""
+        return tuple((start - begin, stop - begin) for start, stop in self._mutual_runs if begin <= start < end)
+
+    @property
+    def _mutual_runs(self) -> Iterator[Span]:
+        return (run for item in self.items if self.mutual for run in item.runs)
 
     def ahead(self, computed: int) -> list[MediaItem]:
         """Those whose features are needed by a sequence that has so many tokens computed, each content once."""

@@ -115,6 +115,7 @@ def load(
     if compiled is not None and compiled.slower is not None:
         notes.append(compiled.slower)
     fitting = _fitting(budget, context, weights, notes)
+    vision.refuse(eyes, budget.widest_launch(fitting))
     card = ModelCard(
         name=name,
         source=source,

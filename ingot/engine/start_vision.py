@@ -8,6 +8,7 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.engine.looks import Eyes, LookMemory
+from ingot.errors import ConfigError
 from ingot.media.families.registry import processor_in
 from ingot.media.layout import MediaKind, PictureWish
 from ingot.media.processor import Processor
@@ -59,6 +60,19 @@ class Vision:
             return None
         rehearse(tower, self.processor)
         return Eyes(tower, look_memory(tower, self.processor, free))
+
+    def refuse(self, eyes: Eyes | None, widest: int) -> None:
+        """Raises ConfigError where a picture has more tokens than a pass may have, so many, and none of them can be
+        computed without all others."""
+        if eyes is None or self.processor is None or not eyes.tower.mutual:
+            return
+        needed = self.processor.picture(LARGEST, PictureWish()).features
+        if needed > widest:
+            raise ConfigError(
+                f"a picture of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "
+                f"allow {widest}. Raise them, or serve it with --text-only.",
+                param="prefill_chunk",
+            )
 
 
 def look_memory(tower: Tower, processor: Processor, free: int) -> LookMemory:

@@ -244,8 +244,10 @@ def adapt(
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     kernels = None if device.kind == "cpu" else CheckedKernels(device)
     axes, deep = (None, None) if tower is None else (tower.axes, swap_first_layers(model, tower.deep))
-    # Native layers that are one operation turn by one axis, and nothing can be added between them.
-    apart = apart or (device.kind == "cpu" and (axes is not None or deep is not None))
+    # Native layers that are one operation turn by one axis, nothing can be added between them, and all tokens see what
+    # is before them alone.
+    mutual = tower is not None and tower.mutual
+    apart = apart or (device.kind == "cpu" and (axes is not None or deep is not None or mutual))
     fused = swap_modules(model, device, kernels, apart=apart, axes=axes)
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
@@ -254,6 +256,8 @@ def adapt(
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
     found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+    if mutual and not found.mixed:
+        raise ModelError("Its pictures' tokens see each other, which this model's attention cannot be told here.")
     return Adapter(
         model,
         config,

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.launch import Launch, Mask, Mixed, Parted
+from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.cache.positions import Positions
 from ingot.kernels.paged.checked import CheckedKernels
@@ -67,7 +67,7 @@ class MixedAttention(nn.Module):
         queries, gate = self._written(x, state, mixed)
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
         joined = self._joined_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
-        flat = joined.reshape(mixed.tokens, -1)
+        flat = self._with_mutual(joined.reshape(mixed.tokens, -1), x, masks, state, mixed)
         if gate is not None:
             flat = flat * mx.sigmoid(gate)
         project = self[self._wiring.out] if self._out is None else self._out
@@ -132,8 +132,23 @@ class MixedAttention(nn.Module):
             queries, keys, values, gate = self._projected(x, mixed)
             queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
         attended = ragged(queries, keys, values, masks, state, mixed)
+        attended = self._with_mutual(attended[0], x, masks, state, mixed)[None]
         project: nn.Module = self[self._wiring.out]
         return project(attended if gate is None else attended * mx.sigmoid(gate))
+
+    def _with_mutual(
+        self, attended: mx.array, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed
+    ) -> mx.array:
+        """What tokens attend to [tokens, ...], computed again for those that also see tokens behind them."""
+        window = masks.window if isinstance(masks, Masks) else state.window
+        for begin, end, own in mixed.mutual:
+            queries, *_ = self._projected(x[:, begin:end], own)
+            with state.computing(own.parts[0]):
+                keys, values = state.keys_and_values()
+                mask = state.mutual_mask(window)
+            seen = self._attended(own.taken_heads(0, queries), keys, values, mask)
+            attended[begin:end] = own.joined_heads([seen])[0].astype(attended.dtype)
+        return attended
 
     def _linear(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         if self._wiring.joint is None:
@@ -187,12 +202,16 @@ class MixedAttention(nn.Module):
 
     def _attended(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         width, keyed = queries.shape[2], keys.shape[2]
-        if self._tile is None or mask is None or width <= self._tile:
+        if self._tile is None or width <= self._tile:
             return self._attend(queries, keys, values, mask)
         tiles: list[mx.array] = []
         for begin in range(0, width, self._tile):
             end = min(begin + self._tile, width)
-            seen, shown = (keyed - width + end, mask) if isinstance(mask, str) else (keyed, mask[..., begin:end, :])
+            seen, shown = keyed, mask
+            if isinstance(mask, str):
+                seen = keyed - width + end
+            elif mask is not None:
+                shown = mask[..., begin:end, :]
             tile = queries[:, :, begin:end]
             if tiles:  # one after another, or their scores would exist at once after all
                 tile = mx.depends(tile, tiles[-1])

@@ -140,7 +140,7 @@ class Stack:
         """None where the graph does not cover what is open."""
         first = states[0]
         mixed = first.whole if isinstance(first, AppendState) else None
-        if mixed is None or mixed.tokens > self._most or mixed.is_stated or mixed.positions.ndim != 1:
+        if mixed is None or mixed.tokens > self._most or mixed.mutual or mixed.is_stated or mixed.positions.ndim != 1:
             return None
         if any(part.width > MOST_QUERIES for part in mixed.parts) or not isinstance(mask, Masks | None):
             return None

@@ -55,4 +55,5 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         cut=lambda frame, layout: [normal(resized(frame, layout.size, normal.resample))],
         gather=pooled,
         project=projected,
+        mutual=True,
     )

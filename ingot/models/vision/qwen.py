@@ -35,6 +35,8 @@ TOGETHER = 4096
 class QwenTower:
     """`vision` is mlx-vlm's module of the tower, whose weights are settled for the device."""
 
+    mutual = False
+
     def __init__(self, model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> None:
         self._vision = vision = model.vision_tower
         stated = vision.config

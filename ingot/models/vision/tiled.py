@@ -39,6 +39,7 @@ class TiledTower:
     project: RowWork
     arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
     turn: Turn | None = None
+    mutual: bool = False
     deep: int = 0
     axes: None = None
 

@@ -73,6 +73,10 @@ class Tower(Protocol):
         """By which of three axes of positions each of the model's rotary frequencies turns; None: positions of the
         model's tokens are plain numbers."""
 
+    @property
+    def mutual(self) -> bool:
+        """Whether the tokens of a run all see each other, those behind them too."""
+
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
         """Where each of a prompt's tokens stands. None where `axes` is."""
 

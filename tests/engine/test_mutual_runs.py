@@ -1,0 +1,93 @@
+"""Pictures whose tokens see each other: never cut, the same however a prompt is, and what cannot be had beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.random_models import write_tokenizer
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
+from ingot.config import Settings
+from ingot.engine.engine import Engine, Limits
+from ingot.engine.live_codec import with_live_codec
+from ingot.engine.request import Sampling
+from ingot.engine.sight import Sight
+from ingot.engine.start import start_engine
+from ingot.errors import ConfigError, Unsupported
+from ingot.kernels.device import current
+from ingot.media.families.registry import processor_in
+from ingot.models.adapter import load
+from tests.engines import answer, text_of
+from tests.models.vision.looking import prompt_with
+from tests.models.vision.tiny_families import VOCAB, saved
+from tests.seeing_engines import asked, start_seeing
+
+pytest.importorskip("mlx_vlm")
+FEATURES = 16
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = saved("gemma3", tmp_path_factory.mktemp("mutual") / "gemma3")
+    write_tokenizer(folder, VOCAB)
+    return folder
+
+
+@pytest.fixture
+def engine(gemma: Path) -> Iterator[Engine]:
+    made = start_seeing(gemma)
+    yield made
+    made.check()
+    made.close()
+
+
+def test_a_chunk_ends_before_a_run_or_behind_it(gemma: Path) -> None:
+    tokens, items = prompt_with(processor_in(gemma), 3, ["image", "image"])
+    (begin, end), (later, _) = items[0].runs[0], items[1].runs[0]
+    sight = Sight(tuple(items), mutual=True)
+    assert sight.uncut(0, begin + 1) == begin == sight.uncut(0, end - 1)
+    assert sight.uncut(0, end) == end and sight.uncut(0, begin) == begin
+    assert sight.uncut(begin, 1) == FEATURES
+    assert sight.uncut(begin - 1, FEATURES) == 1
+    assert sight.uncut(begin, later - begin + 2) == later - begin
+    assert Sight(tuple(items)).uncut(0, begin + 1) == begin + 1
+    assert sight.mutual_within(begin - 1, later) == ((1, 1 + FEATURES),)
+    assert sight.mutual_within(end, len(tokens)) == ((later - end, later - end + FEATURES),)
+
+
+def test_answers_are_the_same_however_a_prompt_is_cut(gemma: Path) -> None:
+    processor = processor_in(gemma)
+    prompts = [prompt_with(processor, seed, ["image"] * (1 + seed % 3), text=30) for seed in range(3)]
+    found = []
+    for widest in (17, 512):
+        engine = start_seeing(gemma, widest=widest, limits=Limits(target_itl_ms=0.01))
+        try:
+            requests = [asked(f"r{at}", *prompt) for at, prompt in enumerate(prompts)]
+            found.append([text_of(answer(engine, request)) for request in requests])
+            streams = [engine.generate(replace(request, id=f"beside-{request.id}")) for request in requests]
+            assert [text_of([event for batch in stream for event in batch]) for stream in streams] == found[-1]
+        finally:
+            engine.close()
+    assert found[0] == found[1]
+
+
+def test_logprobs_of_prompts_with_pictures_are_refused_by_name(gemma: Path, engine: Engine) -> None:
+    request = asked("scored", *prompt_with(processor_in(gemma), 3, ["image"]))
+    with pytest.raises(Unsupported, match="prompt_logprobs"):
+        engine.generate(replace(request, sampling=Sampling(prompt_logprobs=1)))
+
+
+def test_a_pass_that_holds_no_picture_is_refused_at_start(gemma: Path) -> None:
+    settings = Settings(memory="1GB", prefill_chunk=FEATURES - 1, cache_dir=None)
+    with pytest.raises(ConfigError, match=f"picture of this model is {FEATURES} tokens"):
+        start_engine(settings, gemma, name="gemma", source="random weights")
+
+
+def test_live_codecs_are_refused_by_name(gemma: Path) -> None:
+    adapter = load(gemma, current(), sees=True)
+    with pytest.raises(ConfigError, match=r"kv_codec k8v4 cannot be used: .*--text-only"):
+        with_live_codec(adapter, PairCodec(CodecName.parse("k8v4")))
