@@ -15,9 +15,13 @@ from ingot.errors import Cancelled, ClientLeft, IngotError
 
 if TYPE_CHECKING:
     from ingot.engine.request import RequestStatus
+    from ingot.engine.scheduler import StepPlan
 
 PROGRESS_S: Final = 10.0
 """How often a prompt that takes long is told of."""
+SLOW_STEP_S: Final = 2.0
+"""A step that takes longer than this is worth a line in the log."""
+NAMED: Final = 4  # requests of such a step
 
 log = logging.getLogger("ingot.requests")
 
@@ -61,6 +65,20 @@ class Journal:
             if status.phase == "prefill":
                 _tell_progress(status, watched, now)
             watched.at, watched.prefilled = now, status.prefilled_tokens
+
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long. Said where that was too long, with whose it was."""
+        if seconds <= SLOW_STEP_S:
+            return
+        prompt = sum(chunk.count for chunk in plan.chunks)
+        rows = [*(chunk.sequence for chunk in plan.chunks), *plan.decode]
+        ids = list(dict.fromkeys(row.request.id for row in rows))
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        log.warning(
+            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted; of %s%s",
+            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
+            *(", ".join(ids[:NAMED]), more),
+        )
 
     def ended(self, status: RequestStatus, outcome: str) -> None:
         self._watched.pop(status.id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,7 @@ ID_PREFIXES: Final = {
     "/v1/messages": "msg_",
     "/v1/responses": "resp_",
 }
+WATCHED: Final = frozenset({"/metrics", "/v1/loads"})
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
 UNREAD: Final = frozenset({401, 403, 408, 413, 415})
 
@@ -32,8 +34,10 @@ class ClientGone(Exception):
 
 
 class Edge:
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    """`statuses` counts the answers that went out."""
+
+    def __init__(self, app: ASGIApp, statuses: Counter[int]) -> None:
+        self.app, self.statuses = app, statuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +51,7 @@ class Edge:
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
             await answer.fail(as_ingot_error(error, answer.id))
         finally:
+            self.statuses[answer.status] += bool(answer.status)
             answer.write_log()
 
 
@@ -88,7 +93,7 @@ class Reply:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
         # Probes come every few seconds for as long as the server lives.
-        level = logging.DEBUG if path.startswith("/health/") or path == "/metrics" else logging.INFO
+        level = logging.DEBUG if path.startswith("/health") or path in WATCHED else logging.INFO
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
 
 
