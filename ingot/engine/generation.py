@@ -36,6 +36,7 @@ from ingot.engine.speculation.speculation import Guesses, Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
 from ingot.observe.figures import Figures
+from ingot.observe.logs import about
 from ingot.observe.speculation import SpeculationCounts
 
 log = logging.getLogger("ingot.engine")
@@ -228,7 +229,7 @@ class Generation:
         try:
             yield
         except Exception:
-            log.exception("request %s failed; the others go on", request_id)
+            log.exception("request %s failed; the others go on", request_id, extra=about(request_id, event="failed"))
             self._end_early(request_id, IngotError(FAILED))
 
     def _begin(self, job: Job) -> None:
@@ -401,6 +402,7 @@ class Generation:
             try:
                 job.reader.post(events)
             except Exception:
-                log.exception("nobody takes the events of request %s; it ends", job.request.id)
+                id = job.request.id
+                log.exception("nobody takes the events of request %s; it ends", id, extra=about(id, event="failed"))
                 self._end_early(job.request.id, Cancelled("The request was cancelled"))
                 self._outbox.pop(job, None)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import ClientLeft, IngotError
+from ingot.observe.logs import about, request_id
 from ingot.protocol.errors import error_body, retry_after
 
 log = logging.getLogger("ingot.http")
@@ -44,6 +45,7 @@ class Edge:
             await self.app(scope, receive, send)
             return
         answer = Reply(scope, send)
+        request_id.set(answer.id)
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
@@ -94,7 +96,8 @@ class Reply:
         method, path = self.scope["method"], self.scope["path"]
         # Probes come every few seconds for as long as the server lives.
         level = logging.DEBUG if path.startswith("/health") or path in WATCHED else logging.INFO
-        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
+        told = about(self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant)
+        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)
 
 
 def answer_of(scope: Scope) -> Reply:
@@ -102,12 +105,12 @@ def answer_of(scope: Scope) -> Reply:
     return answer
 
 
-def as_ingot_error(error: Exception, request_id: str) -> IngotError:
+def as_ingot_error(error: Exception, id: str) -> IngotError:
     """`error` as a client may see it. One that nobody foresaw is logged, and shown as nothing but an id."""
     if isinstance(error, IngotError):
         return error
-    log.error("request %s failed", request_id, exc_info=error)
-    return IngotError(f"The server failed on this request. Its log has the reason under {request_id}.")
+    log.error("request %s failed", id, exc_info=error, extra=about(id, event="failed"))
+    return IngotError(f"The server failed on this request. Its log has the reason under {id}.")
 
 
 async def nothing() -> Message:
