@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from ingot.config import FOREIGN, SETTINGS, Config, Setting, load
 from ingot.errors import ConfigError, nearest
+from ingot.observe.logs import set_up
 
 KNOWN = {**SETTINGS, **FOREIGN}
 SECTIONS = tuple(dict.fromkeys(known.section for known in KNOWN.values()))
@@ -114,6 +114,5 @@ def settle(namespace: argparse.Namespace) -> Config:
         if name in KNOWN and value is not None
     }
     config = load(given, os.environ, vars(namespace).get("config"))
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("ingot").setLevel(config.settings.log_level.upper())
+    set_up(config.settings.log_level, config.settings.log_format)
     return config

@@ -27,6 +27,7 @@ from ingot.config.field import Setting, setting, settings_of
 from ingot.config.keys import key_file_problem, key_problem, own_key_problem
 from ingot.config.memory import GIB, KIB, MIB, memory_problem
 from ingot.errors import ConfigError
+from ingot.observe.logs import FORMATS
 from ingot.text.formats.registry import format_problem, thinking_problem
 from ingot.text.prompt.prompt_files import prompt_file_problem
 from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
@@ -256,6 +257,7 @@ class Settings:
         section="the rest",
         choices=("debug", "info", "warning", "error"),
     )
+    log_format: str = setting("text", "text, or json: an object a line, with the request's id", choices=FORMATS)
 
     def __post_init__(self) -> None:
         for known in SETTINGS.values():

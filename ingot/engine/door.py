@@ -54,6 +54,7 @@ class Door:
         self._entering = 0  # of those, the ones whose jobs are being made
         self._tickets = itertools.count()
         self._mean_request_s = 1.0
+        self.refused = 0  # requests that found the queue full
         self._lock = threading.Lock()
 
     def enter(self, request: Request, reader: EventSink) -> Job:
@@ -121,6 +122,7 @@ class Door:
         tenants = {request.tenant, *self._queued, *(job.request.tenant for job in self.jobs.values())}
         share = -(-most // len(tenants))
         if queued + count > most + self._free_seats() and self._queued[request.tenant] + count > share:
+            self.refused += 1
             raise Overloaded(
                 f"The queue is full: {queued} sequences wait, at most {most} may", retry_after=self._retry_after()
             )

@@ -132,7 +132,8 @@ class Engine:
         pulse = self._loop.pulse()
         phases = [status.phase for status in self.status()]
         running = sum(phase != "queued" for phase in phases)
-        return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, len(phases) - running)
+        waiting, refused = len(phases) - running, self._generation.refused
+        return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, waiting, refused)
 
     def check(self) -> None:
         """Run the integrity check on the engine thread and wait for it; raises what it finds."""
@@ -142,9 +143,10 @@ class Engine:
         """Bytes that exist for states, and those of them that running sequences and kept prefixes hold."""
         return self._loop.run(lambda: self._generation.memory)
 
+    @property
     def figures(self) -> Figures:
-        """What was read and written since the start, and how full the engine is."""
-        return self._loop.run(lambda: self._generation.figures)
+        """What was done since the start, and how full the engine is; any thread may read it."""
+        return self._generation.figures
 
     @property
     def speculation(self) -> SpeculationCounts:

@@ -23,24 +23,24 @@ from ingot.engine.journal import Journal, outcome_of
 from ingot.engine.loaded import Loaded
 from ingot.engine.looks import LookFailed, Looks
 from ingot.engine.loop import FAILED, Post
+from ingot.engine.meter import Meter
 from ingot.engine.request import Event, Failed, Request, RequestStatus
 from ingot.engine.results import Result
 from ingot.engine.reuse import Reuse
 from ingot.engine.runner import Runner, Step
-from ingot.engine.scheduler import Scheduler, StepPlan
+from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Controller
 from ingot.engine.speculation.heads import HeadStates
 from ingot.engine.speculation.speculation import Guesses, Speculation
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
-from ingot.observe.figures import Figures, Traffic
+from ingot.observe.figures import Figures
+from ingot.observe.logs import about
 from ingot.observe.speculation import SpeculationCounts
 
 log = logging.getLogger("ingot.engine")
 
-SLOW_STEP_S = 2.0
-"""A step that takes longer than this is worth a line in the log."""
 LONGEST_LOOK_S = 0.5
 """How long the vision tower may run in one turn while nobody waits for his next token."""
 SCORED_WIDTH = 128
@@ -70,7 +70,7 @@ class Generation:
         self._journal = Journal(loaded.card.name)
         self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats, loaded.eyes)
         self._looks = None if loaded.eyes is None else Looks(loaded.eyes)
-        self._past = Traffic()  # of requests that ended
+        self._meter = Meter(loaded.card, loaded.budget)
         self.speculation = SpeculationCounts()
         self._make_rooms()
 
@@ -91,19 +91,21 @@ class Generation:
     def status(self, now: float) -> list[RequestStatus]:
         return [job.status(now) for job in list(self._door.jobs.values())]
 
+    @property
+    def figures(self) -> Figures:
+        return self._meter.figures
+
+    @property
+    def refused(self) -> int:
+        """Requests that found the queue full."""
+        return self._door.refused
+
     # The engine thread: what its loop calls
 
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes that exist for states, and those of them that somebody holds."""
         return self._runner.rows.nbytes, self._runner.rows.held_bytes
-
-    @property
-    def figures(self) -> Figures:
-        jobs = list(self._door.jobs.values())
-        reserved = [(sequence, sequence.reserved) for sequence in self._scheduler.running]
-        occupied = self._runner.room.needed(reserved) / self._loaded.budget.states
-        return Figures(sum((job.traffic() for job in jobs), self._past), occupied)
 
     @property
     def reuse(self) -> Reuse:
@@ -227,7 +229,7 @@ class Generation:
         try:
             yield
         except Exception:
-            log.exception("request %s failed; the others go on", request_id)
+            log.exception("request %s failed; the others go on", request_id, extra=about(request_id, event="failed"))
             self._end_early(request_id, IngotError(FAILED))
 
     def _begin(self, job: Job) -> None:
@@ -257,7 +259,8 @@ class Generation:
     def _close_if_done(self, job: Job) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
             now = time.monotonic()
-            self._past += job.traffic()
+            self._meter.finished(job, now)
+            self._measure_if_idle()
             self._door.took(now - job.request.arrived)
             self._journal.ended(job.status(now), job.outcome())
             self._tell(job, [job.ended(now)])
@@ -267,12 +270,13 @@ class Generation:
         if job is None:
             return
         stood = job.status(time.monotonic())
+        self._meter.gave_up(error)
         self._tell(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
-        self._past += job.traffic()
         self._journal.ended(stood, outcome_of(error))
         for sequence in job.sequences:
             if not sequence.ended:
                 self._leave(sequence)
+        self._measure_if_idle()
 
     # Steps
 
@@ -283,6 +287,9 @@ class Generation:
         plan = self._scheduler.plan(began)
         newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
         self._door.began(newcomers)
+        self._meter.planned(plan)
+        if newcomers or self._meter.due(began):
+            self._measure(began)
         for sequence in newcomers:
             request = sequence.request
             self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
@@ -296,7 +303,18 @@ class Generation:
             # There the launch has already waited for the work: nothing is gained by reading late. And no token waits
             # for another workload that comes between two steps.
             self._read(None)
-        _log_if_slow(plan, time.monotonic() - began)
+        if not plan.empty:
+            seconds = time.monotonic() - began
+            self.figures.step_s.add(seconds)
+            self._journal.stepped(plan, seconds)
+
+    def _measure(self, now: float) -> None:
+        reserved = [(sequence, sequence.reserved) for sequence in self._scheduler.running]
+        self._meter.measured(now, self._runner.room.needed(reserved), *self.memory)
+
+    def _measure_if_idle(self) -> None:
+        if not self._door.jobs:
+            self._measure(time.monotonic())
 
     def _look(self, spent_s: float) -> None:
         """Run the vision tower for what a step of so long has left of the latency target; for longer while nobody
@@ -335,9 +353,10 @@ class Generation:
         """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of
         one that has ended by then."""
         for waves in self._runner.collect(step):
-            yield (self._known(results) for results in waves)
+            yield (self._known(results, first=not number) for number, results in enumerate(waves))
 
-    def _known(self, results: list[Result]) -> list[Result]:
+    def _known(self, results: list[Result], *, first: bool) -> list[Result]:
+        """`first` where they hold each sequence's first token of a step."""
         now = time.monotonic()
         for result in results:
             sequence = result.sequence
@@ -345,6 +364,7 @@ class Generation:
                 continue
             sequence.tokens.append(result.token)
             del sequence.unread[:1]
+            self._meter.drew(sequence, now, first=first)
             sequence.first_token_at = sequence.first_token_at or now
             guided.accept(sequence, result.token)
         return results
@@ -382,15 +402,7 @@ class Generation:
             try:
                 job.reader.post(events)
             except Exception:
-                log.exception("nobody takes the events of request %s; it ends", job.request.id)
+                id = job.request.id
+                log.exception("nobody takes the events of request %s; it ends", id, extra=about(id, event="failed"))
                 self._end_early(job.request.id, Cancelled("The request was cancelled"))
                 self._outbox.pop(job, None)
-
-
-def _log_if_slow(plan: StepPlan, seconds: float) -> None:
-    if seconds > SLOW_STEP_S:
-        prompt = sum(chunk.count for chunk in plan.chunks)
-        log.warning(
-            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted",
-            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
-        )

@@ -18,7 +18,6 @@ from ingot.engine.request import (
 )
 from ingot.engine.sequence import Sequence
 from ingot.engine.stream import EventSink
-from ingot.observe.figures import Traffic
 from ingot.text.tokens.tokenizer import Tokenizer
 
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
@@ -46,7 +45,7 @@ class Job:
         )
 
     def ended(self, now: float) -> Ended:
-        return Ended(self.usage(), self._timing(now), self._reports(), self.speculation())
+        return Ended(self.usage(), self.timing(now), self._reports(), self.speculation())
 
     def speculation(self) -> SpeculationReport:
         return SpeculationReport(
@@ -55,22 +54,11 @@ class Job:
             passes=sum(sequence.passes for sequence in self.sequences),
         )
 
-    def traffic(self) -> Traffic:
-        """What it has read and written so far."""
-        reports = self._reports()
-        searched = [report for report in reports if report.reason not in UNSEARCHED]
-        return Traffic(
-            prompt=sum(report.prompt_tokens for report in reports),
-            generated=sum(sequence.produced for sequence in self.sequences),
-            asked=sum(report.prompt_tokens for report in searched),
-            matched=sum(report.matched for report in searched),
-        )
-
     def _reports(self) -> tuple[CacheReport, ...]:
         firsts = self.sequences[:: self.request.n]
         return tuple(sequence.report for sequence in firsts if sequence.report is not None)
 
-    def _timing(self, now: float) -> Timing:
+    def timing(self, now: float) -> Timing:
         arrived = self.request.arrived
         began = min((s.admitted_at for s in self.sequences if s.admitted_at is not None), default=now)
         first = min((s.first_token_at for s in self.sequences if s.first_token_at is not None), default=now)

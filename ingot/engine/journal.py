@@ -9,15 +9,20 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ingot.errors import Cancelled, ClientLeft, IngotError
+from ingot.observe.logs import about
 
 if TYPE_CHECKING:
     from ingot.engine.request import RequestStatus
+    from ingot.engine.scheduler import StepPlan
 
 PROGRESS_S: Final = 10.0
 """How often a prompt that takes long is told of."""
+SLOW_STEP_S: Final = 2.0
+"""A step that takes longer than this is worth a line in the log."""
+NAMED: Final = 4  # requests of such a step
 
 log = logging.getLogger("ingot.requests")
 
@@ -45,6 +50,7 @@ class Journal:
         log.info(
             "%s began: %s, model %s, %d prompt tokens, %d of them cached",
             *(status.id, via or "no client", self._model, status.prompt_tokens, status.cached_tokens),
+            extra=_facts(status, "began", path=via, model=self._model),
         )
 
     def look(self, now: float, statuses: Callable[[], Iterable[RequestStatus]]) -> None:
@@ -62,9 +68,25 @@ class Journal:
                 _tell_progress(status, watched, now)
             watched.at, watched.prefilled = now, status.prefilled_tokens
 
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long. Said where that was too long, with whose it was."""
+        if seconds <= SLOW_STEP_S:
+            return
+        prompt = sum(chunk.count for chunk in plan.chunks)
+        rows = [*(chunk.sequence for chunk in plan.chunks), *plan.decode]
+        ids = list(dict.fromkeys(row.request.id for row in rows))
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        log.warning(
+            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted; of %s%s",
+            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
+            *(", ".join(ids[:NAMED]), more),
+            extra={"facts": {"event": "slow_step", "took_s": round(seconds, 3), "request_ids": ids}},
+        )
+
     def ended(self, status: RequestStatus, outcome: str) -> None:
         self._watched.pop(status.id, None)
-        log.info("%s ended, %s: %s", status.id, outcome, ", ".join(_spent(status)))
+        told = _facts(status, "ended", outcome=outcome)
+        log.info("%s ended, %s: %s", status.id, outcome, ", ".join(_spent(status)), extra=told)
 
 
 def outcome_of(error: IngotError) -> str:
@@ -81,6 +103,23 @@ def _tell_progress(status: RequestStatus, watched: Watched, now: float) -> None:
     log.info(
         "%s prompt: %d of %d tokens, %.1f tokens/s, %s",
         *(status.id, status.prefilled_tokens, status.prompt_tokens, max(speed, 0.0), estimate),
+        extra=_facts(status, "prefill"),
+    )
+
+
+def _facts(status: RequestStatus, event: str, **more: object) -> dict[str, Any]:
+    """What a line says of a request, for machines."""
+    return about(
+        status.id,
+        event=event,
+        prompt_tokens=status.prompt_tokens,
+        cached_tokens=status.cached_tokens,
+        prefilled_tokens=status.prefilled_tokens,
+        completion_tokens=status.completion_tokens,
+        preemptions=status.preemptions,
+        age_s=round(status.age_s, 3),
+        first_token_s=None if status.first_token_s is None else round(status.first_token_s, 4),
+        **more,
     )
 
 

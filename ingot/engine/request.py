@@ -399,3 +399,4 @@ class Health:
     stepped_ago_s: float
     running: int
     queued: int
+    refused: int = 0  # requests that found the queue full, since the start

@@ -37,6 +37,7 @@ class Sequence:
     preemptions: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None
+    drawn_at: float | None = None  # when its newest token was known
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     sight: Sight | None = None  # what its prompt shows besides tokens
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends

@@ -21,7 +21,7 @@ from ingot.http.edge import Edge, Json, answer_of
 from ingot.http.endpoints.cache import cache_endpoints
 from ingot.http.endpoints.encoders import EncodingEndpoint
 from ingot.http.endpoints.generation import Generation
-from ingot.http.endpoints.metrics import metrics_endpoint
+from ingot.http.endpoints.metrics import metrics_endpoints
 from ingot.http.endpoints.ollama import ollama_endpoints, refused_routes
 from ingot.http.endpoints.page import page_routes
 from ingot.http.endpoints.reading import reader
@@ -39,9 +39,10 @@ from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.openai.embeddings import read_embeddings
 from ingot.protocol.openai.models import list_models, retrieve_model
 from ingot.protocol.openapi import OPERATIONS, document
-from ingot.protocol.ours.health import HealthBody
+from ingot.protocol.ours.health import HealthBody, VersionBody
 from ingot.protocol.ours.tokenize import detokenize, tokenize
 from ingot.protocol.rerank import read_rerank
+from ingot.version import __version__
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -52,7 +53,7 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
     service = Service(engine, settings)
     app = Starlette(
         routes=routes(service),
-        middleware=[Middleware(Edge), Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Edge, statuses=service.statuses), Middleware(Guard, settings=settings)],
         exception_handlers={HTTPException: refuse},
     )
     app.router.redirect_slashes = False
@@ -99,6 +100,9 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     async def model(request: Request) -> Response:
         return Json(retrieve_model(request.path_params["model"], served))
 
+    async def version(request: Request) -> Response:
+        return Json(VersionBody(__version__))
+
     def probe(is_ok: Callable[[Health], bool]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             health = engine.health()
@@ -127,7 +131,9 @@ def endpoints_of(service: Service) -> dict[str, Any]:
         "ollamaShow": reader(service, show),
         "live": probe(lambda health: health.alive),
         "ready": probe(lambda health: health.ready),
-        "metrics": metrics_endpoint(service),
+        "health": probe(lambda health: health.ready),
+        "version": version,
+        **metrics_endpoints(service),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import ClientLeft, IngotError
+from ingot.observe.logs import about, request_id
 from ingot.protocol.errors import error_body, retry_after
 
 log = logging.getLogger("ingot.http")
@@ -23,6 +25,7 @@ ID_PREFIXES: Final = {
     "/v1/messages": "msg_",
     "/v1/responses": "resp_",
 }
+WATCHED: Final = frozenset({"/metrics", "/v1/loads"})
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
 UNREAD: Final = frozenset({401, 403, 408, 413, 415})
 
@@ -32,14 +35,17 @@ class ClientGone(Exception):
 
 
 class Edge:
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    """`statuses` counts the answers that went out."""
+
+    def __init__(self, app: ASGIApp, statuses: Counter[int]) -> None:
+        self.app, self.statuses = app, statuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         answer = Reply(scope, send)
+        request_id.set(answer.id)
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
@@ -47,6 +53,7 @@ class Edge:
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
             await answer.fail(as_ingot_error(error, answer.id))
         finally:
+            self.statuses[answer.status] += bool(answer.status)
             answer.write_log()
 
 
@@ -88,8 +95,9 @@ class Reply:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
         # Probes come every few seconds for as long as the server lives.
-        level = logging.DEBUG if path.startswith("/health/") or path == "/metrics" else logging.INFO
-        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id)
+        level = logging.DEBUG if path.startswith("/health") or path in WATCHED else logging.INFO
+        told = about(self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant)
+        log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)
 
 
 def answer_of(scope: Scope) -> Reply:
@@ -97,12 +105,12 @@ def answer_of(scope: Scope) -> Reply:
     return answer
 
 
-def as_ingot_error(error: Exception, request_id: str) -> IngotError:
+def as_ingot_error(error: Exception, id: str) -> IngotError:
     """`error` as a client may see it. One that nobody foresaw is logged, and shown as nothing but an id."""
     if isinstance(error, IngotError):
         return error
-    log.error("request %s failed", request_id, exc_info=error)
-    return IngotError(f"The server failed on this request. Its log has the reason under {request_id}.")
+    log.error("request %s failed", id, exc_info=error, extra=about(id, event="failed"))
+    return IngotError(f"The server failed on this request. Its log has the reason under {id}.")
 
 
 async def nothing() -> Message:

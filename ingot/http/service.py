@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -49,6 +50,7 @@ class Service:
         self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
         self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
+        self.statuses: Counter[int] = Counter()  # of all answers so far
         self.ended: Recent[RequestBody] = Recent()
         self._readers = Lane("read", threads=8, each=6, waiting=256)
         self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)

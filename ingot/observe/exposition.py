@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from ingot.observe.histogram import Histogram
+
 MEDIA_TYPE: Final = "text/plain"
 CONTENT_TYPE: Final = f"{MEDIA_TYPE}; version=0.0.4; charset=utf-8"
 METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -17,22 +19,35 @@ LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 class Sample:
     value: int | float
     labels: Mapping[str, str] = field(default_factory=dict)
+    part: Literal["", "_bucket", "_sum", "_count"] = ""  # of a histogram
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A figure, once for each set of labels. A counter only grows, and its name ends in `_total`; a gauge is as it is
-    now."""
+    now; a histogram has a sample for each of its bounds."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     samples: tuple[Sample, ...]
 
     def __post_init__(self) -> None:
         labels = {label for sample in self.samples for label in sample.labels}
         assert METRIC.fullmatch(self.name) and all(map(LABEL.fullmatch, labels)), f"{self.name} cannot be told"
-        assert self.name.endswith("_total") == (self.kind == "counter"), f"{self.name} is no name for a {self.kind}"
+        fitting = {"counter": (True,), "gauge": (False,), "histogram": (False, True)}[self.kind]
+        assert self.name.endswith("_total") in fitting, f"{self.name} is no name for a {self.kind}"
+
+    @classmethod
+    def of(cls, name: str, help: str, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
+        counts = histogram.cumulative()
+        bounds = [*map(float, histogram.bounds), float("inf")]
+        buckets = (
+            Sample(count, {**labels, "le": _number(bound)}, "_bucket")
+            for bound, count in zip(bounds, counts, strict=True)
+        )
+        ends = Sample(histogram.sum, labels, "_sum"), Sample(counts[-1], labels, "_count")
+        return cls(name, "histogram", help, (*buckets, *ends))
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
@@ -44,9 +59,7 @@ def _lines(metric: Metric) -> Iterable[str]:
     yield f"# TYPE {metric.name} {metric.kind}"
     for sample in metric.samples:
         labels = ",".join(f'{name}="{_quoted(value)}"' for name, value in sample.labels.items())
-        yield (
-            f"{metric.name}{{{labels}}} {_number(sample.value)}" if labels else f"{metric.name} {_number(sample.value)}"
-        )
+        yield f"{metric.name}{sample.part}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}"
 
 
 def _escaped(text: str) -> str:

@@ -27,7 +27,8 @@ from ingot.protocol.openai.completions import COMPLETION_BODY
 from ingot.protocol.openai.embeddings import EMBEDDING_BODY, EmbeddingList
 from ingot.protocol.openai.models import ModelBody, ModelList
 from ingot.protocol.ours.cache import FILE, IMPORT_PATH, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
-from ingot.protocol.ours.health import HealthBody
+from ingot.protocol.ours.health import HealthBody, VersionBody
+from ingot.protocol.ours.loads import LoadsBody
 from ingot.protocol.ours.questions import EXPLAIN_BODY
 from ingot.protocol.ours.requests import CancelledBody, RequestBody, RunningList
 from ingot.protocol.ours.tokenize import DETOKENIZE_BODY, TOKENIZE_BODY, Detokenized, Tokenized
@@ -234,6 +235,7 @@ OPERATIONS = (
         errors=(400, 408, 413, 415),
         takes_file=True,
     ),
+    tells("health", "/health", "Whether a request would be taken.", HealthBody, **PROBE),
     tells("live", "/health/live", "Whether the engine is alive.", HealthBody, **PROBE),
     tells("ready", "/health/ready", "Whether a request would be taken.", HealthBody, **PROBE),
     tells(
@@ -241,9 +243,10 @@ OPERATIONS = (
         "/metrics",
         "What the server did and does, for Prometheus; for the administrator's key.",
         None,
-        503,
         media=MEDIA_TYPE,
     ),
+    tells("loads", "/v1/loads", "How busy the server is, for routers; for the administrator's key.", LoadsBody),
+    tells("version", "/version", "What this server is.", VersionBody),
 )
 
 

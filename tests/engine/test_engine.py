@@ -285,6 +285,6 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
 def test_a_slow_step_is_logged(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ingot.engine.generation.SLOW_STEP_S", 0.0)
+    monkeypatch.setattr("ingot.engine.journal.SLOW_STEP_S", 0.0)
     engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
     assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text

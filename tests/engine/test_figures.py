@@ -1,31 +1,62 @@
-"""What the engine says it has read and written: it grows as requests run, and stays when one ends early."""
+"""What the engine says it has done: it grows as requests run, and stays when one ends early."""
 
 from __future__ import annotations
 
-from ingot.engine.request import Failed, Request, Sampling
-from ingot.observe.figures import Figures, Traffic
+from ingot.engine.request import Event, Failed, Request, Sampling
 from tests import scripted
+
+GREEDY = Sampling(temperature=0)
+
+
+def asked(engine: scripted.Engine, text: str = "hi") -> tuple[int, ...]:
+    return tuple(engine.tokenizer.encode(f"{scripted.OPEN}user\n{text}\n{scripted.ANSWER}", add_special=False))
+
+
+def answered(engine: scripted.Engine, request: Request) -> list[Event]:
+    return [event for batch in engine.generate(request) for event in batch]
 
 
 def test_tokens_count_while_they_come_and_stay_when_the_request_is_cancelled() -> None:
     engine = scripted.start(lambda prompt: "x" * 100_000)
     try:
-        prompt = tuple(engine.tokenizer.encode(f"{scripted.OPEN}user\nhi\n{scripted.ANSWER}", add_special=False))
-        assert engine.figures() == Figures(Traffic(), 0.0)
-        stream = iter(engine.generate(Request("one", (prompt,), sampling=Sampling(temperature=0))))
+        prompt, told = asked(engine), engine.figures
+        assert (told.prompt_tokens, told.generated_tokens, told.occupied) == (0, 0, 0.0)
+        stream = iter(engine.generate(Request("one", (prompt,), sampling=GREEDY)))
         next(stream)
-        during = engine.figures()
-        assert during.traffic.prompt == during.traffic.asked == len(prompt)
-        assert during.traffic.generated >= 1
-        assert 0 < during.occupied <= 1
+        assert told.prompt_tokens == told.asked_tokens == len(prompt)
+        assert (generated := told.generated_tokens) >= 1
+        assert 0 < told.occupied <= 1
         engine.cancel("one")
         *_, last = (event for batch in stream for event in batch)
-        after = engine.figures()
+        engine.check()  # the engine has done all that ends a request
+        assert isinstance(last, Failed)
+        assert told.generated_tokens == last.usage.completion_tokens >= generated
+        assert (told.prompt_tokens, told.occupied) == (len(prompt), 0.0)
+        assert told.endings == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        assert told.request_s.cumulative()[-1] == 0
     finally:
         engine.close()
-    assert isinstance(last, Failed)
-    assert after.traffic.generated == last.usage.completion_tokens >= during.traffic.generated
-    assert (after.traffic.prompt, after.occupied) == (len(prompt), 0.0)
+
+
+def test_every_request_that_ends_leaves_its_durations_and_lengths() -> None:
+    engine = scripted.start(lambda prompt: "Hello")
+    try:
+        prompt, told = asked(engine), engine.figures
+        answered(engine, Request("one", (prompt,), sampling=GREEDY))
+        answered(engine, Request("two", (prompt,), max_tokens=3, n=2, sampling=GREEDY))
+    finally:
+        engine.close()
+    assert told.endings == {"stop": 1, "length": 1, "abort": 0, "error": 0}
+    assert told.generated_tokens == 6 + 2 * 3
+    for times in (told.request_s, told.queue_s, told.prefill_s, told.decode_s, told.inference_s, told.token_s):
+        assert times.cumulative()[-1] == 2
+    assert told.first_token_s.cumulative()[-1] == 3  # one an answer
+    assert told.between_tokens_s.cumulative()[-1] == told.generated_tokens - 3
+    assert (told.prompt_lengths.sum, told.answer_lengths.sum) == (2 * len(prompt), 12)
+    assert (told.answers.sum, told.answer_limits.sum) == (3, 3)
+    assert told.request_s.sum >= told.inference_s.sum + told.queue_s.sum - 1e-6
+    assert told.reasons["unseen"] == told.reasons["complete"] == 1
+    assert told.step_s.cumulative()[-1] == told.step_tokens.cumulative()[-1] > 0
 
 
 def test_nothing_is_guessed_ahead_by_an_engine_that_has_just_started() -> None:

@@ -32,7 +32,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
-from ingot.observe.figures import Figures, Traffic
+from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
 from ingot.text.prompt.control_tokens import Controls
 from ingot.text.template.chat_template import ChatTemplate
@@ -209,6 +209,7 @@ class ScriptedEngine:
         self.encoders: dict[Any, Any] = {}
         self.processor = processor
         self.speculation = SpeculationCounts()
+        self.figures = some_figures()
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.running: dict[str, ScriptedStream] = {}
@@ -242,11 +243,18 @@ class ScriptedEngine:
         running = [stream.request for stream in self.running.values()]
         return [RequestStatus(one.id, "prefill", 10, 4, 0, 16, 0.5, 0.0, tenant=one.tenant) for one in running]
 
-    def figures(self) -> Figures:
-        return Figures(Traffic(prompt=90, generated=30, asked=80, matched=60), occupied=0.25)
-
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
+
+
+def some_figures() -> Figures:
+    figures = Figures(CONTEXT, ("stop", "length"), ("unseen", "new_turn"))
+    figures.prompt_tokens, figures.generated_tokens, figures.asked_tokens, figures.matched_tokens = 90, 30, 80, 60
+    figures.endings["stop"], figures.reasons["unseen"] = 3, 2
+    figures.occupied, figures.most_tokens, figures.page_tokens = 0.25, 640, 64
+    for seconds in (0.02, 0.3, 4000.0):
+        figures.first_token_s.add(seconds)
+    return figures
 
 
 def failing(error: IngotError) -> Script:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.observe.exposition import LABEL, METRIC, Metric, Sample, exposition
+from ingot.observe.histogram import Histogram
 
 NAMES = st.from_regex(METRIC, fullmatch=True).filter(lambda name: not name.endswith("_total"))
 NUMBERS = st.integers() | st.floats()
@@ -84,3 +86,19 @@ def test_only_counters_are_called_totals() -> None:
         Metric("a", "counter", "", ())
     with pytest.raises(AssertionError):
         Metric("a_total", "gauge", "", ())
+
+
+def test_a_histogram_is_read_back_by_prometheus_own_library() -> None:
+    times = Histogram((0.1, 1, 5.0))
+    for value in (0.1, 0.2, 1.0, 7.0):
+        times.add(value)
+    [family] = text_string_to_metric_families(exposition([Metric.of("a_seconds", "How long.", times, {"model": "m"})]))
+    assert (family.name, family.type, family.documentation) == ("a_seconds", "histogram", "How long.")
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        *(
+            ("a_seconds_bucket", {"model": "m", "le": bound}, count)
+            for bound, count in (("0.1", 1), ("1.0", 3), ("5.0", 3), ("+Inf", 4))
+        ),
+        ("a_seconds_sum", {"model": "m"}, pytest.approx(8.3)),
+        ("a_seconds_count", {"model": "m"}, 4),
+    ]

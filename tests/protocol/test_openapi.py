@@ -36,7 +36,7 @@ def test_each_body_schema_is_a_schema(operation: Any) -> None:
 def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:
     paths = {route.path for route in build_app(ScriptedEngine(), settings()).routes}  # type: ignore[arg-type]
     described = {route_path(operation.path) for operation in OPERATIONS}
-    known = {path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health", "/metrics"))}
+    known = {path for path in paths if path.startswith(("/v1", "/v2", "/api", "/health", "/metrics", "/version"))}
     assert known - set(REFUSED) == described
 
 

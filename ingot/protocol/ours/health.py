@@ -1,10 +1,14 @@
-"""`GET /health/live` and `/health/ready`."""
+"""`GET /health`, `/health/live` and `/health/ready`, and `/version`."""
 
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Health
+
+
+class VersionBody(Struct):
+    version: str
 
 
 class HealthBody(Struct):

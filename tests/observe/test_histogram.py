@@ -1,0 +1,47 @@
+"""Histograms: every value is counted once, whoever looks on."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.observe.histogram import Histogram, one_two_five
+
+BOUNDS = st.lists(st.floats(0, 1e6), min_size=1, max_size=8, unique=True).map(sorted)
+
+
+@given(BOUNDS, st.lists(st.floats(0, 1e7), max_size=20))
+def test_a_value_counts_at_every_bound_that_it_does_not_exceed(bounds: list[float], values: list[float]) -> None:
+    told = Histogram(bounds)
+    for value in values:
+        told.add(value)
+    below = [sum(value <= bound for value in values) for bound in bounds]
+    assert told.cumulative() == (*below, len(values))
+    assert told.sum == pytest.approx(sum(values))
+    assert bisect_left(told.cumulative(), len(values)) <= len(bounds)
+
+
+def test_bounds_rise() -> None:
+    with pytest.raises(AssertionError):
+        Histogram((1.0, 0.5))
+
+
+def test_whoever_looks_on_sees_counts_that_only_grow() -> None:
+    told = Histogram((0.5,))
+    writer = threading.Thread(target=lambda: [told.add(number % 2) for number in range(20_000)])
+    writer.start()
+    seen = []
+    while writer.is_alive():
+        seen.append(told.cumulative())
+    writer.join()
+    assert all(one[0] <= other[0] and one[1] <= other[1] for one, other in pairwise(seen))
+    assert told.cumulative() == (10_000, 20_000)
+
+
+def test_bounds_of_lengths_end_at_the_context() -> None:
+    assert [*one_two_five(300)] == [1, 2, 5, 10, 20, 50, 100, 200]
