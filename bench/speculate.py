@@ -60,6 +60,7 @@ class Figures:
     auto_cpu: float  # the same by processors' time
     fixed: dict[int, float]  # by depth
     same: bool  # every way gave the same tokens
+    made: int = 0  # measured rounds that had to make something first, as a GPU's graph for so many tokens
 
     @property
     def best(self) -> float:
@@ -96,9 +97,10 @@ class Bench:
             guessing.answers, guessing.rates = dict(answers), (rate,)
         self._settle(asked, until)
         counts = self._auto.speculation
-        judged, right = self._free.judged, counts.accepted_tokens
+        judged, right, made = self._free.judged, counts.accepted_tokens, counts.made
         plain, autos = in_turns(partial(run, self._auto, plainly), partial(run, self._auto, asked), pairs, until)
         judged, right = self._free.judged - judged, counts.accepted_tokens - right
+        made = counts.made - made
         fixed, always = {}, list[Turn]()
         for depth in depths:
             beside, turns = in_turns(partial(run, self._auto, plainly), partial(self._at, depth, asked), 1, until)
@@ -115,6 +117,15 @@ class Bench:
             ratio(autos, plain, cpu=True),
             fixed,
             all(turn.answers == answers for turn in (*plain, *autos, *always)),
+            made,
+        )
+
+    @property
+    def rounds(self) -> str:
+        """What those took that the controller saw, by rows and tokens."""
+        found = sorted(self._auto.speculation.rounds.items())
+        return ", ".join(
+            f"{rows}/{tokens} {1000 * spent / ran:.2f} ms ({ran})" for (rows, tokens), (ran, spent) in found
         )
 
     def close(self) -> None:
@@ -186,6 +197,7 @@ def main() -> int:
         if time.monotonic() > until and number < len(wanted):
             print(f"{chosen.seconds:.0f} seconds are over: {wanted[number:]} were left out (--seconds)")
             break
+    print(f"rounds by rows/tokens: {bench.rounds}")
     bench.close()
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
@@ -214,9 +226,10 @@ def _line(figures: Figures) -> str:
         f"auto {figures.auto:.2f}x  by CPU time {figures.auto_cpu:.2f}x ({figures.pairs} pairs)"
     )
     right = f"  right {figures.right / figures.judged:.2f} of {figures.judged}" if figures.judged else ""
+    made = f"  {figures.made} rounds made something" if figures.made else ""
     fixed = "".join(f"  {depth}: {ratio:.2f}x" for depth, ratio in figures.fixed.items())
     best = f"  ({figures.auto / figures.best:.2f} of the best depth)" if figures.fixed else ""
-    return told + right + fixed + best + ("" if figures.same else "  OTHER TOKENS")
+    return told + right + made + fixed + best + ("" if figures.same else "  OTHER TOKENS")
 
 
 def complain(found: Sequence[Figures]) -> int:

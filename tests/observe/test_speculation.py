@@ -19,3 +19,10 @@ def test_guesses_add_up_in_all_and_by_position(guesses: list[tuple[int, int]]) -
     longest = max((accepted for _, accepted in guesses), default=0)
     expected = [sum(accepted > position for _, accepted in guesses) for position in range(longest)]
     assert counts.accepted_per_position == expected
+
+
+def test_rounds_add_up_by_rows_and_tokens() -> None:
+    counts = SpeculationCounts()
+    for rows, tokens, seconds in ((1, 4, 0.5), (1, 4, 0.25), (2, 4, 1.0)):
+        counts.ran(rows, tokens, seconds)
+    assert counts.rounds == {(1, 4): (2, 0.75), (2, 4): (1, 1.0)}

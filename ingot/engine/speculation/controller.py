@@ -13,7 +13,7 @@ from ingot.engine.speculation.acceptance import Acceptance, Judged
 from ingot.engine.speculation.proposal import Offer
 from ingot.engine.speculation.purse import Purse
 from ingot.engine.speculation.round_costs import RoundCosts
-from ingot.engine.speculation.slots import Slots
+from ingot.engine.speculation.slots import Choice, Slots
 from ingot.engine.speculation.table import Asked, Table
 from ingot.engine.speculation.trials import Trials
 
@@ -95,10 +95,13 @@ class Controller:
         self._trials.passed(passed)
         if round.prompt_tokens or round.novel:
             self._costs.interrupted()
-        else:
+        if not round.prompt_tokens:
             guessed, depth = round.tokens - round.rows, self._depth(round.outcomes)
-            self._settle(round, guessed, depth)
-            self._costs.observe(round.seconds, round.rows, guessed, depth, waited=round.waited)
+            if round.novel:
+                self._made(round, guessed, depth)
+            else:
+                self._settle(round, guessed, depth)
+                self._costs.observe(round.seconds, round.rows, guessed, depth, waited=round.waited)
         self._trials.observe((one.key, one.proposed, one.accepted) for one in round.outcomes)
         if round.outcomes:
             self._acceptance.observe(self._judged(round.outcomes))
@@ -122,12 +125,22 @@ class Controller:
         """Hold a round against plain ones. That one was slow beyond belief is nobody's fault."""
         if not self._costs.known:
             return
+        plain = self._costs.plain(round.rows)
         self._purse.fill()
+        self._costs.makings.met(round.rows, guessed, plain)
         if round.waited:
-            plain = self._costs.plain(round.rows)
-            believed = self._costs.guessing(round.rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
             given = 1 + sum(one.accepted for one in round.outcomes) / round.rows
+            believed = self._believed(round.rows, guessed, depth)
             self._purse.settle(given - min(round.seconds, BELIEVED * believed) / plain)
+
+    def _made(self, round: Round, guessed: int, depth: int) -> None:
+        if self._costs.known:
+            believed = self._believed(round.rows, guessed, depth)
+            self._costs.makings.made(round.rows, guessed, round.seconds - believed)
+
+    def _believed(self, rows: int, guessed: int, depth: int) -> float:
+        """Seconds that a round with such guesses is thought to take."""
+        return self._costs.guessing(rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
 
     def forget(self, key: Hashable) -> None:
         """The sequence ended, or begins anew; nothing need be known of it."""
@@ -141,13 +154,23 @@ class Controller:
         return len({*self._asked, *self._acceptance.keys, *self._trials.keys})
 
     def _best(self, table: Table) -> Slots:
-        plain, guessed = table.choice.plain(), table.choice.best()
+        plain, guessed = table.choice.plain(), self._there(table.choice)
         enough = table.choice.plain_at_best * (TO_GO_ON if self._guessing else TO_BEGIN)
         best = guessed if guessed is not None and guessed.rate > enough else plain
         if best.guesses != self._guessing:
             self._guessing = best.guesses
             self._trials.reset()
         return best
+
+    def _there(self, choice: Choice) -> Slots | None:
+        """The best way to guess, of those that need nothing that is not there; what that loses is kept in mind."""
+        wanted, makings = choice.best(), self._costs.makings
+        if wanted is None or makings.affords(len(wanted.counts), sum(wanted.counts)):
+            return wanted
+        there = choice.best_there()
+        instead = max(choice.plain().rate, there.rate if there is not None else 0.0)
+        makings.misses(max(0.0, wanted.tokens / instead - wanted.seconds))
+        return there
 
     def _chosen(self, rows: Sequence[Asked], offers: Sequence[Offer | None], counts: Sequence[int]) -> list[Chosen]:
         chosen = []

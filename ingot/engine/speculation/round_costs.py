@@ -11,6 +11,8 @@ from __future__ import annotations
 from operator import mul
 from statistics import median
 
+from ingot.engine.speculation.makings import Makings
+
 FIRST = 7
 """Plain rounds whose median says what a round costs at all: the very first may be many times slower."""
 NOISE, NOISIEST = 0.06, 0.5
@@ -48,6 +50,7 @@ class RoundCosts:
         self._offsets = _Offsets()
         self._noise = _Noise()
         self._waited_before: bool | None = None  # None: nobody knows
+        self.makings = Makings()
 
     @property
     def known(self) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, count, pairwise, repeat
 from operator import add, neg, truediv
 
 from ingot.engine.speculation.round_costs import RoundCosts
 
 LONGEST = 3.0
 """No round takes longer than a plain one by more than so many of these, whatever it promises."""
+
+May = Callable[[int, float, float], bool]
+"""Whether a round may be run, by its guesses, seconds and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,28 @@ class Choice:
         seconds = self._costs.guessing(self._rows, range(guessed, guessed + 1))[0] + depth * self._costs.step
         return Slots(counts, tokens, seconds + self._seconds)
 
-    def payable(self, seconds: float, tokens: float) -> bool:
+    def payable(self, slots: Slots) -> bool:
+        return self._payable_and_there(sum(slots.counts), slots.seconds, slots.tokens)
+
+    def best(self) -> Slots | None:
+        """The best way to guess at all; None: there is nothing to guess, or nothing that can be paid for."""
+        return self._best(self._payable)
+
+    def best_there(self) -> Slots | None:
+        """The same among rounds for which nothing has to be made, or for which it may be."""
+        return self._best(self._payable_and_there)
+
+    def _payable(self, guessed: int, seconds: float, tokens: float) -> bool:
         """Whether the purse can bear that all of it is wrong, but for half of what is expected of it."""
         longer, expected = (seconds - self._seconds) / self._plain - 1, tokens / self._rows - 1
         return 0 < self._purse >= longer - expected / 2 and longer <= LONGEST
 
-    def best(self) -> Slots | None:
-        """The best way to guess at all; None: there is nothing to guess, or nothing that can be paid for.
+    def _payable_and_there(self, guessed: int, seconds: float, tokens: float) -> bool:
+        return self._payable(guessed, seconds, tokens) and self._costs.makings.affords(self._rows, guessed)
 
-        As what is likelier to be needed is verified first, the question is only how many, and how long the longest
-        may be of those that take time to make.
-        """
+    def _best(self, may: May) -> Slots | None:
+        """As what is likelier to be needed is verified first, the question is only how many, and how long the longest
+        may be of those that take time to make."""
         making = [row for row, computed in zip(self._survival, self._computed, strict=True) if computed]
         there = [row for row, computed in zip(self._survival, self._computed, strict=True) if not computed]
         slots = [one for row in there for one in row]
@@ -89,21 +103,25 @@ class Choice:
             if cap:
                 slots += [row[cap - 1] for row in making if len(row) >= cap]
             if slots:
-                rate, last = self._fastest(slots, seconds, cap * self._costs.step + self._seconds)
+                rate, last = self._fastest(slots, seconds, cap * self._costs.step + self._seconds, may)
                 if rate > best:
                     best, least, depth = rate, last, cap
         return self.exactly(self._down_to(least, depth)) if best else None
 
-    def _fastest(self, slots: list[float], seconds: list[float], more: float) -> tuple[float, float]:
-        """The most tokens a second that the likeliest of them give, and how likely the last of these is. Sorts them."""
+    def _fastest(self, slots: list[float], seconds: list[float], more: float, may: May) -> tuple[float, float]:
+        """The most tokens a second that the likeliest of them give, and how likely the last of these is. Sorts them.
+        Those that are as likely are taken together."""
         slots.sort(reverse=True)
         tokens = list(accumulate(slots, initial=float(self._rows)))
         rates = list(map(truediv, tokens, map(add, seconds, repeat(more))))
         rates[0] = 0.0
+        for place in [place for place, (one, next) in enumerate(pairwise(slots), 1) if one == next]:
+            rates[place] = 0.0
         best = max(rates)
-        if best and not self.payable(seconds[rates.index(best)] + more, tokens[rates.index(best)]):
-            ways = zip(rates, seconds, tokens, strict=False)
-            rates = [rate if self.payable(taken + more, given) else 0.0 for rate, taken, given in ways]
+        guessed = rates.index(best)
+        if best and not may(guessed, seconds[guessed] + more, tokens[guessed]):
+            ways = zip(count(), rates, seconds, tokens, strict=False)
+            rates = [rate if rate and may(number, taken + more, given) else 0.0 for number, rate, taken, given in ways]
             best = max(rates)
         return best, slots[rates.index(best) - 1]
 

@@ -104,6 +104,10 @@ class Speculation:
         for outcome in outcomes:
             self._counts.add(outcome.proposed, outcome.accepted)
         tokens = guesses.tokens + sum(outcome.proposed for outcome in outcomes)
+        if novel:
+            self._counts.made += 1
+        elif not guesses.prompt_tokens:
+            self._counts.ran(guesses.rows, tokens, seconds)
         round = Round(seconds, guesses.rows, tokens, guesses.prompt_tokens, guesses.waited, outcomes, novel)
         self._controller.observe(round, self._passed)
         self._passed = 0

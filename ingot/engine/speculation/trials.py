@@ -99,13 +99,14 @@ class Trials:
     def _begin_with(self, asleep: list[Hashable], table: Table, best: Slots) -> None:
         """As many as can be paid for, those first that were not woken for longest."""
         asleep.sort(key=lambda key: self._tried.get(key, -1))
-        depth = DEPTHS[self._turns % len(DEPTHS)]
+        first = self._turns % len(DEPTHS)
         while asleep:
-            woken = dict.fromkeys(asleep, depth)
-            if self._affordable(woken, table, best):
-                self._woken, self._since, self._turns = woken, 0, self._turns + 1
-                self._tried |= dict.fromkeys(woken, self._turns)
-                return
+            for depth in DEPTHS[first:] + DEPTHS[:first]:
+                woken = dict.fromkeys(asleep, depth)
+                if self._affordable(woken, table, best):
+                    self._woken, self._since, self._turns = woken, 0, self._turns + 1
+                    self._tried |= dict.fromkeys(woken, self._turns)
+                    return
             del asleep[len(asleep) // 2 :]
 
     def _going_on(self, woken: dict[Hashable, int], table: Table, best: Slots) -> dict[Hashable, int]:
@@ -118,7 +119,7 @@ class Trials:
         tried = table.choice.exactly(_with(woken, table, best))
         back = 0.0 if best.guesses else table.wait
         lost = (tried.seconds + back - tried.tokens / best.rate) / best.seconds
-        return lost <= self._purse.left and table.choice.payable(tried.seconds, tried.tokens)
+        return lost <= self._purse.left and table.choice.payable(tried)
 
     def _other(self, table: Table, best: Slots) -> Trial | None:
         if not self._others.due or not best.guesses:
@@ -148,8 +149,7 @@ def _lost(table: Table, best: Slots, counts: Counts) -> float:
 
 
 def _payable(table: Table, counts: Counts) -> bool:
-    tried = table.choice.exactly(counts)
-    return table.choice.payable(tried.seconds, tried.tokens)
+    return table.choice.payable(table.choice.exactly(counts))
 
 
 def _deeper(table: Table, best: Slots) -> Counts | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
 from ingot.engine.speculation.proposal import Offer
@@ -25,19 +26,39 @@ class Device:
     knee: int = 0  # where not 0: tokens beyond so many cost four times as much
     noise: float = 0.05
     ahead: bool = True  # plain rounds are launched before the tokens before them are read
+    curve: tuple[tuple[int, float], ...] = ()  # instead of rows and tokens: how many times `fixed` so many tokens take
+    making: float = 0.0  # the first round of each size takes longer by this
 
     def milliseconds(self, counts: Sequence[int], *, computed: bool) -> float:
         rows, guessed = len(counts), sum(counts)
         tokens = rows + guessed
+        if self.curve:
+            return self.fixed * _between(self.curve, tokens) + (self.wait if guessed else 0.0)
         beyond = max(0, tokens - self.knee) if self.knee else 0
         total = self.fixed + self.row * rows + self.token * (tokens + 3 * beyond)
         return total + (self.wait if guessed else 0.0) + (self.step * max(counts) if computed else 0.0)
+
+
+def _between(curve: Sequence[tuple[int, float]], tokens: int) -> float:
+    """On the lines between its points."""
+    for (begin, low), (end, high) in pairwise(curve):
+        if tokens <= end:
+            return low + (high - low) * (tokens - begin) / (end - begin)
+    raise ValueError(f"nothing is known of {tokens} tokens")
 
 
 MEMORY_BOUND = Device()
 COMPUTE_BOUND = Device(fixed=2.0, row=0.2, token=2.0)
 BETWEEN = Device(fixed=8.0, row=0.1, token=0.8, wait=0.8)
 DRAFTING = Device(step=1.5)
+H200 = Device(
+    fixed=4.8,
+    wait=0.7,
+    noise=0.03,
+    curve=((1, 1.0), (4, 1.05), (8, 1.1), (16, 1.3), (32, 1.65), (64, 2.6), (128, 4.5), (288, 10.0)),
+    making=35.0,
+)
+"""As measured: an 8B model in bfloat16, whose layers are a graph for each number of tokens."""
 DEVICES = {"memory": MEMORY_BOUND, "compute": COMPUTE_BOUND, "between": BETWEEN, "drafting": DRAFTING}
 
 
@@ -71,6 +92,7 @@ class Simulation:
         self.offers = [Asked(row, (Offer("some", 16, free=free),)) for row in range(rows)]
         self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
         self.counts: list[list[int]] = []
+        self.sizes: set[tuple[int, int]] = set()  # that were met
         self._guessed_before = False
 
     def run(self, rounds: int) -> None:
@@ -88,9 +110,12 @@ class Simulation:
         self._guessed_before = guesses
         self.given.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
-        seconds = expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) / 1000
+        novel = bool(self.device.making) and (len(counts), sum(counts)) not in self.sizes
+        self.sizes.add((len(counts), sum(counts)))
+        made = self.device.making * novel
+        seconds = (expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) + made) / 1000
         outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)
-        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes))
+        self.controller.observe(Round(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes, novel))
         return counts
 
     def rate(self, begin: int, end: int | None = None) -> float:

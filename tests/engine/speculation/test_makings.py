@@ -1,0 +1,102 @@
+"""Sizes of rounds for which something has to be made first, as a GPU's graphs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from ingot.engine.speculation.makings import FREE, KEPT, SHARE, Makings
+from tests.engine.speculation.device import H200, Simulation, best_fixed, everywhere
+
+TAKES, PLAIN = 0.035, 0.005
+
+
+def spent() -> Makings:
+    """One that has made what is free, and nothing else."""
+    makings = Makings()
+    for guessed in range(1, FREE + 1):
+        assert makings.affords(1, guessed)
+        makings.made(1, guessed, TAKES)
+    return makings
+
+
+def test_where_nothing_has_to_be_made_every_size_is_affordable() -> None:
+    makings = Makings()
+    for guessed in range(100):
+        makings.met(1, guessed, PLAIN)
+    assert all(makings.affords(rows, guessed) for rows in range(1, 20) for guessed in range(200))
+
+
+def test_behind_the_first_ones_only_what_is_there_is_affordable() -> None:
+    makings = spent()
+    assert makings.affords(1, 1) and not makings.affords(1, 7) and not makings.affords(2, 1)
+
+
+def test_one_is_made_when_doing_without_has_cost_as_much() -> None:
+    makings, rounds = spent(), 0
+    while not makings.affords(1, 7):
+        makings.misses(0.0035 - SHARE * PLAIN)
+        makings.met(1, 1, PLAIN)
+        rounds += 1
+    assert rounds == pytest.approx(TAKES / 0.0035, abs=1)
+    makings.made(1, 7, TAKES)
+    assert makings.affords(1, 7) and not makings.affords(1, 9)
+
+
+def test_what_was_missed_is_counted_once_a_round() -> None:
+    makings = spent()
+    for _ in range(1000):
+        makings.misses(TAKES / 2)
+    makings.met(1, 1, PLAIN)
+    assert not makings.affords(1, 7)
+
+
+def test_plain_rounds_make_what_they_need_and_owe_nothing() -> None:
+    makings = Makings()
+    for rows in range(1, 9):
+        makings.made(rows, 0, TAKES)
+    assert makings.affords(1, 3)
+
+
+def test_no_more_sizes_are_remembered_than_are_kept() -> None:
+    makings = spent()
+    for guessed in range(FREE + 1, FREE + KEPT + 1):
+        makings.met(1, guessed, 0.0)
+    assert not makings.affords(1, 1) and makings.affords(1, KEPT)
+
+
+# On a GPU, whose costs were measured
+
+
+@pytest.mark.parametrize("rows", (1, 4, 16))
+@pytest.mark.parametrize("rate", (0.9, 0.65, 0.5))
+def test_from_a_cold_start_it_guesses_soon_and_nearly_as_well_as_can_be(rate: float, rows: int) -> None:
+    ratios = []
+    for seed in range(2):
+        running = Simulation(H200, rows, everywhere(rate), seed)
+        running.run(192)
+        assert any(any(counts) for counts in running.counts[:10])
+        ratios.append(running.rate(64) / best_fixed(H200, rows, everywhere(rate))[0])
+    assert sum(ratios) / len(ratios) > 0.94
+
+
+@pytest.mark.parametrize("rows", (1, 4))
+def test_changes_of_the_rate_do_not_lead_to_ever_more_sizes(rows: int) -> None:
+    running = Simulation(H200, rows, everywhere(0.9), seed=1)
+    met = []
+    for rate in (0.9, 0.5, 0.65, 0.2) * 2:
+        running.rates = everywhere(rate)
+        running.run(96)
+        met.append(len(running.sizes))
+    assert met[-1] < 40 and all(after - before < 8 for before, after in pairwise(met[1:]))
+
+
+@pytest.mark.parametrize("rows", (1, 4, 16))
+def test_where_guesses_are_wrong_little_is_made_for_them(rows: int) -> None:
+    running = Simulation(H200, rows, everywhere(0.05), seed=2)
+    running.run(640)
+    plain, _ = best_fixed(H200, rows, everywhere(0.05), most=0)
+    assert running.rate(0) > 0.98 * plain
+    lost = H200.making * (len(running.sizes) - 1)
+    assert lost < 0.03 * sum(spent for _, spent in running.given)
