@@ -20,6 +20,7 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.live_codec import with_live_codec
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.runner import Runner
+from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
@@ -82,10 +83,12 @@ def start(
     codec: PairCodec = RAW_CODEC,
     live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
+    sparse: Callable[[], SparseOffer] | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
     gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
-    into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by."""
+    into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
+    `sparse` makes who scores long prompts."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -102,6 +105,7 @@ def start(
         adapter = with_live_codec(adapter, live)
         if wait is not None:
             adapter = Held.of(adapter, wait)
+        scoring = None if sparse is None else sparse()
         total = adapter.weight_bytes + (memory or 1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
         card = ModelCard(
@@ -118,6 +122,7 @@ def start(
             max_sequences=32,
             created=0,
             proposers=tuple(proposer.name for proposer in proposers),
+            scorer="" if scoring is None else scoring.scorer.name,
         )
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
         kept = (
@@ -137,6 +142,7 @@ def start(
             proposers=proposers,
             guessed_tokens=guessed_tokens,
             disk=kept,
+            sparse=scoring,
         )
 
     tokenizer = tiny_tokenizer()

@@ -29,7 +29,7 @@ WITHOUT = {
     "cli": MLX,
     "models": ("ingot.text",),
 }
-ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoder_request")
+ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.sparse.ask")
 """What protocol and http may know of the engine at run time."""
 
 

@@ -115,6 +115,8 @@ class AppendState(LayerState):
         """What keys and values are rounded to; None: they stay as they are computed."""
         self.kernels: CheckedKernels | None = None
         """Of the GPU that it lives on."""
+        self.onlooker: Callable[[Any], None] | None = None
+        """Is told what tokens ask of the keys, by attention that is ours, while somebody looks on."""
 
     @property
     def stored(self) -> Storage:

@@ -81,7 +81,10 @@ def start_engine(settings: Settings) -> Engine:
         encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
         models = Choice.parse(settings.speculate).models
         guessing = {proposer: locate(name, settings, progress) for proposer, name in models.items()}
-        progress(f"loading {', '.join(found.name for found in (folder, *encoders.values(), *guessing.values()))}")
+        reader = settings.specprefill_draft_model
+        scorer = None if reader is None else locate(reader, settings, progress)
+        named = (folder, *encoders.values(), *guessing.values(), *(() if scorer is None else (scorer,)))
+        progress(f"loading {', '.join(dict.fromkeys(found.name for found in named))}")
     finally:
         progress.finish()
 
@@ -95,6 +98,7 @@ def start_engine(settings: Settings) -> Engine:
         encoders=encoders,
         draft=guessing.get("draft"),
         eagle=guessing.get("eagle"),
+        scorer=scorer,
     )
 
 

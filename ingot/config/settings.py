@@ -230,6 +230,20 @@ class Settings:
     speculate_tokens: int | None = setting(
         None, "tokens guessed ahead for an answer at once, or as many as can be (default: what pays)", low=1, high=16
     )
+    specprefill: bool = setting(
+        False,
+        "let requests ask for long prompts to be computed in part, what a smaller model finds to matter: faster, and "
+        "not the same answers",
+    )
+    specprefill_draft_model: str | None = setting(
+        None, "that smaller model, given like MODEL (default: the draft that --speculate names)"
+    )
+    specprefill_threshold: int = setting(
+        8192, "new tokens of a prompt from which on not all of them are computed", low=1, high=1 << 24
+    )
+    specprefill_keep_pct: float = setting(
+        0.3, "the share of them that is, where a request does not say", low=0.01, high=1.0
+    )
     deterministic: bool = setting(
         False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"
     )
@@ -270,6 +284,9 @@ class Settings:
         if self.cache_codec != "raw" and not self.prefix_cache:
             raise ConfigError("cache_codec is about kept prefixes, which prefix_cache = false forbids: choose one")
         self._refuse_what_needs_a_folder()
+        for name in ("specprefill_draft_model", "specprefill_threshold", "specprefill_keep_pct"):
+            if not self.specprefill and getattr(self, name) != SETTINGS[name].default:
+                raise ConfigError(f"{name} is about specprefill, which is off: switch it on", param=name)
         if self.held_bytes < self.max_body_bytes:
             raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")
         if not self.keyed and not is_loopback(self.host):

@@ -132,6 +132,8 @@ class Door:
 
     def _validate(self, request: Request) -> None:
         context, vocab = self._card.context_of(exact=request.exact), self._card.vocab
+        if request.sparse is not None:
+            self._refuse_sparse(request)
         if any(request.media) and self._eyes is None:
             raise Unsupported(f"{self._card.name} is run on text alone: it has no vision tower here", param="messages")
         if self._eyes is not None:
@@ -149,6 +151,17 @@ class Door:
                 raise ContextOverflow(needed=len(prompt) + least, limit=context)
             if max(prompt) >= vocab or min(prompt) < 0:
                 raise BadRequest(f"The prompt holds a token outside the vocabulary of {vocab}", param="prompt")
+
+    def _refuse_sparse(self, request: Request) -> None:
+        if not self._card.scorer:
+            raise Unsupported(
+                "This server computes prompts whole: it has nobody to score them. Start it with --specprefill.",
+                param="specprefill",
+            )
+        if request.exact:
+            raise BadRequest(
+                "cache is exact, and specprefill computes a part of the prompt: choose one", param="specprefill"
+            )
 
     def _sequences(self, request: Request) -> list[Sequence]:
         stop_tokens = request.stop.token_ids | (frozenset() if request.stop.ignore_eos else self._tokenizer.eos_ids)

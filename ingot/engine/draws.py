@@ -51,7 +51,7 @@ class Draws:
     def _history(self, place: Ahead) -> TokenHistory | None:
         row = place.sequence
         if needs_history(row.sampling) and row not in self._histories:
-            self._histories[row] = TokenHistory(self._vocab, row.prompt, row.generated)
+            self._histories[row] = TokenHistory(self._vocab, row.whole_prompt, row.generated)
         history = self._histories.get(row)
         return history if history is None or not place.guessed else history.ahead(place.guessed)
 

@@ -30,6 +30,7 @@ from ingot.engine.reuse import Reuse
 from ingot.engine.runner import Runner, Step
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import Sequence
+from ingot.engine.sparse.prefill import SparsePrefill
 from ingot.engine.speculation.controller import Controller
 from ingot.engine.speculation.heads import HeadStates
 from ingot.engine.speculation.speculation import Guesses, Speculation
@@ -42,7 +43,7 @@ from ingot.observe.speculation import SpeculationCounts
 log = logging.getLogger("ingot.engine")
 
 LONGEST_LOOK_S = 0.5
-"""How long the vision tower may run in one turn while nobody waits for his next token."""
+"""How long the vision tower may run in one turn, or prompts may be scored, while nobody waits for his next token."""
 SCORED_WIDTH = 128
 """Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
@@ -128,13 +129,16 @@ class Generation:
         now = time.monotonic()
         self._journal.look(now, lambda: self.status(now))
         self._step(shared)
-        self._look(time.monotonic() - now)
+        self._look(now)
+        self._score(now)
 
     def rest(self) -> None:
         self._forget_step()
         try:
             self.check()
             self._speculation.rest()
+            if self._sparse is not None:
+                self._sparse.rest()
         except AssertionError:
             log.exception("the idle engine found its books wrong; it starts new ones")
             self._make_rooms()
@@ -151,6 +155,8 @@ class Generation:
         self._speculation.check(held)
         if self._looks is not None:
             self._looks.check()
+        if self._sparse is not None:
+            self._sparse.check()
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
@@ -208,8 +214,12 @@ class Generation:
             costs,
             self._limits.max_sequences,
             self._limits.target_itl_ms,
-            self._sees,
+            lambda sequence: self._sees(sequence) and (self._sparse is None or self._sparse.ready(sequence)),
         )
+        self._sparse: SparsePrefill | None = None
+        if loaded.sparse is not None:
+            window = max((group.window or 0 for group in self._runner.rows.groups), default=0)
+            self._sparse = SparsePrefill(loaded.sparse, costs, self.reuse.known, window)
 
     def _sees(self, sequence: Sequence) -> bool:
         """Whether the features are there that a sequence needs besides what it takes over."""
@@ -255,6 +265,8 @@ class Generation:
         self._scheduler.remove(sequence)
         self._runner.release(sequence)
         self._speculation.forget(sequence)
+        if self._sparse is not None:
+            self._sparse.forget(sequence)
 
     def _close_if_done(self, job: Job) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
@@ -316,15 +328,25 @@ class Generation:
         if not self._door.jobs:
             self._measure(time.monotonic())
 
-    def _look(self, spent_s: float) -> None:
-        """Run the vision tower for what a step of so long has left of the latency target; for longer while nobody
-        waits for his next token."""
+    def _left(self, began: float) -> float:
+        """Seconds that a turn has left of the latency target, or more while nobody waits for his next token."""
+        if not any(sequence.decoding for sequence in self._scheduler.running):
+            return LONGEST_LOOK_S
+        return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
+
+    def _score(self, began: float) -> None:
+        """Score prompts of which not all is to be computed for what a turn has left."""
+        sequence = None if self._sparse is None else self._sparse.next
+        if self._sparse is not None and sequence is not None:
+            with self._on_behalf_of(sequence.request.id):
+                self._sparse.advance(sequence, self._left(began))
+
+    def _look(self, began: float) -> None:
+        """Run the vision tower for what a turn has left."""
         if self._looks is None:
             return
-        hurried = any(sequence.decoding for sequence in self._scheduler.running)
-        left = self._limits.target_itl_ms / 1000 - spent_s if hurried else LONGEST_LOOK_S
         try:
-            if not self._looks.advance(left) and not self._scheduler.running:
+            if not self._looks.advance(self._left(began)) and not self._scheduler.running:
                 self._looks.pause()
         except LookFailed as failed:
             for request_id in failed.requests:

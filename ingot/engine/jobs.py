@@ -17,6 +17,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.engine.sequence import Sequence
+from ingot.engine.sparse.ask import SparseReport
 from ingot.engine.stream import EventSink
 from ingot.text.tokens.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ class Job:
         )
 
     def ended(self, now: float) -> Ended:
-        return Ended(self.usage(), self.timing(now), self._reports(), self.speculation())
+        return Ended(self.usage(), self.timing(now), self._reports(), self.speculation(), self._sparse())
 
     def speculation(self) -> SpeculationReport:
         return SpeculationReport(
@@ -58,9 +59,13 @@ class Job:
         firsts = self.sequences[:: self.request.n]
         return tuple(sequence.report for sequence in firsts if sequence.report is not None)
 
+    def _sparse(self) -> tuple[SparseReport, ...]:
+        firsts = self.sequences[:: self.request.n]
+        return tuple(sequence.sparse for sequence in firsts if sequence.sparse is not None)
+
     def timing(self, now: float) -> Timing:
         arrived = self.request.arrived
-        began = min((s.admitted_at for s in self.sequences if s.admitted_at is not None), default=now)
+        began = min((at for s in self.sequences for at in (s.scoring_at, s.admitted_at) if at is not None), default=now)
         first = min((s.first_token_at for s in self.sequences if s.first_token_at is not None), default=now)
         return Timing(queue=began - arrived, prefill=first - began, decode=now - first)
 
@@ -87,7 +92,7 @@ class Job:
         """How much of each prompt is computed, for the answer that is furthest on."""
         for first in range(0, len(self.sequences), self.request.n):
             answers = self.sequences[first : first + self.request.n]
-            yield max(min(answer.computed, len(answer.prompt)) for answer in answers)
+            yield max(answer.position(min(answer.computed, len(answer.prompt))) for answer in answers)
 
     def outcome(self) -> str:
         """Why its answers ended."""

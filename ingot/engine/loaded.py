@@ -13,6 +13,7 @@ from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
 from ingot.engine.looks import Eyes
 from ingot.engine.request import ModelCard
+from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.media.processor import Processor
 from ingot.models.adapter import Adapter
@@ -32,5 +33,6 @@ class Loaded:
     guessed_tokens: int | None = None  # how many they are to guess; None: as many as pays
     processor: Processor | None = None  # how the model is shown pictures and clips; None: it has no vision tower
     eyes: Eyes | None = None  # what it sees them with
+    sparse: SparseOffer | None = None  # who scores long prompts of which not all is to be computed
     disk: Disk | None = None  # where computed prefixes are kept beside memory
     codec: PairCodec = RAW_CODEC  # what they are put into

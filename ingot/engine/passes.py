@@ -51,11 +51,11 @@ class LaunchPart:
     def _positions(self) -> tuple[mx.array | None, int | None]:
         """Where its tokens stand, and where the next does, where they do not follow each other as text does."""
         first = self.sequences[0]
-        if first.sight is None or self.decoding:
+        if self.decoding:
             return None, None
         end = first.computed + self.width
-        stated = first.sight.stated(first.computed, end)
-        return (None, None) if stated is None else (mx.array(stated), first.sight.position(end))
+        stated = first.stated(first.computed, end)
+        return (None, None) if stated is None else (mx.array(stated), first.position(end))
 
     @property
     def tokens(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ingot.engine.sparse.ask import SparseAsk, SparseReport
 from ingot.errors import IngotError
 from ingot.media.item import MediaItem
 from ingot.media.layout import MediaKind
@@ -104,6 +105,7 @@ class Request:
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
     media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's pictures and clips; none: there are none at all
     speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
+    sparse: SparseAsk | None = None  # only what matters of its prompts is to be computed
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
     via: str = ""  # the address that it came to, for the log
@@ -260,6 +262,7 @@ class Ended:
     timing: Timing
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
+    sparse: tuple[SparseReport, ...] = ()  # one for each prompt, where less than all was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,7 @@ class ModelCard:
     proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
     kernels: str = ""  # what was compiled for the device, where that is ours to do
     sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
+    scorer: str = ""  # who scores long prompts, of which only what matters is computed when a request asks for it
     exact_context: int | None = None  # of requests for exact states, where others' are in fewer bits: memory holds less
 
     def context_of(self, *, exact: bool) -> int:

@@ -32,6 +32,7 @@ from ingot.engine.disk_tier import DiskTier, NoTier, Tier
 from ingot.engine.request import CacheReason, CacheReport, Request
 from ingot.engine.room import HeldPages
 from ingot.engine.sequence import Sequence
+from ingot.engine.sparse.thinned import GAP
 
 T = TypeVar("T")
 STRIDE = 512
@@ -233,8 +234,7 @@ class Reuse:
         if found is not None:
             assert sequence.row is not None
             put(self.rows, sequence.row, self._with_pages(sequence, found), found.length)
-            if sequence.sight is not None:
-                sequence.row.position = sequence.sight.position(found.length)
+            sequence.row.position = sequence.position(found.length)
 
     def lacks_pages(self, sequence: Sequence) -> bool:
         """Whether restoring a sequence that was just admitted takes new pages."""
@@ -354,8 +354,8 @@ def _agreement(sequence: Sequence, other: Sequence) -> int:
 
 
 def _told(tokens: Many[int]) -> tuple[int, ...]:
-    """Those before the first medium: what stands for its content there is no token."""
-    return tuple(takewhile(lambda token: token >= 0, tokens))
+    """Those before the first medium and before the first gap: what stands there is no token."""
+    return tuple(takewhile(lambda token: 0 <= token < GAP, tokens))
 
 
 class OnThread(Protocol):

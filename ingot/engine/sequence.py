@@ -9,7 +9,11 @@ from ingot.cache.codecs.names import RAW
 from ingot.cache.launch import Row
 from ingot.engine.request import CacheReport, Phase, Request, Sampling
 from ingot.engine.sight import Sight
+from ingot.engine.sparse.ask import SparseReport
+from ingot.engine.sparse.selection import Places
+from ingot.engine.sparse.thinned import Thinned
 from ingot.errors import IngotError
+from ingot.models.vision.tower import PositionArray
 from ingot.text.grammar.guide import Guide
 
 
@@ -40,6 +44,9 @@ class Sequence:
     drawn_at: float | None = None  # when its newest token was known
     scored: int = 0  # prompt tokens whose logprobs are computed or on their way; each is told once
     sight: Sight | None = None  # what its prompt shows besides tokens
+    thinned: Thinned | None = None  # its prompt as it was sent, where only some of it is computed
+    sparse: SparseReport | None = None  # what came of asking for that, once that is settled
+    scoring_at: float | None = None  # when it began to be scored
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
     agreed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -82,7 +89,38 @@ class Sequence:
         return self.keyed(self.tokens)
 
     def keyed(self, tokens: Many[int]) -> Many[int]:
-        return tokens if self.sight is None else self.sight.keyed(tokens)
+        placed = self._placed
+        return tokens if placed is None else placed.keyed(tokens)
+
+    @property
+    def _placed(self) -> Thinned | Sight | None:
+        """Who knows where its tokens stand, where they do not stand one behind another."""
+        return self.thinned or self.sight
+
+    def position(self, place: int) -> int:
+        """What RoPE is told of the token that is stored at `place`."""
+        placed = self._placed
+        return place if placed is None else placed.position(place)
+
+    def stated(self, begin: int, end: int) -> PositionArray | None:
+        """Positions of the tokens at places [begin, end), where they do not follow each other."""
+        placed = self._placed
+        return None if placed is None else placed.stated(begin, end)
+
+    def thin(self, kept: Places) -> None:
+        """Go on with so much of its prompt, before any of it is computed. From now on it is what is left that counts
+        wherever tokens are stored."""
+        assert self.row is None and not self.sampled
+        self.thinned = Thinned(self.prompt, kept)
+        self.prompt = self.thinned.tokens
+        self.tokens = list(self.prompt)
+        self.marks = self.thinned.places(self.marks)
+        self.agreed.clear()
+
+    @property
+    def whole_prompt(self) -> tuple[int, ...]:
+        """As it was sent."""
+        return self.prompt if self.thinned is None else self.thinned.whole
 
     @property
     def most_taken_over(self) -> int:

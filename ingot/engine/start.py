@@ -20,6 +20,7 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.live_codec import with_live_codec
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
+from ingot.engine.start_draft import begin_draft, load_draft, sparse_offer
 from ingot.engine.start_encoders import offer
 from ingot.engine.start_proposers import offer_proposers
 from ingot.engine.start_vision import Vision
@@ -50,15 +51,18 @@ def start_engine(
     encoders: Mapping[Role, ModelFolder] | None = None,
     draft: ModelFolder | None = None,
     eagle: ModelFolder | None = None,
+    scorer: ModelFolder | None = None,
 ) -> Engine:
-    """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models.
+    """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models,
+    `scorer` is the one that scores long prompts.
 
     Raises ModelError or ConfigError with what is wrong.
     """
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
-    models = {name: found.path for name, found in {"draft": draft, "eagle": eagle}.items() if found is not None}
+    named = {"draft": draft, "eagle": eagle, "scorer": scorer}
+    models = {name: found.path for name, found in named.items() if found is not None}
 
     def loaded() -> Loaded:
         return load(settings, folder, tokenizer, encoders or {}, models, name=name, source=source)
@@ -71,12 +75,13 @@ def load(
     folder: Path,
     tokenizer: Tokenizer,
     encoders: Mapping[Role, ModelFolder],
-    guessing_models: Mapping[str, Path],
+    further: Mapping[str, Path],
     *,
     name: str,
     source: str,
 ) -> Loaded:
-    """Runs on the engine thread, the only one that may touch mlx."""
+    """Runs on the engine thread, the only one that may touch mlx. `further` models are those of proposers, by name, and
+    the `scorer`."""
     here = device.current()
     native.use_one_path(settings.deterministic)
     total = (
@@ -84,22 +89,24 @@ def load(
     )
     _refuse_what_cannot_fit(folder, total)
     # An EAGLE draft reads hidden states between layers.
-    apart = "eagle" in guessing_models
+    apart = "eagle" in further
     vision = Vision.of(folder, load_config(folder), settings)
     adapter = adapters.load(
         folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=vision.sees
     )
     choice = Choice.parse(settings.speculate, settings.speculate_tokens)
-    guessing = offer_proposers(
-        choice, folder, adapter, guessing_models, dtype=settings.dtype, widest=settings.prefill_chunk
-    )
+    guessing = offer_proposers(choice, folder, adapter, further, dtype=settings.dtype)
+    reader = load_draft(settings, folder, adapter, further)
     adapter = with_live_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
-    weights = adapter.weight_bytes + guessing.weights
+    weights = adapter.weight_bytes + (0 if reader is None else reader.weight_bytes)
     offered = offer(encoders, settings, here, total - weights)
     context = _context(settings, adapter.context)
     eyes = vision.eyes(adapter.tower, total - weights)
     others = offered.weights + offered.batch + (0 if eyes is None else eyes.memory.total)
-    proposers, taken = guessing.begin(total - weights - others, context=context, rows=settings.max_sequences)
+    draft, taken = begin_draft(
+        reader, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
+    )
+    sparse = sparse_offer(settings, draft)
     budget = Budget(
         total,
         weights + others + taken,
@@ -136,6 +143,7 @@ def load(
         proposers=guessing.names,
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
+        scorer="" if sparse is None else sparse.scorer.name,
     )
     cache_bytes = _cache_bytes(settings, budget)
     codec = _codec(settings, adapter)
@@ -147,10 +155,11 @@ def load(
         cache_bytes,
         offered.encoders,
         folder,
-        proposers=proposers,
+        proposers=guessing.begin(draft),
         guessed_tokens=choice.tokens,
         processor=vision.processor,
         eyes=eyes,
+        sparse=sparse,
         disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder, codec),
         codec=codec,
     )

@@ -6,59 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.engine.draft_model import DraftModel
 from ingot.engine.speculation.choice import Choice
-from ingot.engine.speculation.draft import Draft, budget_of
+from ingot.engine.speculation.draft import Draft
 from ingot.engine.speculation.forced import Forced
 from ingot.engine.speculation.lookup import Lookup
 from ingot.engine.speculation.proposal import Proposer
-from ingot.engine.speculation.same_tokens import check_tokenizers
 from ingot.errors import ConfigError, ModelError
-from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.heads.eagle import load_eagle
 from ingot.models.heads.finding import find_head
 from ingot.models.heads.loading import load_head, with_head
 from ingot.models.heads.probe import check_head
 
-KEPT_SHARE = 0.5
-"""Of the memory for a draft's states, what prefixes that it read may take."""
-
 
 @dataclass(frozen=True, slots=True)
 class OfferedProposers:
     adapter: Adapter  # with its head, if that guesses
-    draft: Adapter | None
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
-    @property
-    def weights(self) -> int:
-        """What further models take."""
-        return 0 if self.draft is None else self.draft.weight_bytes
-
-    def begin(self, free: int, *, context: int, rows: int) -> tuple[list[Proposer], int]:
-        """The proposers, but for the head, and the bytes that their states take of those that all weights leave free.
-
-        Raises ModelError where a draft cannot be one.
-        """
+    def begin(self, draft: DraftModel | None) -> list[Proposer]:
+        """The proposers, but for the head. Raises ModelError where a draft cannot be one."""
         made: dict[str, Proposer] = {"forced": Forced(), "lookup": Lookup()}
-        taken = 0
-        if self.draft is not None:
-            budget = budget_of(self.draft, self.adapter.footprint, free, context=context, rows=rows)
-            taken = budget.total - budget.weights
-            kept = int(KEPT_SHARE * budget.states)
-            made["draft"] = Draft(self.draft, budget, vocab=self.adapter.vocab, cache_bytes=kept)
-        return [made[name] for name in self.names if name in made], taken
+        if draft is not None and "draft" in self.names:
+            made["draft"] = Draft(draft, vocab=self.adapter.vocab)
+        return [made[name] for name in self.names if name in made]
 
 
 def offer_proposers(
-    choice: Choice, folder: Path, adapter: Adapter, models: Mapping[str, Path], *, dtype: str | None, widest: int
+    choice: Choice, folder: Path, adapter: Adapter, models: Mapping[str, Path], *, dtype: str | None
 ) -> OfferedProposers:
-    """`models` are those of proposers that are models of their own.
+    """`models` are those of proposers that are models of their own; a draft is loaded apart.
 
     Raises ConfigError where somebody is asked for who is not there, ModelError where what there is does not work.
     """
-    headed, draft = adapter, None
+    headed = adapter
     notes: tuple[str, ...] = ()
     if "eagle" in models:
         if _wants(choice, "mtp"):
@@ -67,13 +50,10 @@ def offer_proposers(
         check_head(headed.head, adapter)
     elif _wants(choice, "mtp"):
         headed, notes = _headed(choice, folder, adapter, dtype)
-    if "draft" in models:
-        check_tokenizers(folder, models["draft"])
-        draft = adapters.load(models["draft"], adapter.device, dtype=dtype, widest=widest)
     head = () if headed.head is None else (headed.head.name,)
-    offered = ("forced", "lookup", *head, *(() if draft is None else ("draft",)))
+    offered = ("forced", "lookup", *head, *(("draft",) if "draft" in models else ()))
     choice.refuse_missing(offered)
-    return OfferedProposers(headed, draft, offered if choice.names is None else choice.names, notes)
+    return OfferedProposers(headed, offered if choice.names is None else choice.names, notes)
 
 
 def _wants(choice: Choice, name: str) -> bool:

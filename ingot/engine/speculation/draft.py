@@ -14,31 +14,25 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from ingot.cache.footprint import Footprint, rounded
+from ingot.cache.footprint import rounded
 from ingot.cache.launch import Part, Row
-from ingot.engine.budget import Budget
-from ingot.engine.costs import StepCosts
-from ingot.engine.passes import LaunchPart, Passes
-from ingot.engine.reuse import Reuse
-from ingot.engine.room import Room
+from ingot.engine.draft_model import CATCH_UP, DraftModel, Reserved, reading
+from ingot.engine.passes import LaunchPart
 from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.ahead import agreement
 from ingot.engine.speculation.by_depth import columns
 from ingot.engine.speculation.proposal import Offer, Proposal
 from ingot.errors import ModelError
-from ingot.models.adapter import Adapter
 
 FURTHEST = 16
 """Most tokens that are guessed at once."""
-CATCH_UP = 512
-"""Tokens that are read in one step, of all sequences together, to catch up with what is known."""
 
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """What the draft knows of a sequence. `own` is the sequence as it is for the draft: its tokens are the same list,
-    but its row and what is computed of it are the draft's."""
+    """What the draft knows of a sequence. `own` is the sequence as it is for the draft: its tokens are the same, but
+    its row and what is computed of it are the draft's."""
 
     own: Sequence
     known: int = 0  # tokens that were known when the guess was made
@@ -51,7 +45,7 @@ class _Reader:
         return self.own.row
 
     @property
-    def reserved(self) -> tuple[Sequence, int]:
+    def reserved(self) -> Reserved:
         return self.own, rounded(self.own.total + FURTHEST)
 
     @property
@@ -63,24 +57,17 @@ class _Reader:
 class Draft:
     name = "draft"
 
-    def __init__(self, adapter: Adapter, budget: Budget, *, vocab: int, cache_bytes: int = 0) -> None:
-        """`vocab` is the target's; kept prefixes may take so many bytes of what the budget has for states.
-
-        Raises ModelError where the model cannot be a draft.
-        """
-        self.rows = adapter.new_rows(budget.states)
+    def __init__(self, model: DraftModel, *, vocab: int) -> None:
+        """`vocab` is the target's. Raises ModelError where the model cannot be a draft."""
+        self.model, self.rows, self.reuse = model, model.rows, model.reuse
         if "recurrent" in self.rows.kinds:
             raise ModelError(
-                f"A model of type {adapter.family} cannot be a draft: its recurrent layers cannot go back to where a "
-                "guess was wrong. Choose one with attention in all its layers."
+                f"A model of type {model.adapter.family} cannot be a draft: its recurrent layers cannot go back to "
+                "where a guess was wrong. Choose one with attention in all its layers."
             )
-        self._adapter, self._vocab = adapter, vocab
-        costs = StepCosts()
-        costs.observe_prefill(1, 1.0)  # what is kept is weighed against nothing but itself
-        self.reuse = Reuse(self.rows, budget, costs, cache_bytes)
-        self._room = Room(budget, self.reuse.known_pages)
-        self._passes = Passes(adapter, budget)
+        self._adapter, self._vocab = model.adapter, vocab
         self._readers: dict[Sequence, _Reader] = {}
+        model.add_holder(self._seated, self._leave_all)
 
     def offers(self, rows: Many[Sequence]) -> list[Offer | None]:
         readers = [self._reader(row) for row in rows]
@@ -97,7 +84,7 @@ class Draft:
         }
         for reader in behind:
             self._seat(reader)
-        self.reuse.make_way(self._room.needed([each.reserved for each in self._readers.values() if each.own.row]))
+        self.model.make_way()
         self._guess(behind)
         return [
             Proposal(reader.guess[:count], self.name, reader.sure[:count])
@@ -118,30 +105,31 @@ class Draft:
         self.rows.trim()
 
     def check(self) -> None:
-        self.rows.check()
-        self.reuse.check()
-        assert self.rows.count == sum(reader.own.row is not None for reader in self._readers.values())
+        self.model.check()
 
     # Rows
 
     def _reader(self, sequence: Sequence) -> _Reader:
         reader = self._readers.get(sequence)
         if reader is None:
-            reader = self._readers[sequence] = _Reader(_shadow(sequence))
-        reader.own.sampled = sequence.produced
+            reader = self._readers[sequence] = _Reader(reading(sequence))
+        own = reader.own
+        if sequence.thinned is not None:
+            own.tokens += sequence.generated[own.produced :]
+        own.sampled = sequence.produced
         return reader
 
     def _fitting(self, readers: Many[_Reader]) -> set[_Reader]:
         """Those for whom there are memory and positions, who have a row already first."""
         able = [reader for reader in readers if reader.own.total + FURTHEST <= self._adapter.context]
-        others = [reader for reader in self._readers.values() if reader.own.row and reader not in readers]
-        if self._room.fits([reader.reserved for reader in (*others, *able)]):
+        among = {reader.own for reader in readers}
+        if self.model.fits([reader.reserved for reader in able], among):
             return set(able)
-        fitting = others
+        fitting: list[_Reader] = []
         for reader in sorted(able, key=lambda reader: reader.own.row is None):
-            if self._room.fits([each.reserved for each in (*fitting, reader)]):
-                fitting = [*fitting, reader]
-        return set(fitting).intersection(able)
+            if self.model.fits([each.reserved for each in (*fitting, reader)], among):
+                fitting.append(reader)
+        return set(fitting)
 
     def _seat(self, reader: _Reader) -> None:
         """See that it has a row, with nothing in it that did not come true, and something left to compute."""
@@ -161,6 +149,13 @@ class Draft:
             self.reuse.keep(own, last=True)
             self.rows.leave(own.row)
             own.row, own.decoding, own.computed, own.kept = None, False, 0, 0
+
+    def _seated(self) -> list[Reserved]:
+        return [reader.reserved for reader in self._readers.values() if reader.own.row is not None]
+
+    def _leave_all(self) -> None:
+        for reader in self._readers.values():
+            self._leave(reader)
 
     def _take_back(self, reader: _Reader, most: int) -> None:
         """Let the row forget what was guessed and did not come true, and what came true behind so many tokens."""
@@ -194,7 +189,7 @@ class Draft:
         pieces = [Chunk(reader.own, count, final=False) for reader, count in chunks.items()]
         given: list[mx.array] = []
         order: list[_Reader] = []
-        for parts in self._passes.of(list(readers), pieces):
+        for parts in self.model.passes.of(list(readers), pieces):
             given.append(self._run(parts))
             order += [readers[own] for part in parts if part.draws for own in part.sequences]
             mx.async_eval(given[-1], self.rows.pending())
@@ -243,12 +238,6 @@ class Draft:
         return mx.concatenate(each)
 
 
-def _shadow(sequence: Sequence) -> Sequence:
-    own = Sequence(sequence.request, sequence.index, sequence.ticket, sequence.prompt, sequence.limit, sequence.seed)
-    own.tokens, own.marks = sequence.tokens, sequence.marks
-    return own
-
-
 def _due(readers: list[_Reader]) -> tuple[list[_Reader], dict[_Reader, int]]:
     """Who can read all that is left in this step, and who a piece of it: those with little left first."""
     ready: list[_Reader] = []
@@ -262,17 +251,3 @@ def _due(readers: list[_Reader]) -> tuple[list[_Reader], dict[_Reader, int]]:
         elif count:
             pieces[reader] = count
     return ready, pieces
-
-
-def budget_of(draft: Adapter, target: Footprint, free: int, *, context: int, rows: int) -> Budget:
-    """The draft's part of the memory that both models' weights leave free, so that both hold as many tokens. Its
-    `total` is what the draft takes in all, weights included."""
-    own, theirs = _sequence_bytes(draft.footprint, context), _sequence_bytes(target, context)
-    share = free * own // max(1, own + theirs)
-    weights = draft.weight_bytes
-    return Budget(weights + share, weights, draft.footprint, context=context, widest=CATCH_UP, rows=rows)
-
-
-def _sequence_bytes(footprint: Footprint, context: int) -> int:
-    kept = sum(size * min(context, window or context) for window, size in footprint.groups)
-    return kept + footprint.recurrent

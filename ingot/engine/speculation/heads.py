@@ -220,6 +220,8 @@ class HeadStates:
         return out if lasts == list(range(at)) else out[mx.array(lasts)]
 
     def _position(self, sequence: Sequence, place: int) -> int:
+        if sequence.thinned is not None:
+            return sequence.thinned.position(place)
         return sequence.sight.position(place) if self.head.sees and sequence.sight is not None else place
 
     def _launch(self, sequence: Sequence, place: int, count: int) -> Launch:
@@ -231,6 +233,9 @@ class HeadStates:
             own = sequence.sight.axes(positions, begin, place + count - 1)
             stated = own if place else np.concatenate([positions[:, :1], own], axis=1)
             return Launch((row,), count, (place,), (0,), mx.array(stated))
+        if sequence.thinned is not None:
+            before = [sequence.thinned.position(max(0, at - 1)) for at in range(place, place + count)]
+            return Launch((row,), count, (place,), (0,), mx.array(before, dtype=mx.int32))
         if place:
             return Launch((row,), count, (place,), (begin,))
         return Launch((row,), count, (0,), (0,), mx.array([0, *range(count - 1)], dtype=mx.int32))

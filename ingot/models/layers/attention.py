@@ -7,6 +7,7 @@ it attends by itself, and the output is projected for all tokens again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -30,6 +31,17 @@ from ingot.models.layers.turning import KernelTurning, Turns
 TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What tokens ask of a layer's keys: [tokens, heads, size], turned to their positions, and how their products with
+    keys are weighed."""
+
+    turned: mx.array
+    scale: float
+    cap: float | None
+    sinks: mx.array | None  # [heads]
 
 
 class MixedAttention(nn.Module):
@@ -61,6 +73,8 @@ class MixedAttention(nn.Module):
         return self._mixed(x, mask, cache, cache.whole)
 
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+        if state.onlooker is not None:
+            state.onlooker(Queries(self._projected(x, mixed)[0][:, :, 0], self._scale, self._cap, self._sinks))
         ragged = self._turned_ragged if mixed.three_axes else self._ragged
         if ragged is not None and ragged.covers(x, masks, state, mixed):
             return self._at_once(ragged, x, masks, state, mixed)
@@ -221,8 +235,13 @@ class MixedAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         if self._cap is not None:
             return self._attend_capped(self._cap, queries, keys, values, mask)
-        sinks = None if self._wiring.sinks is None else self[self._wiring.sinks]
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._scale, mask=mask, sinks=sinks)
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._scale, mask=mask, sinks=self._sinks
+        )
+
+    @property
+    def _sinks(self) -> mx.array | None:
+        return None if self._wiring.sinks is None else self[self._wiring.sinks]
 
     def _attend_capped(self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         rows, heads, width, size = queries.shape
@@ -304,7 +323,7 @@ def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:
         kv_heads=module._kv_heads,
         scale=module._scale,
         cap=module._cap,
-        sinks=None if module._wiring.sinks is None else module[module._wiring.sinks],
+        sinks=module._sinks,
     )
 
 
@@ -316,7 +335,7 @@ def _ragged(module: MixedAttention, rotations: Rotations, *, prepares: bool = Tr
         kv_heads=module._kv_heads,
         scale=module._scale,
         cap=module._cap,
-        sinks=None if wiring.sinks is None else module[wiring.sinks],
+        sinks=module._sinks,
         norms=[head_norm(norm, whole=wiring.whole_norms) for norm in norms],
         rope=module.rope if module._rotates else None,
         rotations=rotations,

@@ -19,6 +19,7 @@ from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
 from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.sampling_defaults import with_defaults
+from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, Number, OneOf, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
@@ -221,6 +222,8 @@ class MessagesBody(PromptBody):
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
+    specprefill: bool | None = accepts(Bool(), WHETHER)
+    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
 
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
@@ -268,6 +271,7 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
+        sparse=sparse_ask(body.specprefill, body.specprefill_keep_pct, wanted.sources),
         deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.request import Ended, Event, Request, SpeculationReport, Usage
 from ingot.errors import IngotError
 from ingot.protocol.chat.receipts import CacheReceipt, PromptNote, Source
+from ingot.protocol.chat.sparse import SparseReceipt
 from ingot.protocol.chat.turns import Turn
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.schema.bounds import LEAST_LOGPROB
@@ -147,6 +148,7 @@ class Receipt(Struct):
     cache: CacheReceipt | UnsetType = UNSET
     prompt: PromptNote | UnsetType = UNSET
     speculation: SpeculationBody | UnsetType = UNSET
+    specprefill: SparseReceipt | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -156,7 +158,8 @@ class Receipt(Struct):
         )
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
         guessed = SpeculationBody.of(ended.speculation, head.speculate)
-        return cls(timing, cache, prompt, guessed, head.ignored or UNSET)
+        sparse = SparseReceipt.of(ended.sparse, ended.timing)
+        return cls(timing, cache, prompt, guessed, sparse, head.ignored or UNSET)
 
 
 class Note(Struct):

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.engine.request import Sampling, Stop
+from ingot.engine.sparse.ask import SparseAsk
 from ingot.protocol.chat.sampling_defaults import with_defaults
+from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Int, Number, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
@@ -17,6 +20,7 @@ from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP, stop_strings
 from ingot.protocol.schema.token_ids import Biases, TokenIds
 from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.text.prompt.prompt import Prompt
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -73,11 +77,16 @@ class GenerationBody:
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
+    specprefill: bool | None = accepts(Bool(), WHETHER)
+    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]]) -> SparseAsk | None:
+        return sparse_ask(self.specprefill, self.specprefill_keep_pct, prompts)
 
     def sampling(self, served: Served, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
         said = {name: getattr(self, name) for name in SAMPLING}

@@ -27,6 +27,7 @@ from ingot.protocol.chat.ask import (
 from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import text_prompt
+from ingot.protocol.chat.sparse import sparse_ask
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
 from ingot.protocol.ollama.options import Options, note_unheeded
 from ingot.protocol.schema import bounds
@@ -322,6 +323,7 @@ def job(
         marks=wanted.marks,
         media=wanted.media,
         speculate=options.speculate,
+        sparse=sparse_ask(options.specprefill, options.specprefill_keep_pct, wanted.sources, prefix="options."),
         deadline=time.monotonic() + served.terms.timeout_s,
     )
     reading.ignored.extend(wanted.ignored)

@@ -8,6 +8,7 @@ from typing import Any
 from ingot.engine.request import Sampling, Stop
 from ingot.errors import BadRequest
 from ingot.protocol.chat.sampling_defaults import with_defaults
+from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, Number
 from ingot.protocol.schema.objects import accepts, refuses
@@ -62,6 +63,8 @@ class Options:
         "Most tokens of prompt and answer together; without effect above the model's context, 0 is that.",
     )
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
+    specprefill: bool | None = accepts(Bool(), WHETHER)
+    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
 
     mirostat: None = refuses(NO_SUCH_SAMPLER, 0)
     mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")

@@ -294,6 +294,7 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
+        sparse=body.sparse(wanted.sources),
         deadline=body.deadline(served),
     )
     reading.ignored.extend(wanted.ignored)

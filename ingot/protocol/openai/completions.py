@@ -102,6 +102,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
         exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
+        sparse=body.sparse(tokens),
         deadline=body.deadline(served),
     )
     plan = CompletionPlan(

@@ -105,6 +105,7 @@ class ResponsePlan:
             guide=wanted.guide,
             marks=wanted.marks,
             media=wanted.media,
+            sparse=self.body.sparse(wanted.sources),
             max_tokens=None if limit is None else limit - spent,
         )
         self.composer.head = replace(self.composer.head, source=Source.of(self.served, wanted.sources))
@@ -135,6 +136,7 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         exact=body.cache == "exact",
         salt=body.cache_salt,
         speculate=body.speculate,
+        sparse=body.sparse(wanted.sources),
         deadline=body.deadline(served),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)

@@ -25,6 +25,7 @@ from ingot.engine.request import (
     TokenInfo,
     Usage,
 )
+from ingot.engine.sparse.ask import SparseReport
 from ingot.errors import Cancelled, IngotError
 from ingot.protocol.chat.answers import AnswerHead, Receipt, Streamed
 from ingot.protocol.chat.sealing import ThinkingSeal
@@ -69,6 +70,7 @@ class Spent:
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
+    sparse: tuple[SparseReport, ...] = ()
     last: Ended | None = None
 
     def add(self, ended: Ended) -> None:
@@ -85,11 +87,15 @@ class Spent:
         self.speculation = SpeculationReport(
             guessed.proposed + anew.proposed, guessed.accepted + anew.accepted, guessed.passes + anew.passes
         )
+        self.sparse += ended.sparse
         self.last = ended
 
     def receipt(self, head: AnswerHead) -> Receipt:
         assert self.last is not None, "asked for after the last round"
-        return Receipt.of(head, replace(self.last, usage=self.usage, timing=self.timing, speculation=self.speculation))
+        return Receipt.of(
+            head,
+            replace(self.last, usage=self.usage, timing=self.timing, speculation=self.speculation, sparse=self.sparse),
+        )
 
 
 class ResponseBuilder(Streamed):

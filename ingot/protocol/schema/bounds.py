@@ -31,6 +31,8 @@ TOP_LOGPROBS: Final[IntRange] = (0, 20)
 LEGACY_LOGPROBS: Final[IntRange] = (0, 5)
 LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity
 
+KEPT_SHARE: Final[Range] = (0.01, 1.0)  # of a prompt of which not all is computed
+
 # when it stops
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARS: Final = 1024

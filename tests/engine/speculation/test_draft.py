@@ -17,10 +17,11 @@ from ingot.cache.pages import PAGE
 from ingot.config import Settings
 from ingot.engine import start
 from ingot.engine.budget import Budget
+from ingot.engine.draft_model import CATCH_UP, DraftModel, budget_of
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from ingot.engine.sequence import Sequence
-from ingot.engine.speculation.draft import CATCH_UP, FURTHEST, Draft, budget_of
+from ingot.engine.speculation.draft import FURTHEST, Draft
 from ingot.engine.speculation.proposal import Proposal
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, current
@@ -75,7 +76,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 def drafting(adapter: Adapter, *, states: int = 1 << 24, cache_bytes: int = 0, vocab: int | None = None) -> Draft:
     total = adapter.weight_bytes + states
     budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=CATCH_UP, rows=8)
-    return Draft(adapter, budget, vocab=vocab or adapter.vocab, cache_bytes=cache_bytes)
+    return Draft(DraftModel(adapter, budget, cache_bytes=cache_bytes), vocab=vocab or adapter.vocab)
 
 
 def sequence(prompt: list[int], **asked: Any) -> Sequence:
@@ -315,7 +316,7 @@ def shipped(*, drafted: bool) -> Engine:
             return loaded
         adapter = adapters.load(MODELS / "draft", current())
         budget = budget_of(adapter, loaded.adapter.footprint, 1 << 28, context=loaded.card.context, rows=8)
-        draft = Draft(adapter, budget, vocab=loaded.adapter.vocab, cache_bytes=1 << 26)
+        draft = Draft(DraftModel(adapter, budget, cache_bytes=1 << 26), vocab=loaded.adapter.vocab)
         return replace(loaded, proposers=[draft], guessed_tokens=4)
 
     return Engine(load, Limits(max_sequences=8))

@@ -1,0 +1,84 @@
+"""Prompts of which only what matters is computed: how a request asks for that, and what its receipt says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.request import Timing
+from ingot.engine.sparse.ask import Span, SparseAsk, SparseReport, Unused
+from ingot.errors import BadRequest
+from ingot.text.prompt.prompt import MessageSpan, Prompt
+
+WHETHER: Final = (
+    "Compute of a long prompt only what a smaller model finds to matter: the first token comes sooner, and the answer "
+    "is not the same. Needs a server that was started with `--specprefill`."
+)
+HOW_MUCH: Final = "The share of such a prompt that is computed, of what is not always."
+RULES: Final = frozenset({"system", "developer"})
+"""Roles whose messages are computed whole."""
+WHOLE_TURN: Final = 512
+"""The newest turn is computed whole, unless it is longer than this: then its ends are."""
+TURN_BEGIN, TURN_END = 64, 256
+
+
+def sparse_ask(
+    wanted: bool | None, keep: float | None, prompts: Sequence[Prompt | tuple[int, ...]], *, prefix: str = ""
+) -> SparseAsk | None:
+    """What a body says, as the engine takes it. Raises BadRequest where it says half of it."""
+    if not wanted:
+        if keep is not None:
+            raise BadRequest(
+                f"{prefix}specprefill_keep_pct says how much specprefill keeps: send {prefix}specprefill true as well.",
+                param=f"{prefix}specprefill_keep_pct",
+            )
+        return None
+    whole = tuple(tuple(_whole(prompt.spans)) if isinstance(prompt, Prompt) else () for prompt in prompts)
+    return SparseAsk(keep, whole)
+
+
+def _whole(spans: Sequence[MessageSpan]) -> Iterator[Span]:
+    """What is computed in any case: rules and tools, which stand in system messages or in what the template adds, and
+    all that came after the last answer."""
+    for span in spans:
+        if span.message is None or span.role in RULES:
+            yield span.begin, span.end
+    begin = max((span.end for span in spans if span.role == "assistant" and span.message is not None), default=0)
+    newest = [span for span in spans if span.begin >= begin and span.message is not None and span.role not in RULES]
+    for span in newest:
+        if span.end - span.begin <= WHOLE_TURN:
+            yield span.begin, span.end
+        else:
+            yield span.begin, span.begin + TURN_BEGIN
+            yield span.end - TURN_END, span.end
+
+
+class SparseReceipt(Struct):
+    """`scored` tokens were judged, `kept` of them computed; seconds of both. Or `reason`, why all were computed."""
+
+    scorer: str
+    scored: int | UnsetType = UNSET
+    kept: int | UnsetType = UNSET
+    scoring_s: float | UnsetType = UNSET
+    computing_s: float | UnsetType = UNSET
+    reason: Unused | Literal["several"] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, reports: Sequence[SparseReport], timing: Timing) -> SparseReceipt | UnsetType:
+        """UNSET where nobody asked."""
+        if not reports:
+            return UNSET
+        scorer, used = reports[0].scorer, [report for report in reports if report.unused is None]
+        if not used:
+            reasons = {report.unused for report in reports if report.unused is not None}
+            return cls(scorer, reason=reasons.pop() if len(reasons) == 1 else "several")
+        scoring = sum(report.scoring_s for report in used)
+        return cls(
+            scorer,
+            sum(report.scored for report in used),
+            sum(report.kept for report in used),
+            round(scoring, 6),
+            round(max(0.0, timing.prefill - scoring), 6),
+        )

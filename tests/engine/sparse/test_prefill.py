@@ -1,0 +1,217 @@
+"""Long prompts of which only what matters is computed, in a running engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.engine.engine import Engine
+from ingot.engine.request import Failed, Request, Sampling, SequenceEnded
+from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.sparse.selection import Scores, always, select
+from ingot.errors import BadRequest, Cancelled, Unsupported
+from tests import engines, tiny
+from tests.engine.sparse.world import Told, ask, ended, evenly, report, some, start, written_by_stock
+from tests.engines import answer, text_of
+
+Starting = Callable[..., Engine]
+KINDS = [("llama", None), ("window", None), ("hybrid", None), ("kernel", engines.GPU), ("kernel-hybrid", engines.GPU)]
+
+
+@pytest.fixture
+def starting() -> Iterator[Starting]:
+    made: list[Engine] = []
+
+    def started(kind: str = "llama", scorer: Told | None = None, **options: Any) -> Engine:
+        made.append(start(kind, (lambda: scorer or Told(evenly)), **options))
+        return made[-1]
+
+    yield started
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
+    events = answer(engine, request)
+    ended(events)
+    return next(event.tokens for event in events if isinstance(event, SequenceEnded))
+
+
+def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., Scores] = evenly) -> list[int]:
+    places: list[int] = select(scores(prompt), always(len(prompt)), keep).tolist()
+    return places
+
+
+def first_gap(prompt: tuple[int, ...]) -> int:
+    return next(place for place, token in enumerate(kept_of(prompt)) if token > place)
+
+
+def test_the_answer_is_what_stock_layers_write_where_the_rest_is_hidden(starting: Starting) -> None:
+    prompt = some(700)
+    kept = kept_of(prompt)
+    assert len(kept) < 400
+    wanted = written_by_stock("llama", prompt, kept, 6)
+    assert list(tokens_of(starting(), ask(prompt, max_tokens=6))) == wanted
+    assert wanted != written_by_stock("llama", prompt, range(700), 6)
+
+
+@pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
+def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
+    starting: Starting, kind: str, device: Any
+) -> None:
+    prompt = some(700)
+    pair = [starting(kind, device=device, widest=widest, cache_bytes=0) for widest in (1024, 100)]
+    told = [tokens_of(engine, ask(prompt)) for engine in pair]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
+def test_who_does_not_ask_never_meets_what_was_computed_in_part(starting: Starting, kind: str) -> None:
+    prompt, engine = some(700), starting(kind)
+    fresh = tokens_of(starting(kind), ask(prompt, None))
+    thin = tokens_of(engine, ask(prompt))
+    dense = answer(engine, ask(prompt, None))
+    assert text_of(dense) == text_of(answer(starting(kind), ask(prompt, None)))
+    assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == fresh
+    assert kind == "hybrid" or fresh != thin
+    # Up to the first gap all that was computed is what anybody would have computed.
+    assert ended(dense).usage.cached_tokens <= first_gap(prompt)
+    assert ended(answer(engine, ask(prompt, None))).usage.cached_tokens >= 690
+
+
+def test_the_same_prompt_asked_again_is_taken_over_and_not_scored_again(starting: Starting) -> None:
+    scorer, prompt = Told(evenly), some(700)
+    engine = starting(scorer=scorer)
+    first = tokens_of(engine, ask(prompt))
+    again = answer(engine, ask(prompt))
+    assert next(event.tokens for event in again if isinstance(event, SequenceEnded)) == first
+    assert len(scorer.asked) == 1
+    assert ended(again).usage.cached_tokens == len(kept_of(prompt)) - 1
+
+
+def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(starting: Starting) -> None:
+    prompt, engine = some(700), starting()
+    whole = tokens_of(engine, ask(prompt, SparseAsk(keep=1.0)))
+    dense = answer(engine, ask(prompt, None))
+    assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == whole
+    assert ended(dense).usage.cached_tokens == 699
+
+
+def test_usage_counts_what_was_sent_and_the_report_what_was_done(starting: Starting) -> None:
+    prompt = some(700)
+    events = answer(starting(), ask(prompt))
+    assert ended(events).usage.prompt_tokens == 700
+    told = report(events)
+    assert (told.scorer, told.scored, told.kept, told.unused) == ("told", 700, len(kept_of(prompt)), None)
+    assert 0 < told.scoring_s <= ended(events).timing.prefill
+
+
+def test_decoding_goes_on_at_the_full_length_and_memory_holds_what_is_kept(starting: Starting) -> None:
+    prompt, engine, seen = some(700), starting(), list[tuple[int, int, int]]()
+    for _ in engine.generate(ask(prompt, max_tokens=40)):
+        rows = engines.runner_of(engine).seated
+        seen += [(row.row.length, row.row.position, row.reserved) for row in rows if row.row is not None]
+    left = 700 - len(kept_of(prompt))
+    behind = [each for each in seen if each[1] > 700]
+    assert behind and all(position - length == left for length, position, _ in behind)
+    assert all(reserved < 700 for _, _, reserved in seen)
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"sampling": Sampling(temperature=0.8, seed=3, repetition_penalty=1.2)}])
+def test_answers_are_as_many_as_asked_for_and_their_prompt_is_scored_once(
+    starting: Starting, options: dict[str, Any]
+) -> None:
+    scorer, prompt = Told(evenly), some(700)
+    engine = starting(scorer=scorer)
+    events = answer(engine, ask(prompt, **options))
+    assert len([event for event in events if isinstance(event, SequenceEnded)]) == options.get("n", 1)
+    assert len(scorer.asked) == 1
+    assert text_of(events) == text_of(answer(starting(), ask(prompt, **{**options, "n": 1})))
+
+
+def test_short_prompts_and_known_ones_are_computed_whole_and_the_report_says_why(starting: Starting) -> None:
+    engine, prompt = starting(), some(700)
+    assert report(answer(engine, ask(prompt[:299]))).unused == "below_threshold"
+    answer(engine, ask(prompt, None))
+    assert report(answer(engine, ask(prompt))).unused == "cached"
+    scored = ask(prompt, sampling=Sampling(temperature=0.0, prompt_logprobs=0))
+    assert report(answer(engine, scored)).unused == "unsupported"
+    assert report(answer(starting(context=8192), ask(some(4100)))).unused == "unsupported"
+
+
+def test_what_is_known_stays_whole_and_what_is_new_is_thinned_out(starting: Starting) -> None:
+    engine, prompt = starting(), some(1200)
+    answer(engine, ask(prompt[:600], None))
+    events = answer(engine, ask(prompt))
+    told = report(events)
+    assert ended(events).usage.cached_tokens == 600
+    assert told.scored == 600 and told.kept < 400
+
+
+def test_scoring_that_would_cost_more_than_it_saves_is_left(starting: Starting) -> None:
+    def slowly(prompt: tuple[int, ...]) -> Scores:
+        import time
+
+        time.sleep(0.5)
+        return evenly(prompt)
+
+    scorer = Told(slowly)
+    engine = starting(scorer=scorer, cache_bytes=0)
+    told = [report(answer(engine, ask(some(700, seed), max_tokens=1))).unused for seed in range(3)]
+    assert told == [None, "does_not_pay", "does_not_pay"] and len(scorer.asked) == 1
+
+
+def test_a_request_that_is_cancelled_while_it_is_scored_leaves_nothing(starting: Starting) -> None:
+    scorer = Told(evenly, pieces=1_000_000)
+    engine = starting(scorer=scorer)
+    request = ask(some(700))
+    stream = engine.generate(request)
+    while not scorer.asked:
+        pass
+    engine.cancel(request.id)
+    last = [event for batch in stream for event in batch][-1]
+    assert isinstance(last, Failed) and isinstance(last.error, Cancelled)
+    answer(engine, ask(some(50), None))
+    assert scorer.open == 0
+
+
+def test_a_scorer_that_fails_ends_its_request_alone(starting: Starting) -> None:
+    def failing(prompt: tuple[int, ...]) -> Scores:
+        raise RuntimeError("no idea")
+
+    engine = starting(scorer=Told(failing))
+    assert isinstance(answer(engine, ask(some(700)))[-1], Failed)
+    ended(answer(engine, ask(some(700), None)))
+
+
+def test_a_preempted_sequence_goes_on_with_what_was_kept(starting: Starting) -> None:
+    prompts = [some(700, seed) for seed in range(3)]
+    wanted = [text_of(answer(starting(), ask(prompt, max_tokens=500))) for prompt in prompts]
+    engine = starting(cache_bytes=0)
+    tight = starting(memory=engines.tight_memory(engine, rows=2, tokens=800), cache_bytes=0)
+    texts, seen = engines.preempted(tight, [ask(prompt, max_tokens=500) for prompt in prompts])
+    assert texts == wanted and seen
+
+
+def test_nobody_to_score_and_exact_states_are_refused() -> None:
+    engine = engines.start("llama")
+    try:
+        with pytest.raises(Unsupported, match="--specprefill"):
+            engine.generate(ask(some(700)))
+    finally:
+        engine.close()
+
+
+def test_exact_and_in_part_cannot_both_be_asked_for(starting: Starting) -> None:
+    with pytest.raises(BadRequest, match="exact"):
+        starting().generate(ask(some(700), exact=True))
+
+
+def test_windows_are_whole_behind_the_prompt(starting: Starting) -> None:
+    assert tiny.CONFIGS["window"]["sliding_window"] < 64  # which is kept in any case
+    flags = always(1000, window=512)
+    assert np.flatnonzero(~flags).max() < 1000 - 512
