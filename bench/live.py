@@ -3,6 +3,7 @@
 python -m bench.live                                        the default model's shape and an 8B model's
 python -m bench.live --shape llama-8b --dtype bfloat16      one of them; the dtype is a GPU's, CPUs keep float16
 python -m bench.live --lengths 2048,16384 --rows 1,8 --codecs k8v4,affine8
+python -m bench.live --at-once 16,32                        a GPU's kernels cut otherwise: so many keys a warp at once
 
 Each line is a number of rows of so many tokens, all but their tails in fewer bits, over as many layers as make caches
 forget; 1.10x is ten percent faster than raw.
@@ -13,9 +14,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +33,7 @@ from ingot.kernels import native
 from ingot.kernels.device import Device, current
 from ingot.kernels.paged.kernels import PagedAttention, available, paged_attention
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 SHAPES = {"default": Shape(9, 3, 64, 64), "llama-8b": Shape(32, 8, 128, 128)}
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -51,8 +54,10 @@ class Layers:
 class Trial:
     """Rows of so many tokens in several layers, raw or coded."""
 
-    def __init__(self, device: Device, shape: Shape, dtype: mx.Dtype, length: int, rows: int) -> None:
-        self.device, self.shape, self.dtype = device, shape, dtype
+    def __init__(
+        self, device: Device, shape: Shape, dtype: mx.Dtype, length: int, rows: int, tuning: Tuning | None
+    ) -> None:
+        self.device, self.shape, self.dtype, self.tuning = device, shape, dtype, tuning
         self.length, self.rows = length, rows
         each = rows * length * shape.kv_heads * 2 * shape.key_size * dtype.size
         self.layers = max(1, min(MOST_LAYERS, -(-TRAFFIC // each)))
@@ -101,7 +106,7 @@ class Trial:
         mx.eval(queries)
         if self.device.kind == "cpu":
             return partial(self._natively, storages, self._operation(), self._spans(group, tables), queries)
-        kernel = paged_attention(self.device, shape, self.dtype, scale=shape.key_size**-0.5)
+        kernel = paged_attention(self.device, shape, self.dtype, scale=shape.key_size**-0.5, tuning=self.tuning)
         rows = storages[0].rows(tables, [self.length] * self.rows, [1] * self.rows)
         assert storages[0].reads(rows), "no kernel reads these pages as they lie"
         return partial(_by_kernel, storages, kernel, rows, queries)
@@ -174,11 +179,21 @@ def measure(trial: Trial, name: str, codecs: Sequence[str]) -> None:
         plain, packed = (statistics.median(each) for each in zip(*taken, strict=True))
         ratio = statistics.median(one / other for one, other in taken)
         print(
-            f"{name:9} {trial.rows:3} x {trial.length:6} tokens, {codec:8}: raw {plain * 1e6:8.1f} us "
+            f"{name} {trial.rows:3} x {trial.length:6} tokens, {codec:8}: raw {plain * 1e6:8.1f} us "
             f"{raw.nbytes / plain / 1e9:6.1f} GB/s, coded {packed * 1e6:8.1f} us, {ratio:.2f}x as fast "
             f"in {raw.nbytes / coded.nbytes:.2f}x less memory",
             flush=True,
         )
+
+
+def tunings(device: Device, at_once: str | None) -> Iterator[tuple[str, Tuning | None]]:
+    """How kernels are cut, and what to call that."""
+    usual = None if device.kind == "cpu" else TUNINGS[device.kind]
+    if at_once is None or usual is None or usual.matrix is None:
+        yield "", None
+        return
+    for keys in map(int, at_once.split(",")):
+        yield f", {keys} at once", replace(usual, matrix=replace(usual.matrix, coded=keys))
 
 
 def main() -> None:
@@ -188,6 +203,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="2048,16384")
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--codecs", default="k8v4,affine8,affine4")
+    parser.add_argument("--at-once", help="keys in fewer bits that a warp of a GPU takes at once, several to compare")
     arguments = parser.parse_args()
     device = current()
     if device.kind != "cpu" and not available(device):
@@ -196,10 +212,15 @@ def main() -> None:
         parser.error("there are no native kernels here")
     dtype = mx.float16 if device.kind == "cpu" else DTYPES[arguments.dtype]
     print(f"{device.name} ({device.kind}), {dtype}; {native.describe() or 'kernels of a GPU'}", flush=True)
-    for name in arguments.shape or SHAPES:
-        for rows in map(int, arguments.rows.split(",")):
-            for length in map(int, arguments.lengths.split(",")):
-                measure(Trial(device, SHAPES[name], dtype, length, rows), name, arguments.codecs.split(","))
+    settings = product(
+        arguments.shape or SHAPES,
+        map(int, arguments.rows.split(",")),
+        map(int, arguments.lengths.split(",")),
+        tunings(device, arguments.at_once),
+    )
+    for name, rows, length, (cut, tuning) in settings:
+        trial = Trial(device, SHAPES[name], dtype, length, rows, tuning)
+        measure(trial, f"{name}{cut}", arguments.codecs.split(","))
 
 
 if __name__ == "__main__":

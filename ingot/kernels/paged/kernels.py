@@ -36,8 +36,8 @@ PAGE_LIMIT = 1 << 20
 SLAB_LIMIT = (1 << 11) - 1
 """Slabs that pages can be numbered in."""
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-LEAST_SLOTS = 2
-"""For pieces in shared memory: one is multiplied while another is on its way."""
+CODED_PART = 16
+"""Queries that a group of threads attends for where pages are in fewer bits: a tile of them."""
 _THREADS = 128
 """In a group that writes, copies or merges."""
 
@@ -346,11 +346,10 @@ class PagedAttention:
 
     def reads(self, coded: CodedShape) -> bool:
         """Whether there is a kernel for pages in fewer bits."""
-        matrix, stretch = self._tuning.matrix, self.stretch
-        if matrix is None or self._dtype.size != 2 or self._tuning.slabs or coded.unsupported(self._shape) is not None:
+        cut = self._tuning
+        if cut.matrix is None or self._dtype.size != 2 or cut.slabs or self._window:
             return False
-        most = max(self._part(width)[0] for width in WIDTHS)
-        return matrix.slots_for(self._size, most, stretch, coded=True) >= LEAST_SLOTS
+        return coded.unsupported(self._shape) is None
 
     def store(self, pages: mx.array, numbers: mx.array, addresses: mx.array, after: mx.array) -> mx.array:
         """Put pages in fewer bits, int32 [pages, kv_heads, words], into slabs that are found by their addresses, where
@@ -379,20 +378,22 @@ class PagedAttention:
             raise ValueError(f"{count} queries in a row: at most {MOST_QUERIES}")
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
+        part = part if coded is None else CODED_PART
         seen = (("STRETCH", self.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
-        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part, coded)
+        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
         ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
         attend = (*self._pages, *seen, *ends, *cut)
+        if coded is not None and matrix is not None:
+            halves = 1 if width * self._shape.group <= CODED_PART // 2 else 2
+            attend = (*attend, *coded.template, ("AT_ONCE", matrix.coded), ("HALVES", halves))
         merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
         made = self._cuts[count, coded] = _Cut(name, part, attend, merge)
         return made
 
-    def _pieces(self, matrix: Matrix, part: int, coded: CodedShape | None) -> Template:
-        slots = matrix.slots_for(self._size, part, self.stretch, coded=coded is not None)
-        cut = ("KEYS", matrix.keys(self._size)), ("SLOTS", slots)
-        return cut if coded is None else (*cut, *coded.template)
+    def _pieces(self, matrix: Matrix, part: int) -> Template:
+        return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.stretch))
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: Slabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))

@@ -11,6 +11,8 @@ from ingot.kernels.gpu.texts import Template
 
 MOST_SIZE = 256
 MOST_GROUP = 16
+MOST_CODED = 128
+"""Of heads in fewer bits: a warp has a whole value's sums in its registers."""
 PAGES = (64, 128, 256, 512)
 
 
@@ -67,8 +69,11 @@ class CodedShape:
         size = shape.value_size
         if shape.page != 64 or self.keys.bits not in (4, 8) or self.values.bits not in (4, 8) or not self.keys.groups:
             return "pages of 64 tokens are read in codes of 4 or 8 bits, and keys not rotated"
-        if any(each % 32 for each in (shape.key_size, size)):
-            return f"heads of {shape.key_size} and {size} in fewer bits: sizes are multiples of 32"
+        if shape.key_size % 32 or size * self.values.bits % 256 or max(shape.key_size, size) > MOST_CODED:
+            return (
+                f"heads of {shape.key_size} and {size} in fewer bits: sizes are multiples of 32, with four bits of "
+                f"64, up to {MOST_CODED}"
+            )
         if not self.values.groups and (size & (size - 1) or self.values.bits != 4):
             return f"values of {size} that are rotated: sizes are powers of two, and codes have 4 bits"
         return None

@@ -36,6 +36,8 @@ NO_PAGES = ("locate", "store", "merge")
 """Read none."""
 MATRIX = ("attend_wide", "attend_coded", "attend_prompt")
 """By matrix units."""
+BODIES = {"attend_wide": ("stretch", "attend_wide"), "attend_coded": ("stretch", "attend_coded", "attend_wide")}
+"""Files that bodies are put together from, where it is not one of the same name."""
 
 
 @cache
@@ -45,9 +47,7 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
     each = " ".join(f"X({number})" for number in range(1, slabs))
     found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
     header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
-    if name == "attend_coded":  # the same, over pages in fewer bits as well
-        header, name_of_body = header + read(SOURCE / "coded.h"), "attend_wide"
-    else:
-        name_of_body = name
-    body = read(SOURCE / f"{name_of_body}.h")
+    if name == "attend_coded":
+        header += read(SOURCE / "coded.h")
+    body = "".join(read(SOURCE / f"{part}.h") for part in BODIES.get(name, (name,)))
     return Kernel("paged", name, (*INPUTS[name], *inputs), OUTPUTS[name], header, body, name in MATRIX)

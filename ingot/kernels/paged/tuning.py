@@ -31,17 +31,17 @@ class Matrix:
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
     large: int | None = None  # places that a group of threads looks at with heads larger than 128, if not as many
+    coded: int = 16  # keys in fewer bits that a warp takes at once: 16, 32 or 64
 
     def keys(self, size: int) -> int:
         """In a piece, with heads of that size: 32, or 64."""
         return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
 
-    def slots_for(self, size: int, part: int, stretch: int, *, coded: bool = False) -> int:
-        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages; and a
-        piece that is unpacked, where pages are `coded`."""
+    def slots_for(self, size: int, part: int, stretch: int) -> int:
+        """As many as there is memory for, beside weights, what warps tell each other and addresses of pages."""
         keys = self.keys(size)
-        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16 + coded * 64
-        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1))) - coded
+        beside = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
+        return min(self.slots, (_SHARED - beside) // (keys * 16 * (size // 8 | 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ decoded to."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Slabs,
 from ingot.kernels.paged.shapes import CodedPages, Shape
 from ingot.kernels.paged.tuning import TUNINGS
 
-from .memory import START, Memory, Variant, emulated
+from .memory import BOUNDS, START, Memory, Variant, emulated
 
 pytestmark = emulated
 CODED_SLAB = 3
@@ -73,10 +74,35 @@ def test_coded_pages_are_read_as_what_they_are_decoded_to(codec: str, dtype: mx.
     _compare(variant, memory)
 
 
-@pytest.mark.parametrize(("group", "size"), [(4, 128), (6, 32)])
-def test_many_queries_over_heads_of_any_size(group: int, size: int) -> None:
+@pytest.mark.parametrize(("group", "size", "codec"), [(4, 128, "k8v4"), (6, 64, "k8v4"), (5, 96, "affine4/affine8")])
+def test_many_queries_over_heads_of_any_size(group: int, size: int, codec: str) -> None:
     variant = Variant(Shape(group, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"])
-    _compare(variant, CodedMemory(variant, [600, 1100], [5, 3], [8, 15], "k8v4"))
+    _compare(variant, CodedMemory(variant, [600, 1100], [5, 3], [8, 15], codec))
+
+
+def test_a_warp_may_take_more_keys_at_once() -> None:
+    usual = TUNINGS["cuda"]
+    assert usual.matrix is not None
+    for keys in (16, 32):
+        tuning = replace(usual, matrix=replace(usual.matrix, coded=keys))
+        variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=tuning)
+        _compare(variant, CodedMemory(variant, [700, 1100], [1, 3], [9, 16], "k8v4"))
+
+
+@pytest.mark.parametrize("factor", [0.0, 2.0**-100, 2.0**60], ids=str)
+def test_queries_may_be_of_any_size(factor: float) -> None:
+    """They are multiplied as halves, which hold neither."""
+    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    memory = CodedMemory(variant, [700], [1], [9], "k8v4")
+    memory.memory.queries = (memory.memory.queries * factor).astype(mx.bfloat16)
+    _compare(variant, memory)
+
+
+@pytest.mark.parametrize(("keys", "size"), [("turbo4", 64), ("affine8", 256), ("affine8", 32)])
+def test_what_has_no_kernel_is_not_read(keys: str, size: int) -> None:
+    form = PageForm(PairCodec(CodecName.parse(f"{keys}/turbo4")), 1, (size, size), mx.bfloat16)
+    attention = Variant(Shape(4, 1, size, size), mx.bfloat16, tuning=TUNINGS["cuda"]).attention()
+    assert form.kernel_shape is None or not attention.reads(form.kernel_shape)
 
 
 def _compare(variant: Variant, memory: CodedMemory) -> None:
@@ -85,8 +111,7 @@ def _compare(variant: Variant, memory: CodedMemory) -> None:
     wanted = attention.attend(memory.memory.queries, memory.memory.rows(), memory.decoded, START)
     one, other = (np.array(each.astype(mx.float32)) for each in (found, wanted))
     assert np.isfinite(one).all()
-    # Rotated values are rounded before they are turned back, decoded ones afterwards.
-    assert np.abs(one - other).max() <= 0.02 * np.abs(other).max()
+    assert np.abs(one - other).max() <= BOUNDS[variant.dtype] * np.abs(other).max()
 
 
 def test_a_query_s_bits_depend_on_its_row_alone() -> None:
@@ -99,3 +124,15 @@ def test_a_query_s_bits_depend_on_its_row_alone() -> None:
         alone = Rows.of([memory.tables[row]], [memory.memory.lengths[row]])
         own = attention.attend(mx.contiguous(queries[row : row + 1]), alone, memory.memory.slabs, START, coded)
         assert mx.array_equal(own[0], both[row])
+
+
+def test_a_query_s_bits_do_not_depend_on_how_many_it_is_beside() -> None:
+    variant = Variant(Shape(4, 1, 64, 64), mx.bfloat16, tuning=TUNINGS["cuda"])
+    memory = CodedMemory(variant, [700], [6], [9], "k8v4")
+    attention = variant.attention(Emulator(3))
+    coded, queries, slabs = memory.pages(attention), memory.memory.queries, memory.memory.slabs
+    all_six = attention.attend(queries, memory.rows(), slabs, START, coded)
+    for place in range(6):
+        alone = Rows.of(memory.tables, [700 - 5 + place])
+        own = attention.attend(mx.contiguous(queries[place : place + 1]), alone, slabs, START, coded)
+        assert mx.array_equal(own[0], all_six[place])

@@ -1,154 +1,13 @@
-// What `attend` does, by matrix units: one threadgroup of four warps takes PART queries of one row that share a head of keys and
-// values, in tiles of sixteen, over one stretch of places. Keys and values come to shared memory in pieces of KEYS places, K, V,
+// What `attend` does, by matrix units, behind `stretch`. Keys and values come to shared memory in pieces of KEYS places, K, V,
 // K, V, into a ring of slots, and are on their way while earlier ones are multiplied. For the scores warps take tiles, and share
 // a piece's keys where there are fewer tiles than warps; for the values they share its columns. Neither which numbers a query's
 // sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
-//
-// With CODED_PAGES a row's first pages may be in fewer bits, which a page's number below 0 says: their codes come to the ring as
-// they are, and are unpacked from there. Values that are rotated (VALUE_GROUPS is 0) are summed up so, and the sums turned back
-// once. Codes and scales lie as cache/page_form.py says; constants [16 + VALUE_SIZE] are levels and signs.
-//
-// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// stretches, VALUE_SIZE + 4], or where no row has more than one stretch -> attended [tokens, heads, VALUE_SIZE], as in `attend`
-constexpr int HEADS = KV_HEADS * GROUP;
-static_assert(WARPS == 4, "as many as share the columns of values");
-constexpr int THREADS = WARPS * 32;
-constexpr int TILES = PART / 16;
-constexpr int SHARERS = WARPS / TILES;           // warps that share a tile's keys
-constexpr int RUNS = KEYS / 8;                   // of eight keys in a piece
-constexpr int OWN_RUNS = RUNS / SHARERS;         // of them a warp's own
-constexpr int ADDED_RUNS = RUNS / WARPS;         // whose weights are added up one after another
-constexpr int KEY_CHUNKS = KEY_SIZE / 8, VALUE_CHUNKS = VALUE_SIZE / 8;  // of 16 bytes
-constexpr int COLUMNS = (VALUE_CHUNKS + WARPS - 1) / WARPS;              // chunks of a value that are a warp's own
-constexpr int CHUNK = 4;                         // floats that take as much memory
-constexpr int UNIT = 64;                         // places that lie one behind another, whatever a page is
-
-// Rows of an odd number of chunks begin in other banks of memory, one after another.
-constexpr int KEY_LINE = (KEY_CHUNKS | 1) * CHUNK, VALUE_LINE = (VALUE_CHUNKS | 1) * CHUNK, WEIGHT_LINE = (RUNS | 1) * CHUNK;
-constexpr int SLOT = KEYS * (KEY_LINE > VALUE_LINE ? KEY_LINE : VALUE_LINE);
-SHARED_FLOATS(ring, SLOTS * SLOT);
-SHARED_FLOATS(weights, PART * WEIGHT_LINE);
-SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
-SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
-SHARED_FLOATS(units, STRETCH / UNIT * 4);
-#ifdef CODED_PAGES
-constexpr int KEY_BYTES = KEY_SIZE * KEY_BITS / 8, VALUE_BYTES = VALUE_SIZE * VALUE_BITS / 8;      // of a vector's codes
-constexpr int KEY_SCALES = KEY_GROUPS * 4, VALUE_SCALES = VALUE_GROUPS == 0 ? 2 : VALUE_GROUPS * 4;  // bytes
-static_assert(KEYS * (KEY_BYTES + KEY_SCALES) + KEY_SIZE * 2 <= SLOT * 4 && KEYS * (VALUE_BYTES + VALUE_SCALES) <= SLOT * 4, "codes are smaller");
-SHARED_FLOATS(plain, SLOT);  // a piece, unpacked
-SHARED_FLOATS(levels, 16);
-#endif
-const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
-
-const int lane = int(thread_index_in_simdgroup);
-const int warp = int(simdgroup_index_in_threadgroup), thread_number = warp * 32 + lane;
 const int own_query = warp / SHARERS * 16, own_run = warp % SHARERS * OWN_RUNS;  // where those of a warp begin, for the scores
-const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
-const int head = int(threadgroup_position_in_grid.y);
-const int row = int(threadgroup_position_in_grid.z);
-const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = rows[row * 6 + 2];
-const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
-const int chunks = (rows[row * 6 + 5] * GROUP + PART - 1) / PART;
-const int first = int(threadgroup_position_in_grid.x) % chunks * PART;
-const int stretches = int(threadgroups_per_grid.x) / chunks;
-
-// Places are counted from the stretch's begin, from here on.
-const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int number = int(threadgroup_position_in_grid.x) / chunks;
-const int begin = (least / STRETCH + number) * STRETCH;
-const int from = least > begin ? least - begin : 0;
-const int to = length - begin < STRETCH ? length - begin : STRETCH;
-if (from >= to || first >= count * GROUP) {
-  return;
-}
-const int first_limit = length - count + 1 - begin;  // what a query sees lies before its limit
-const float scale = numbers[0], cap = numbers[1];
-
-for (int unit = thread_number; unit < STRETCH / UNIT; unit += THREADS) {
-  if ((unit + 1) * UNIT > from && unit * UNIT < to) {
-    const int place = begin + unit * UNIT, page = table[first_entry + place / PAGE - first_page];
-    const DEVICE T* start;
-#ifdef CODED_PAGES
-    if (page < 0) {
-      const DEVICE unsigned char* slab = ((const DEVICE unsigned char* const DEVICE*)coded)[~page >> 20];
-      found[unit * 2] = (const DEVICE T*)(slab + ((size_t)(~page & 0xfffff) * KV_HEADS + head) * HEAD_BYTES);
-      found[unit * 2 + 1] = nullptr;
-      continue;
-    }
-#endif
-    FIND_KEYS(start, page, head)
-    found[unit * 2] = start + place % PAGE * KEY_SIZE;
-    FIND_VALUES(start, page, head)
-    found[unit * 2 + 1] = start + place % PAGE * VALUE_SIZE;
-  }
-}
-#ifdef CODED_PAGES
-if (VALUE_GROUPS == 0 && thread_number < 16) {
-  levels[thread_number] = constants[thread_number];
-}
-#endif
-group_barrier();
-#ifdef CODED_PAGES
-const auto is_coded = [&](const int key) { return found[key / UNIT * 2 + 1] == nullptr; };
-
-const auto copy_run = [&](SHARED float* to, const DEVICE unsigned char* source, const int bytes) {
-  for (int at = thread_number * 16; at < bytes; at += THREADS * 16) {
-    copy_chunk(to + at / 4, source + at, true);
-  }
-};
-
-// A piece's codes in the ring become numbers.
-const auto unpack_keys = [&](const SHARED float* piece) {
-  const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * KEY_BYTES / 4);
-  const SHARED unsigned int* centre = (const SHARED unsigned int*)(piece + KEYS * (KEY_BYTES + KEY_SCALES) / 4);
-  const auto scale = [&](const int key, const int column) {
-    const int group = column / (KEY_SIZE / KEY_GROUPS);
-    Scale own;
-    own.step = brain_bits(scales[key * KEY_GROUPS * 2 + group]);
-    own.least = brain_bits(scales[key * KEY_GROUPS * 2 + KEY_GROUPS + group]);
-    return own;
-  };
-  const auto pair = [&](const Scale own, const int column, const unsigned int low, const unsigned int high) {
-    const unsigned int common = centre[column / 2];
-    return two_of<T>(multiply_add(counted(low), own.step, own.least + lower<T>(common)),
-                     multiply_add(counted(high), own.step, own.least + upper<T>(common)));
-  };
-  unpack_codes<KEY_BITS, KEY_SIZE, KEY_LINE, KEYS, THREADS>(piece, plain, thread_number, scale, pair);
-};
-const auto unpack_values = [&](const SHARED float* piece) {
-  constexpr int GROUPS = VALUE_GROUPS == 0 ? 1 : VALUE_GROUPS;
-  const SHARED unsigned short* scales = (const SHARED unsigned short*)(piece + KEYS * VALUE_BYTES / 4);
-  const auto scale = [&](const int key, const int column) {
-    const int group = column / (VALUE_SIZE / GROUPS);
-    Scale own;
-    own.step = brain_bits(scales[VALUE_GROUPS == 0 ? key : key * GROUPS * 2 + group]);
-    own.least = VALUE_GROUPS == 0 ? 0.0f : brain_bits(scales[key * GROUPS * 2 + GROUPS + group]);
-    return own;
-  };
-  const auto pair = [&](const Scale own, const int column, const unsigned int low, const unsigned int high) {
-    return VALUE_GROUPS == 0 ? two_of<T>(levels[low & 15] * own.step, levels[high & 15] * own.step)
-                             : two_of<T>(multiply_add(counted(low), own.step, own.least), multiply_add(counted(high), own.step, own.least));
-  };
-  unpack_codes<VALUE_BITS, VALUE_SIZE, VALUE_LINE, KEYS, THREADS>(piece, plain, thread_number, scale, pair);
-};
-#endif
 
 // The next piece to come, which is of values after one of keys: what is not there comes as zeros.
 int next_key = from / KEYS * KEYS, next_slot = 0;
 const auto fetch_piece = [&](const bool of_values) {
   const int size = of_values ? VALUE_SIZE : KEY_SIZE, line = of_values ? VALUE_LINE : KEY_LINE, columns = size / 8;
-#ifdef CODED_PAGES
-  if (next_key < to && is_coded(next_key)) {
-    const DEVICE unsigned char* page = (const DEVICE unsigned char*)found[next_key / UNIT * 2];
-    const int bytes = of_values ? VALUE_BYTES : KEY_BYTES, each = of_values ? VALUE_SCALES : KEY_SCALES, inside = next_key % UNIT;
-    SHARED float* next = ring + next_slot * SLOT;
-    copy_run(next, page + (of_values ? VALUE_CODES_AT : KEY_CODES_AT) + inside * bytes, KEYS * bytes);
-    copy_run(next + KEYS * bytes / 4, page + (of_values ? VALUE_SCALES_AT : KEY_SCALES_AT) + inside * each, KEYS * each);
-    if (!of_values) {
-      copy_run(next + KEYS * (KEY_BYTES + KEY_SCALES) / 4, page + CENTRE_AT, KEY_SIZE * 2);
-    }
-  } else
-#endif
   if (next_key < to) {
     const DEVICE T* source = found[next_key / UNIT * 2 + of_values] + next_key % UNIT * size;
     SHARED float* next = ring + next_slot * SLOT;
@@ -184,18 +43,6 @@ for (int half = 0; half < 2; ++half) {
   }
 }
 
-float largest[2], total[WARPS / SHARERS][2];  // of the warp's own tile, and of its own keys
-float sums[TILES][COLUMNS][4];                // of all tiles and the warp's own columns
-largest[0] = largest[1] = nothing();
-#pragma unroll
-for (int i = 0; i < 8 / SHARERS; ++i) {
-  total[i / 2][i % 2] = 0.0f;
-}
-#pragma unroll
-for (int i = 0; i < TILES * COLUMNS * 4; ++i) {
-  sums[i / 4 / COLUMNS][i / 4 % COLUMNS][i % 4] = 0.0f;
-}
-
 int slot = 0;
 for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   wait_for_copies<SLOTS - 2>();
@@ -203,14 +50,6 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   fetch_piece(SLOTS % 2 == 0);
 
   const SHARED float* piece = ring + slot * SLOT;
-#ifdef CODED_PAGES
-  const bool coded_block = is_coded(block);
-  if (coded_block) {
-    unpack_keys(piece);
-    group_barrier();
-    piece = plain;
-  }
-#endif
 
   // Scores. Two chains of products are shorter than one.
   float scores[OWN_RUNS][4];
@@ -295,13 +134,6 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
   fetch_piece(SLOTS % 2 == 1);
 
   piece = ring + slot * SLOT;
-#ifdef CODED_PAGES
-  if (coded_block) {
-    unpack_values(piece);
-    group_barrier();
-    piece = plain;
-  }
-#endif
 
   // Values.
 #pragma unroll
@@ -339,30 +171,6 @@ for (int block = from / KEYS * KEYS; block < to; block += KEYS) {
     }
   }
   slot = slot + 1 == SLOTS ? 0 : slot + 1;
-#ifdef CODED_PAGES
-  if (VALUE_GROUPS == 0 && coded_block && (block + KEYS >= to || !is_coded(block + KEYS))) {
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      const auto place = [&](const int j, const int i) {
-        return (i / 2 * 8 + up) * VALUE_SIZE + (warp * COLUMNS + j) * 8 + across * 2 + i % 2;
-      };
-      group_barrier();
-#pragma unroll
-      for (int i = 0; i < COLUMNS * 4; ++i) {
-        plain[place(i / 4, i % 4)] = sums[tile][i / 4][i % 4];
-      }
-      group_barrier();
-      for (int query = warp; query < 16; query += WARPS) {
-        turn_back<VALUE_SIZE>(plain + query * VALUE_SIZE, constants + 16, lane);
-      }
-      group_barrier();
-#pragma unroll
-      for (int i = 0; i < COLUMNS * 4; ++i) {
-        sums[tile][i / 4][i % 4] = plain[place(i / 4, i % 4)];
-      }
-    }
-  }
-#endif
 }
 
 // The sums of weights: of four lanes, then of all that were added up in other lanes, in the order of keys.

@@ -1,14 +1,50 @@
-// Pages in fewer bits: codes become numbers, and sums of what was rotated are turned back.
+// Pages in fewer bits: codes become numbers as matrix units take them, and sums of what was rotated are turned back.
 #define CODED_PAGES
-
-// What the codes of sixteen neighbouring columns are worth: of steps and leasts, or of levels in `step` alone.
-struct Scale {
-  float step, least;
+#ifdef __CUDACC__
+INLINE unsigned int to_bits(float x) { return __float_as_uint(x); }
+// Four of eight bytes, as four digits below 8 say: those of `low` come first.
+INLINE unsigned int picked(unsigned int low, unsigned int high, unsigned int digits) { return __byte_perm(low, high, digits); }
+#else
+struct uint2 {
+  unsigned int x, y;
 };
+INLINE unsigned int to_bits(float x) {
+  unsigned int bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+INLINE unsigned int picked(unsigned int low, unsigned int high, unsigned int digits) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned int made = 0;
+  for (int i = 0; i < 4; ++i) {
+    made |= (unsigned int)(both >> (digits >> i * 4 & 7) * 8 & 255) << i * 8;
+  }
+  return made;
+}
+#endif
+
+// Words that lie one behind another, in chunks of so many bytes that are read at once.
+template <int BYTES, int CHUNK>
+INLINE void read_words(LOCAL unsigned int* to, const DEVICE unsigned char* from) {
+#pragma unroll
+  for (int i = 0; i < BYTES / CHUNK; ++i) {
+    if (CHUNK == 16) {
+      const uint4 four = ((const DEVICE uint4*)from)[i];
+      to[i * 4] = four.x; to[i * 4 + 1] = four.y; to[i * 4 + 2] = four.z; to[i * 4 + 3] = four.w;
+    } else if (CHUNK == 8) {
+      const uint2 two = ((const DEVICE uint2*)from)[i];
+      to[i * 2] = two.x; to[i * 2 + 1] = two.y;
+    } else {
+      to[i] = ((const DEVICE unsigned int*)from)[i];
+    }
+  }
+}
 
 // A whole number below 2^23 as it is put together from bits: converting takes longer.
 INLINE float counted(unsigned int code) { return from_bits(0x4b000000u | code) - 8388608.0f; }
-INLINE float brain_bits(unsigned short bits) { return from_bits((unsigned int)bits << 16); }
+INLINE float size_of(float x) { return larger(x, -x); }
+// One of the two numbers in a word, as bfloat16.
+INLINE float brain_bits(unsigned int two, int upper) { return from_bits(upper ? two & 0xffff0000u : two << 16); }
 
 template <typename T>
 INLINE float lower(unsigned int two);
@@ -23,37 +59,93 @@ INLINE float upper<Brain>(unsigned int two) { return from_bits(two & 0xffff0000u
 template <>
 INLINE float upper<Half>(unsigned int two) { return from_half(two >> 16); }
 
-// pair(scale(key, column), column, code, the next one) of KEYS vectors in shared memory, to lines of numbers: each thread takes
-// sixteen bytes at a time. With four bits a byte's upper half is of a column SIZE / 2 further on.
-template <int BITS, int SIZE, int LINE, int KEYS, int THREADS, typename ScaleOf, typename Pair>
-INLINE void unpack_codes(const SHARED float* codes, SHARED float* to, int thread_number, const ScaleOf& scale, const Pair& pair) {
-  constexpr int BYTES = SIZE * BITS / 8, CHUNKS = KEYS * BYTES / 16;
-  constexpr unsigned int MASK = (1u << BITS) - 1;
+// Codes are put below numbers of 16 bits whose last bit counts as one: as many more than the code are they.
+constexpr unsigned int HALVES_OF_1024 = 0x64006400u;
+constexpr float MORE_IN_KEYS = 1024.0f;
+template <typename T, int BITS>
+struct Counting;
+template <int BITS>
+struct Counting<Half, BITS> {
+  CONSTANT unsigned int ABOVE = HALVES_OF_1024;
+  CONSTANT float MORE = 1024.0f;
+};
+template <int BITS>
+struct Counting<Brain, BITS> {  // whose last bit counts as one from 128 on: that leaves room for four bits, not for eight
+  CONSTANT unsigned int ABOVE = 0x43004300u;
+  CONSTANT float MORE = BITS == 4 ? 128.0f : 0.0f;
+};
+
+// Codes of four neighbouring columns of a key, with four bits those of the lower or the upper halves of bytes, as halves: the
+// first and third, then the second and fourth.
+template <int BITS>
+INLINE void count_keys(LOCAL unsigned int* made, unsigned int word, int upper) {
+  if (BITS == 8) {
+    made[0] = (word & 0x00ff00ffu) | HALVES_OF_1024;
+    made[1] = picked(word, HALVES_OF_1024, 0x5351u);
+  } else {
+    made[0] = (word >> upper * 4 & 0x000f000fu) | HALVES_OF_1024;
+    made[1] = (word >> (upper * 4 + 8) & 0x000f000fu) | HALVES_OF_1024;
+  }
+}
+
+// Codes of four neighbouring columns of two values: for each column, both as numbers.
+template <typename T, int BITS>
+INLINE void count_values(LOCAL unsigned int* made, unsigned int one, unsigned int other, int upper) {
 #pragma unroll
-  for (int first = 0; first < CHUNKS; first += THREADS) {
-    const int at = first + thread_number;
-    if (CHUNKS % THREADS == 0 || at < CHUNKS) {
-      const int key = at / (BYTES / 16), begin = at % (BYTES / 16) * 16;
-      const uint4 four = *(const SHARED uint4*)(codes + at * 4);
-      const unsigned int words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int half = 0; half < 8 / BITS; ++half) {
-        const int column = begin + half * (SIZE / 2);
-        const Scale own = scale(key, column);
-        unsigned int made[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const unsigned int both = words[i / 2] >> (i % 2 * 16 + half * BITS);
-          made[i] = pair(own, column + i * 2, both & MASK, both >> 8 & MASK);
-        }
-        SHARED uint4* line = (SHARED uint4*)(to + key * LINE + column / 2);
-        uint4 low, high;
-        low.x = made[0]; low.y = made[1]; low.z = made[2]; low.w = made[3];
-        high.x = made[4]; high.y = made[5]; high.z = made[6]; high.w = made[7];
-        line[0] = low;
-        line[1] = high;
-      }
+  for (int i = 0; i < 4; ++i) {
+    const unsigned int both = picked(one, other, 0x0400u + i * 0x1111u) >> upper * 4;
+    if (BITS == 4) {
+      made[i] = (both & 0x000f000fu) | Counting<T, 4>::ABOVE;
+    } else if (Counting<T, 8>::MORE != 0.0f) {
+      made[i] = (both & 0x00ff00ffu) | Counting<T, 8>::ABOVE;
+    } else {
+      made[i] = two_of<T>(counted(both & 0xffu), counted(both >> 16 & 0xffu));
     }
+  }
+}
+
+// Sixteen levels, of which the lower eight are the upper ones below zero: the bytes of those, in registers.
+struct Levels {
+  unsigned int low[2], high[2];
+};
+template <typename T>
+INLINE void keep_levels(LOCAL Levels& kept, const DEVICE float* levels) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const DEVICE float* four = levels + 8 + i * 4;
+    const unsigned int one = two_of<T>(four[0], four[1]), other = two_of<T>(four[2], four[3]);
+    kept.low[i] = picked(one, other, 0x6420u);
+    kept.high[i] = picked(one, other, 0x7531u);
+  }
+}
+
+// The same of codes of four bits that stand for levels. A code's place among the eight is its last three bits, or, below eight,
+// what those lack of seven.
+template <typename T>
+INLINE void find_levels(LOCAL unsigned int* made, unsigned int one, unsigned int other, int upper, const LOCAL Levels& kept) {
+  const unsigned int codes = upper ? (one >> 4 & 0x0f0f0f0fu) | (other & 0xf0f0f0f0u) : (one & 0x0f0f0f0fu) | (other << 4 & 0xf0f0f0f0u);
+  const unsigned int positive = codes & 0x88888888u, places = (codes ^ ~(positive - (positive >> 3))) & 0x77777777u;
+  const unsigned int of_other = ~codes, of_one = of_other << 4;  // the first bits of bytes are signs
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned int own = i / 2 == 0 ? places : places >> 16;
+    const unsigned int low = picked(kept.low[0], kept.low[1], own), high = picked(kept.high[0], kept.high[1], own);
+    const unsigned int sizes = picked(low, high, i % 2 == 0 ? 0x5140u : 0x7362u);
+    made[i] = sizes ^ (picked(of_one, of_other, 0x4000u + i * 0x1010u) & 0x80008000u);
+  }
+}
+
+// As `multiply_tiles`; where there is one half alone, nothing is below the first eight rows.
+template <typename T, int HALVES>
+INLINE void multiply_halves(LOCAL float* sums, const LOCAL unsigned int* first, const LOCAL unsigned int* second, unsigned int e,
+                            unsigned int f) {
+  if (HALVES == 2) {
+    multiply_tiles<T>(sums, first[0], first[1], second[0], second[1], e, f);
+  } else {
+    float both[4] = {sums[0], sums[1], 0.0f, 0.0f};
+    multiply_tiles<T>(both, first[0], 0u, second[0], 0u, e, f);
+    sums[0] = both[0];
+    sums[1] = both[1];
   }
 }
 
