@@ -53,7 +53,10 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
     service = Service(engine, settings)
     app = Starlette(
         routes=routes(service),
-        middleware=[Middleware(Edge, statuses=service.statuses), Middleware(Guard, settings=settings)],
+        middleware=[
+            Middleware(Edge, statuses=service.statuses),
+            Middleware(Guard, settings=settings, tenants=service.tenants, rates=service.rates),
+        ],
         exception_handlers={HTTPException: refuse},
     )
     app.router.redirect_slashes = False
