@@ -164,6 +164,10 @@ class Settings:
         3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
     )
 
+    drain_s: float = setting(
+        5.0, "seconds that running requests get to finish once the server is told to stop", low=0.0, high=86_400.0
+    )
+
     memory: str | None = setting(
         None,
         "memory budget for weights and sequences, such as 12GB or 60% (default: what the device can spare)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
         routes=routes(service),
         middleware=[
             Middleware(Edge, statuses=service.statuses),
-            Middleware(Guard, settings=settings, tenants=service.tenants, rates=service.rates),
+            Middleware(Guard, service=service),
         ],
         exception_handlers={HTTPException: refuse},
     )
@@ -109,6 +110,8 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     def probe(is_ok: Callable[[Health], bool]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             health = engine.health()
+            if service.live.draining:
+                health = replace(health, ready=False, detail="draining")
             ok = is_ok(health)
             return Json(HealthBody.of(health, ok=ok, known=answer_of(request.scope).known), 200 if ok else 503)
 
