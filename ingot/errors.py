@@ -112,6 +112,12 @@ class Overloaded(IngotError):
     status, type, code = 429, "rate_limit_error", "overloaded"
 
 
+class RateLimited(IngotError):
+    """The key has used up what it may in a minute."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
 class Cancelled(IngotError):
     status, type, code = 499, "request_cancelled", "cancelled"
 

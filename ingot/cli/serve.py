@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,11 +34,11 @@ def run(arguments: list[str]) -> int:
     if "print_config" in vars(namespace):
         print(show(config))
         return 0
-    _serve(config.settings)
+    _serve(config.settings, lambda: settle(namespace).settings)
     return 0
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, settings_again: Callable[[], Settings]) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.http.server import listen, make_server
     from ingot.protocol.served import format_of
@@ -57,7 +58,7 @@ def _serve(settings: Settings) -> None:
             print(record, flush=True)
 
         try:
-            server = make_server(engine, settings, say_ready, listener)
+            server = make_server(engine, settings, say_ready, listener, settings_again)
             server.run()
         except BaseException:
             engine.close()

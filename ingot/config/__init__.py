@@ -8,7 +8,7 @@ servers call a setting (`foreign`) is known too, and becomes ours where it is re
 from ingot.config.checks import is_loopback
 from ingot.config.field import Setting
 from ingot.config.foreign import FOREIGN
-from ingot.config.keys import own_key_problem, read_keys
+from ingot.config.keys import ApiKey, own_key_problem, read_keys
 from ingot.config.memory import GIB, memory_bytes
 from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
 from ingot.config.sources import Config, load
@@ -18,6 +18,7 @@ __all__ = [
     "FOREIGN",
     "GIB",
     "SETTINGS",
+    "ApiKey",
     "Config",
     "Setting",
     "Settings",

@@ -27,7 +27,6 @@ from ingot.config.field import Setting, setting, settings_of
 from ingot.config.keys import key_file_problem, key_problem, own_key_problem
 from ingot.config.memory import GIB, KIB, MIB, memory_problem
 from ingot.errors import ConfigError
-from ingot.observe.logs import FORMATS
 from ingot.text.formats.registry import format_problem, thinking_problem
 from ingot.text.prompt.prompt_files import prompt_file_problem
 from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
@@ -121,7 +120,10 @@ class Settings:
         None, "key that clients must send (Bearer or x-api-key)", secret=True, check=key_problem
     )
     api_key_file: Path | None = setting(  # noqa: RUF009
-        None, "a file of further keys, one a line; each key is a tenant of its own", check=key_file_problem
+        None,
+        "a file of further keys: one a line or, in TOML, a table each with a name, limits and a priority; each key is "
+        "a tenant of its own, and a changed file is read again",
+        check=key_file_problem,
     )
     admin_api_key: str | None = setting(
         None,
@@ -160,6 +162,10 @@ class Settings:
     )
     request_timeout_s: float = setting(
         3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
+    )
+
+    drain_s: float = setting(
+        5.0, "seconds that running requests get to finish once the server is told to stop", low=0.0, high=86_400.0
     )
 
     memory: str | None = setting(
@@ -271,7 +277,9 @@ class Settings:
         section="the rest",
         choices=("debug", "info", "warning", "error"),
     )
-    log_format: str = setting("text", "text, or json: an object a line, with the request's id", choices=FORMATS)
+    log_format: str = setting(
+        "text", "text, or json: an object a line, with the request's id", choices=("text", "json")
+    )
 
     def __post_init__(self) -> None:
         for known in SETTINGS.values():

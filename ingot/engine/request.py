@@ -100,6 +100,7 @@ class Request:
     exact: bool = False  # takes over only what is the very same as if it were computed anew
     salt: str = ""  # requests with different salts share nothing
     tenant: str = ""  # whose request it is; tenants share nothing and see nothing of each other
+    priority: int = 0  # who has more goes first, for a while
     pin: bool = False  # what is computed of its prompts is kept while anything else can go
     background: bool = False  # runs only while nothing else does
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers

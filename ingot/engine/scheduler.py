@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ingot.cache.footprint import CAPACITY_STEP, rounded
@@ -36,6 +37,8 @@ STEEPNESS = 4.0
 """How soon it gets all of that, beyond half of the target."""
 PATIENCE_S = 10.0
 """How old a sequence that does not fit may get before nobody overtakes it any more, so that it fits in the end."""
+PRIORITY_S = 5.0
+"""Waiting for so long is worth a step of priority, so that nobody waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class Scheduler:
         """
         admitted: list[Sequence] = []
         preempted: list[Sequence] = []
-        for head in self._in_turn():
+        for head in self._in_turn(now):
             if not head.known:  # preempted a moment ago; its last token is read before the next step
                 break
             if len(self.running) >= self.max_sequences and self._seats()[head.tenant] >= self._share():
@@ -199,18 +202,27 @@ class Scheduler:
         self._turns_taken[head.tenant] = self._turn
         self.prefixes.admit(head)
 
-    def _in_turn(self) -> Iterator[Sequence]:
-        """Who is next: of the tenant with the fewest that run, and of several such the one whose turn was longest ago,
-        the sequence that has waited longest. May be asked while those that it named are seated."""
+    def _in_turn(self, now: float) -> Iterator[Sequence]:
+        """Who is next: of the tenants with the highest priority the one with the fewest that run, of several such the
+        one whose turn was longest ago, and of its own the sequence that has waited longest. May be asked while those
+        that it named are seated."""
         queues: dict[str, deque[Sequence]] = {}
         for sequence in self.waiting:
             queues.setdefault(sequence.tenant, deque()).append(sequence)
         while queues:
             runs = self._seats() if len(queues) > 1 else Counter()
-            tenant = min(queues, key=lambda name: (runs[name], self._turns_taken[name], queues[name][0].ticket))
+            heads = [queue[0] for queue in queues.values()]
+            highest = max(head.priority for head in heads)
+            head = min(heads, key=partial(self._rank, runs, highest, now))
+            tenant = head.tenant
             yield queues[tenant].popleft()
             if not queues[tenant]:
                 del queues[tenant]
+
+    def _rank(self, runs: Counter[str], highest: int, now: float, head: Sequence) -> tuple[int, ...]:
+        """A tenant's place in the order, by the sequence that would be next of it."""
+        behind = max(0, highest - head.priority - int((now - head.arrived) / PRIORITY_S))
+        return behind, runs[head.tenant], self._turns_taken[head.tenant], head.ticket
 
     def _lent_to_others(self, head: Sequence, wanted: int, joined: Many[Sequence]) -> list[Sequence]:
         """Whom to preempt so that a tenant gets a seat of its own share: nobody, where that would not help."""
@@ -240,7 +252,7 @@ class Scheduler:
         pending = [sequence for sequence in self.running if not sequence.decoding]
         # The shortest first, but a second of age weighs as much as a second of work: a long prompt lets short ones
         # pass only as long as that costs it little.
-        pending.sort(key=lambda s: (self.costs.prefill_ms(s.remaining) - 1000 * (now - s.arrived), s.ticket))
+        pending.sort(key=lambda s: (self._prefill_rank(s, now), s.ticket))
         budget, least = self._prefill_budget(decoding), self._least_chunk(decoding)
         first = True
         for sequence in pending:
@@ -256,6 +268,10 @@ class Scheduler:
             budget -= count
             first = False
             yield Chunk(sequence, count, final=count == sequence.remaining)
+
+    def _prefill_rank(self, sequence: Sequence, now: float) -> float:
+        age = now - sequence.arrived + PRIORITY_S * sequence.priority
+        return self.costs.prefill_ms(sequence.remaining) - 1000 * age
 
     def _least_chunk(self, decoding: int) -> int:
         return max(SMALLEST_CHUNK, self.costs.efficient_tokens(decoding))

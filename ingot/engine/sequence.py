@@ -75,6 +75,10 @@ class Sequence:
         return self.request.tenant
 
     @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
     def arrived(self) -> float:
         return self.request.arrived
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ingot.config import ApiKey
 from ingot.engine.request import Ended, Event, Failed
-from ingot.errors import ClientLeft, ContextOverflow
+from ingot.errors import ClientLeft, ContextOverflow, Forbidden
+from ingot.http.audit import refused
 from ingot.http.edge import Reply
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
@@ -20,13 +23,26 @@ if TYPE_CHECKING:
 
 async def opened(job: GenerationTask, answer: Reply, service: Service) -> CountedStream:
     """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
-    # Whose request it is, is the edge's to say: no protocol can forget it.
-    job = replace(job, request=replace(job.request, tenant=answer.tenant, via=answer.scope["path"]))
+    # Whose request it is, and what that may ask for, is the edge's to say: no protocol can forget it.
+    key = service.tenants.key_of(answer.tenant)
+    refuse_unless_allowed(service.served.card.name, key, answer)
+    whose = replace(job.request, tenant=answer.tenant, via=answer.scope["path"], priority=key.priority)
+    job = replace(job, request=whose)
     try:
-        return CountedStream(await service.engine.open(job.request), job, answer, service)
+        stream = CountedStream(await service.engine.open(job.request), job, answer, service)
     except ContextOverflow as error:
         error.param = job.prompt_field
         raise
+    service.rates.charge(answer.tenant, key, sum(map(len, job.request.prompts)))
+    return stream
+
+
+def refuse_unless_allowed(model: str, key: ApiKey, answer: Reply) -> None:
+    """Raises Forbidden where a key is for other models."""
+    if key.models and not any(fnmatchcase(model, pattern) for pattern in key.models):
+        error = Forbidden(f"This key is not for {model}, but for {', '.join(key.models)}.", param="model")
+        refused(answer, error, answer.tenant)
+        raise error
 
 
 class CountedStream:
@@ -60,6 +76,8 @@ class CountedStream:
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True
         request, head = self._job.request, self._job.head
+        key = self._service.tenants.key_of(request.tenant)
+        self._service.rates.charge(request.tenant, key, last.usage.completion_tokens)
         self._service.ended.add(request.tenant, request.id, RequestBody.ended(request.id, head, last))
         if isinstance(last, Ended):
             # Where the answer is a stream, its head is out already and these go nowhere.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,10 @@ def build_app(engine: Engine, settings: Settings) -> Starlette:
     service = Service(engine, settings)
     app = Starlette(
         routes=routes(service),
-        middleware=[Middleware(Edge, statuses=service.statuses), Middleware(Guard, settings=settings)],
+        middleware=[
+            Middleware(Edge, statuses=service.statuses),
+            Middleware(Guard, service=service),
+        ],
         exception_handlers={HTTPException: refuse},
     )
     app.router.redirect_slashes = False
@@ -106,6 +110,8 @@ def endpoints_of(service: Service) -> dict[str, Any]:
     def probe(is_ok: Callable[[Health], bool]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             health = engine.health()
+            if service.live.draining:
+                health = replace(health, ready=False, detail="draining")
             ok = is_ok(health)
             return Json(HealthBody.of(health, ok=ok, known=answer_of(request.scope).known), 200 if ok else 503)
 

@@ -15,6 +15,7 @@ from ingot.http.edge import ClientGone
 
 # The engine ends a request at its deadline by itself; this much later the edge does, as when nobody reads.
 GRACE_S: Final = 5.0
+LOOK_S: Final = 0.05  # how often it is looked who still runs, once the server is told to stop
 
 
 class Exchange:
@@ -51,6 +52,7 @@ class Live:
 
     def __init__(self) -> None:
         self._exchanges: set[Exchange] = set()
+        self.draining = False  # nobody else is let in
 
     def __len__(self) -> int:
         return len(self._exchanges)
@@ -61,6 +63,13 @@ class Live:
             await exchange.run(work)
         finally:
             self._exchanges.discard(exchange)
+
+    async def drain(self, within_s: float, hurried: Callable[[], bool]) -> None:
+        """Let nobody else in, and wait until all have ended, time is up, or it is `hurried`."""
+        self.draining = True
+        with anyio.move_on_after(within_s):
+            while self._exchanges and not hurried():
+                await anyio.sleep(LOOK_S)
 
     def abandon_all(self, cause: IngotError) -> None:
         for exchange in list(self._exchanges):

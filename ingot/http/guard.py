@@ -14,26 +14,33 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, Forbidden, TooLarge, Unauthorized, Unavailable
+from ingot.errors import BadRequest, Forbidden, IngotError, TooLarge, Unauthorized, Unavailable
+from ingot.http.audit import refused
 from ingot.http.edge import Reply, answer_of
-from ingot.http.tenants import Tenants
+from ingot.http.service import Service
+from ingot.http.tenants import Tenants, tenant_name
 from ingot.protocol.chat.receipts import RECEIPT_HEADERS
 from ingot.protocol.openapi import OPERATIONS
 from ingot.protocol.ours.cache import IMPORT_PATH
 
 PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
+RUNNING: Final = frozenset(operation.path for operation in OPERATIONS if operation.runs)
 PROBES: Final = PUBLIC - {"/"}
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 PREFLIGHT_AGE_S: Final = 600
+RESTART_S: Final = 5.0  # what clients are told to wait for when the server stops
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
-        self.tenants = Tenants(settings)
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+        self._follow(service.settings)
+
+    def _follow(self, settings: Settings) -> None:
+        self.settings = settings
         self.names = frozenset(host_name(name) for name in ("localhost", settings.host, *settings.allowed_hosts))
         self.any_address = is_wildcard(settings.host)
         self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
@@ -46,6 +53,28 @@ class Guard:
             return
         headers, answer = Headers(scope=scope), answer_of(scope)
         check_room(scope)
+        if self.settings is not self.service.settings:
+            self._follow(self.service.settings)
+        self.tenants.refresh()
+        try:
+            asks_leave = self._judge(scope, headers, answer)
+        except IngotError as error:
+            refused(answer, error, self._called(headers))
+            raise
+        if asks_leave:
+            await send_preflight(headers, send)
+            return
+        most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
+        check_length(headers, most)
+        await self.app(scope, bounded(receive, most), send)
+
+    @property
+    def tenants(self) -> Tenants:
+        return self.service.tenants
+
+    def _judge(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
+        """Raises what a request is refused with for who sends it, whence, or how many. Whether a page of another origin
+        asks if it may send one."""
         self._check_host(headers)
         if self._check_origin(headers):
             answer.headers += [
@@ -54,16 +83,31 @@ class Guard:
                 ("vary", "origin"),
             ]
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await send_preflight(headers, send)
-                return
+                return True
         if self.tenants and not is_public(scope):
             self._check_key(headers, answer)
         else:
             answer.known = not self.tenants or self.tenants.of(keys_in(headers)) is not None
         answer.admin = self.tenants.is_admin(answer.tenant)
-        most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
-        check_length(headers, most)
-        await self.app(scope, bounded(receive, most), send)
+        if scope["method"] == "POST" and scope["path"] in RUNNING:
+            if self.service.live.draining:
+                raise shutting_down()
+            self._check_rate(answer)
+        return False
+
+    def _check_rate(self, answer: Reply) -> None:
+        key, rates = self.tenants.key_of(answer.tenant), self.service.rates
+        try:
+            rates.admit(answer.tenant, key)
+        finally:
+            answer.headers += rates.headers(answer.tenant, key)
+
+    def _called(self, headers: Headers) -> str:
+        """Whose key a request holds, as the audit log may tell it."""
+        given = keys_in(headers)
+        if not given:
+            return "none"
+        return self.tenants.of(given) or f"unknown, {tenant_name(given[0])}"
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
@@ -150,6 +194,10 @@ def bounded(receive: Receive, most: int) -> Receive:
 
 def too_large(most: int) -> TooLarge:
     return TooLarge(f"The body is larger than {most} bytes, the most this server takes.")
+
+
+def shutting_down() -> Unavailable:
+    return Unavailable("The server is shutting down.", retry_after=RESTART_S)
 
 
 def is_public(scope: Scope) -> bool:

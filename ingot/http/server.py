@@ -10,15 +10,17 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
 from ingot.config import Settings, own_key_problem
 from ingot.engine.request import Request
-from ingot.errors import ConfigError, Unavailable
+from ingot.errors import ConfigError
 from ingot.http.app import build_app
-from ingot.http.guard import as_address
+from ingot.http.guard import as_address, shutting_down
+from ingot.http.reload import reload
 from ingot.http.service import Service
 from ingot.http.socket.connections import Connections, affordable
 from ingot.http.socket.http11 import BoundedHttp
@@ -28,8 +30,7 @@ from ingot.observe.notices import Notice
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
-DRAIN_S: Final = 5.0  # what running requests get to finish once the server is told to stop
-LAST_WORDS_S: Final = 2.0  # what they get after that to say why they did not
+LAST_WORDS_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
 IDLE_CONNECTION_S: Final = 75
 BACKLOG: Final = 1024
 OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -94,7 +95,14 @@ def serve(
     make_server(engine, settings, on_ready, listener or listen(settings)).run()
 
 
-def make_server(engine: Engine, settings: Settings, on_ready: Callable[[str], None], listener: Listener) -> Server:
+def make_server(
+    engine: Engine,
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    listener: Listener,
+    settings_again: Callable[[], Settings] | None = None,
+) -> Server:
+    """`settings_again` reads them anew, for SIGHUP."""
     app = build_app(engine, settings)
     config = uvicorn.Config(
         app,
@@ -109,15 +117,15 @@ def make_server(engine: Engine, settings: Settings, on_ready: Callable[[str], No
         # said at once. What the kernel may keep waiting is set by `listen`.
         backlog=1,
         timeout_keep_alive=IDLE_CONNECTION_S,
-        timeout_graceful_shutdown=int(DRAIN_S + LAST_WORDS_S),
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
     )
     service: Service = app.state.service
-    return Server(config, listener, service, on_ready, warm_requests(service, settings))
+    return Server(config, listener, service, on_ready, warm_requests(service, settings), settings_again)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with three changes: it says when it is ready, it ends what outlasts the drain with an error that
-    the client can read, and a signal makes it return instead of ending the process."""
+    """uvicorn's, with four changes: it says when it is ready, it answers probes while requests finish, it ends what
+    outlasts that with an error that the client can read, and a signal makes it return instead of ending the process."""
 
     def __init__(
         self,
@@ -126,8 +134,10 @@ class Server(uvicorn.Server):
         service: Service,
         on_ready: Callable[[str], None],
         warming: Sequence[Request] = (),
+        settings_again: Callable[[], Settings] | None = None,
     ) -> None:
         super().__init__(config)
+        self._settings_again = settings_again
         self.listener, self._service, self._on_ready = listener, service, on_ready
         self._warming = warming
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,19 +160,33 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        farewell = Unavailable("The server is shutting down.", retry_after=DRAIN_S)
-        timer = asyncio.get_running_loop().call_later(DRAIN_S, self._service.live.abandon_all, farewell)
+        live, limit_s = self._service.live, self._service.settings.drain_s
+        if live:
+            log.info("stopping: %d requests have %.0f s to finish", len(live), limit_s)
+        await live.drain(limit_s, lambda: self.force_exit)
+        live.abandon_all(shutting_down())
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
             await self._service.stop()
+
+    def reload_soon(self, number: int, frame: FrameType | None) -> None:
+        """A signal asks for the settings to be read again."""
+        assert self._settings_again is not None
+        asyncio.get_running_loop().call_soon_threadsafe(reload, self._service, self._settings_again)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals stop the server and nothing more, so that the caller can close the engine."""
+        """Signals stop the server and nothing more, so that the caller can close the engine; SIGHUP lets it read its
+        settings again."""
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self.handle_exit,
+            signal.SIGTERM: self.handle_exit,
+        }
+        if self._settings_again is not None:
+            handlers[signal.SIGHUP] = self.reload_soon
         try:
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         except ValueError:  # not the main thread: whoever started this one stops it
             before = {}
         try:

@@ -15,7 +15,9 @@ from ingot.errors import IngotError
 from ingot.http.body import Bodies, decode
 from ingot.http.disconnect import Exchange, Live
 from ingot.http.lanes import Lane
+from ingot.http.rates import Rates
 from ingot.http.responses.store import store_of
+from ingot.http.tenants import Tenants
 from ingot.mcp.config import read_servers
 from ingot.mcp.servers import McpServers
 from ingot.media import fetched
@@ -48,6 +50,7 @@ class Service:
             self._answers = AnswerFile(answers_path(settings.cache_dir, engine.tokenizer))
             self.served = replace(self.served, answers=RememberedAnswers(journal=self._answers))
         self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
+        self.tenants, self.rates = Tenants(settings), Rates()
         self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
         self.statuses: Counter[int] = Counter()  # of all answers so far

@@ -11,7 +11,6 @@ from ingot.config import Settings
 from ingot.engine.request import Failed, Request
 from ingot.errors import IngotError
 from ingot.http.service import Service
-from ingot.http.tenants import Tenants
 from ingot.protocol.chat.warm_prompts import warm_request
 from ingot.text.prompt.prompt_files import read_prompts
 
@@ -25,7 +24,7 @@ def warm_requests(service: Service, settings: Settings) -> list[Request]:
     prompts = read_prompts(settings.warm_prompts)
     return [
         warm_request(prompt, service.served_to(tenant), f"warm-{secrets.token_hex(12)}")
-        for tenant in Tenants(settings).names
+        for tenant in service.tenants.names
         for prompt in prompts
     ]
 

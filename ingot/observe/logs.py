@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-LogFormat = Literal["text", "json"]
-FORMATS: Final = ("text", "json")
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")

@@ -77,6 +77,11 @@ class Operation:
     media: str = FILE  # of an answer that is no JSON
     public: bool = False
 
+    @property
+    def runs(self) -> bool:
+        """Whether an engine works on it."""
+        return set(RUNS) <= set(self.errors)
+
 
 def runs(name: str, path: str, summary: str, answer: type[Struct], body: Kind, **told: Any) -> Operation:
     """A body that an engine works on."""

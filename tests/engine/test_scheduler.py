@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.engine.scheduler import ENOUGH_TOKENS
+from ingot.engine.scheduler import ENOUGH_TOKENS, PRIORITY_S
 from tests.engine.world import World, expected_token
 
 either_way = pytest.mark.parametrize("mixes", [False, True], ids=["apart", "mixed"])
@@ -200,6 +200,29 @@ def test_tenants_take_turns_at_a_single_seat() -> None:
     while any(row in world.alive for row in few):
         world.step()
     assert sum(row.tenant == "many" for row in world.finished) <= 4
+
+
+def test_who_has_priority_goes_first() -> None:
+    world = World(memory=1 << 20, max_sequences=1)
+    world.arrive(10, 5, tenant="low")
+    world.step()
+    waiting = [world.arrive(10, 5, tenant="low") for _ in range(3)]
+    urgent = world.arrive(10, 5, tenant="high", priority=2)
+    while urgent in world.alive:
+        world.step()
+    assert all(row in world.alive for row in waiting)
+
+
+def test_nobody_waits_for_ever_behind_those_with_priority() -> None:
+    world = World(memory=1 << 20, max_sequences=1)
+    world.arrive(10, 5, tenant="high", priority=2)
+    low = world.arrive(10, 5, tenant="low")
+    while low in world.alive:
+        if sum(row.tenant == "high" for row in world.alive) < 3:
+            world.arrive(10, 5, tenant="high", priority=2)
+        world.step()
+        assert world.now < 2 * PRIORITY_S + 1.0
+    assert world.now > PRIORITY_S
 
 
 def test_a_share_that_was_lent_is_given_back_at_once() -> None:

@@ -83,12 +83,14 @@ class World:
         )
         self.rows = CountingRows()
 
-    def arrive(self, prompt: int, limit: int, stated: bool = True, tenant: str = "") -> Sequence:
+    def arrive(self, prompt: int, limit: int, stated: bool = True, tenant: str = "", priority: int = 0) -> Sequence:
         prompt = min(prompt, self.context - 1)
         limit = min(limit, self.context - prompt)
         tokens = tuple(expected_token(self.arrived, -number) for number in range(prompt, 0, -1))
         most = limit if stated else None
-        request = Request(f"r{self.arrived}", (tokens,), max_tokens=most, arrived=self.now, tenant=tenant)
+        request = Request(
+            f"r{self.arrived}", (tokens,), max_tokens=most, arrived=self.now, tenant=tenant, priority=priority
+        )
         sequence = Sequence(request, 0, self.arrived, tokens, limit, seed=0)
         self.arrived += 1
         self.alive.append(sequence)

@@ -166,10 +166,9 @@ def test_a_chunked_body_is_counted_too() -> None:
         assert made.status_code == 413
 
 
-def test_stopping_waits_for_what_runs_and_then_ends_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "DRAIN_S", 0.1)
+def test_stopping_waits_for_what_runs_and_then_ends_it_in_words() -> None:
     engine = ScriptedEngine(None)
-    with running(engine, settings()) as url:
+    with running(engine, settings(drain_s=0.1)) as url:
         connection = connect(url)
         connection.sendall(post("/v1/chat/completions", STREAM))
         assert engine.opened.wait(10)

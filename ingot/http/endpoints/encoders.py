@@ -9,6 +9,7 @@ import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ingot.http.accounting import refuse_unless_allowed
 from ingot.http.body import Body
 from ingot.http.disconnect import Exchange
 from ingot.http.edge import answer_of
@@ -36,7 +37,10 @@ class EncodingEndpoint:
         async def work() -> None:
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
             body.let_go()
+            key, tokens = self.service.tenants.key_of(answer.tenant), job.request.tokens
+            refuse_unless_allowed(self.service.engine.encoders[job.request.role].card.name, key, answer)
             encoded = await self.service.engine.encode(job.request)
+            self.service.rates.charge(answer.tenant, key, tokens)
             # A thousand vectors are megabytes of JSON, which would hold up every stream.
             told = await anyio.to_thread.run_sync(job.told, encoded)
             await Response(told, media_type="application/json")(scope, receive, send)

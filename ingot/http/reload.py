@@ -1,0 +1,42 @@
+"""Settings that are read again while the server runs: which of them hold at once, and which wait for a restart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import Final
+
+from ingot.config import Settings
+from ingot.errors import ConfigError
+from ingot.http.service import Service
+from ingot.http.tenants import Tenants
+
+KEYS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
+LIVE: Final = KEYS | {"allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "drain_s", "log_level"}
+"""What is looked at anew for each request, and so can change."""
+
+log = logging.getLogger("ingot.http")
+
+
+def reload(service: Service, settings_again: Callable[[], Settings]) -> None:
+    """Take over what may change, and name what may not. Settings that are wrong change nothing."""
+    service.tenants.refresh()
+    try:
+        wanted, before = settings_again(), service.settings
+        changed = [
+            field.name for field in fields(Settings) if getattr(wanted, field.name) != getattr(before, field.name)
+        ]
+        taken = [name for name in changed if name in LIVE]
+        settings = replace(before, **{name: getattr(wanted, name) for name in taken})
+        tenants = Tenants(settings) if KEYS & set(taken) else service.tenants
+    except ConfigError as error:
+        log.error("the settings stay as they were: %s", error.message)
+        return
+    service.settings, service.tenants = settings, tenants
+    log.warning("settings were read again; %s", _told(taken, [name for name in changed if name not in LIVE]))
+
+
+def _told(taken: Iterable[str], left: Iterable[str]) -> str:
+    now, later = ", ".join(taken), ", ".join(left)
+    return f"changed: {now or 'nothing'}" + (f"; what changes with a restart: {later}" if later else "")

@@ -1,0 +1,127 @@
+"""How a server stops, and how it takes new settings: what runs goes on, and whoever asks is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ingot.config import Settings
+from ingot.errors import ConfigError
+from ingot.http.app import build_app
+from ingot.http.reload import reload
+from ingot.http.server import listen, make_server
+from tests.http.asgi import call
+from tests.http.running import WAIT_S, connect, everything, post
+from tests.http.scripted import ScriptedEngine, hello, settings
+
+ROOT = Path(__file__).parents[2]
+STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def test_a_stopping_server_says_so_takes_nobody_else_and_finishes_what_runs() -> None:
+    engine, ready = ScriptedEngine(None), threading.Event()
+    wanted = settings(drain_s=WAIT_S)
+    server = make_server(engine, wanted, lambda url: ready.set(), listen(wanted))  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert ready.wait(WAIT_S)
+        url = server.listener.url
+        with connect(url) as connection:
+            connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
+            assert engine.opened.wait(WAIT_S)
+            server.should_exit = True
+            with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+                while (probe := client.get("/health")).status_code == 200:
+                    pass  # until the server has noticed
+                assert probe.status_code == 503 and probe.json()["detail"] == "draining"
+                assert client.get("/health/live").status_code == 200
+                refused = client.post("/v1/chat/completions", json=STREAM)
+                assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+            [stream] = engine.streams
+            stream.put(*hello(stream.request))
+            assert everything(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join(WAIT_S)
+
+
+def changed(app: Any, **changes: Any) -> None:
+    reload(app.state.service, lambda: settings(**changes))
+
+
+@pytest.mark.anyio
+async def test_new_settings_hold_at_once_or_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "ingot.http")
+    app = build_app(ScriptedEngine(), settings())  # type: ignore[arg-type]
+    host = {"host": "models.example.org"}
+    assert (await call(app, "GET", "/v1/models", headers=host)).status == 403
+    changed(app, allowed_hosts=("models.example.org",), max_queue=7)
+    assert (await call(app, "GET", "/v1/models", headers=host)).status == 200
+    assert app.state.service.settings.max_queue == settings().max_queue
+    assert "changed: allowed_hosts; what changes with a restart: max_queue" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_key_can_be_changed_by_the_settings() -> None:
+    app = build_app(ScriptedEngine(), settings(api_key="the-first-key"))  # type: ignore[arg-type]
+    changed(app, api_key="the-second-key")
+    asked = [
+        await call(app, "GET", "/v1/models", headers={"x-api-key": f"the-{one}-key"}) for one in ("first", "second")
+    ]
+    assert [made.status for made in asked] == [401, 200]
+
+
+def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    app = build_app(ScriptedEngine(), settings())  # type: ignore[arg-type]
+    before = app.state.service.settings
+
+    def broken() -> Settings:
+        raise ConfigError("config.toml: unknown key prot")
+
+    reload(app.state.service, broken)
+    assert app.state.service.settings is before
+    assert "the settings stay as they were: config.toml: unknown key prot" in caplog.text
+
+
+SERVE = """
+import sys, logging
+from ingot.http.server import listen, make_server
+from tests.http.scripted import ScriptedEngine, settings
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+wanted = settings()
+again = lambda: settings(allowed_hosts=("models.example.org",))
+make_server(ScriptedEngine(), wanted, lambda url: print(url, flush=True), listen(wanted), again).run()
+"""
+
+
+def test_sighup_lets_a_server_read_its_settings_again() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", SERVE],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": "."},
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "settings were read again; changed: allowed_hosts\n"
+        assert httpx.get(f"{url}/v1/models", headers={"host": "models.example.org"}).status_code == 200
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
