@@ -1,0 +1,118 @@
+"""Long prompts of which only what matters is computed: how each protocol asks for it, and what it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ingot.engine.request import Ended, Event, Request
+from ingot.engine.sparse.ask import SparseAsk, SparseReport
+from ingot.protocol.chat.sparse import TURN_BEGIN, TURN_END
+from tests.http.asgi import call
+from tests.http.endpoints.test_speculation import WIRES, app, last_line, wires
+from tests.http.scripted import ScriptedEngine, hello
+
+pytestmark = pytest.mark.anyio
+
+TOLD = {"scorer": "draft", "scored": 9000, "kept": 2900, "scoring_s": 0.5}
+
+
+def thinned(request: Request, *reports: SparseReport) -> list[list[Event]]:
+    *batches, [ended] = hello(request)
+    assert isinstance(ended, Ended)
+    told = reports or (SparseReport("draft", 9000, 2900, 0.5),)
+    timing = replace(ended.timing, prefill=0.75)
+    return [*batches, [replace(ended, timing=timing, sparse=told if request.sparse is not None else ())]]
+
+
+def asking(path: str, **said: Any) -> dict[str, Any]:
+    return WIRES[path] | ({"options": said} if path.startswith("/api/") else said)
+
+
+@wires
+async def test_every_protocol_asks_for_it(path: str) -> None:
+    engine = ScriptedEngine()
+    for said in ({"specprefill": True}, {"specprefill": True, "specprefill_keep_pct": 0.1}):
+        made = await call(app(engine), path=path, body=asking(path, **said))
+        assert made.status == 200, made.body
+    keeps = [request.sparse and request.sparse.keep for request in engine.requests]
+    assert keeps == [None, 0.1] and all(isinstance(request.sparse, SparseAsk) for request in engine.requests)
+
+
+@wires
+async def test_who_does_not_ask_for_it_gets_all_of_the_prompt(path: str) -> None:
+    engine = ScriptedEngine()
+    for said in ({}, {"specprefill": False}, {"specprefill": None}):
+        assert (await call(app(engine), path=path, body=asking(path, **said))).status == 200
+    assert [request.sparse for request in engine.requests] == [None] * 3
+
+
+@wires
+@pytest.mark.parametrize("said", [{"specprefill_keep_pct": 0.2}, {"specprefill": False, "specprefill_keep_pct": 0.2}])
+async def test_a_share_of_what_is_not_asked_for_is_refused(path: str, said: dict[str, Any]) -> None:
+    made = await call(app(ScriptedEngine()), path=path, body=asking(path, **said))
+    assert made.status == 400 and b"specprefill true" in made.body
+
+
+@wires
+@pytest.mark.parametrize("share", [0, 1.5, -1, "0.3", 30, True])
+async def test_a_share_is_a_number_up_to_one(path: str, share: Any) -> None:
+    made = await call(app(ScriptedEngine()), path=path, body=asking(path, specprefill=True, specprefill_keep_pct=share))
+    assert made.status == 400 and b"specprefill_keep_pct" in made.body
+
+
+@wires
+async def test_every_receipt_tells_what_came_of_it(path: str) -> None:
+    made = await call(app(ScriptedEngine(thinned)), path=path, body=asking(path, specprefill=True))
+    assert made.json()["ingot"]["specprefill"] == TOLD | {"computing_s": 0.25}
+    streamed = await call(
+        app(ScriptedEngine(thinned)), path=path, body=asking(path, specprefill=True) | {"stream": True}
+    )
+    assert last_line(path, streamed.body)["ingot"]["specprefill"] == TOLD | {"computing_s": 0.25}
+    silent = await call(app(ScriptedEngine(thinned)), path=path, body=WIRES[path])
+    assert "specprefill" not in silent.json()["ingot"]
+
+
+async def test_a_receipt_says_why_all_was_computed() -> None:
+    for reasons, told in (
+        (("below_threshold",), "below_threshold"),
+        (("cached", "does_not_pay"), "several"),
+    ):
+        reports = [SparseReport("draft", unused=reason) for reason in reasons]  # type: ignore[arg-type]
+        engine = ScriptedEngine(lambda request, reports=reports: thinned(request, *reports))
+        made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
+        assert made.json()["ingot"]["specprefill"] == {"scorer": "draft", "reason": told}
+
+
+async def test_rules_and_the_newest_turn_are_whole_and_a_long_turn_at_its_ends() -> None:
+    engine = ScriptedEngine()
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "once " * 700},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "And then?"},
+    ]
+    body = {"messages": messages, "specprefill": True}
+    assert (await call(app(engine), body=body)).status == 200
+    assert (await call(app(engine), body=body | {"messages": messages[:2]})).status == 200
+    for request, newest_is_long in zip(engine.requests, (False, True), strict=True):
+        assert request.sparse is not None
+        [whole], [marks], [prompt] = request.sparse.whole, request.marks, request.prompts
+        covered = {place for begin, end in whole for place in range(begin, end)}
+        assert set(range(marks[0])) <= covered, "the system's message"
+        assert len(prompt) - 1 in covered
+        long = range(marks[0], marks[1])
+        assert len(covered.intersection(long)) == (TURN_BEGIN + TURN_END if newest_is_long else 0)
+        if not newest_is_long:
+            assert set(range(marks[2], len(prompt))) <= covered, "the newest turn"
+
+
+async def test_the_document_has_the_fields_in_it() -> None:
+    document = (await call(app(ScriptedEngine()), "GET", "/openapi.json")).json()
+    for path in WIRES:
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        field = body["options"]["properties"] if path.startswith("/api/") else body
+        assert "--specprefill" in json.dumps(field["specprefill"]) and field["specprefill_keep_pct"]
