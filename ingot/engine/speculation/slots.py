@@ -74,6 +74,10 @@ class Choice:
     def payable(self, slots: Slots) -> bool:
         return self._payable_and_there(sum(slots.counts), slots.seconds, slots.tokens)
 
+    def there(self, counts: tuple[int, ...]) -> bool:
+        """Whether nothing has to be made for such a round, or may be."""
+        return self._costs.makings.affords(self._rows, sum(counts))
+
     def best(self) -> Slots | None:
         """The best way to guess at all; None: there is nothing to guess, or nothing that can be paid for."""
         return self._best(self._payable)

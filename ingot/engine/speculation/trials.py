@@ -99,14 +99,15 @@ class Trials:
     def _begin_with(self, asleep: list[Hashable], table: Table, best: Slots) -> None:
         """As many as can be paid for, those first that were not woken for longest."""
         asleep.sort(key=lambda key: self._tried.get(key, -1))
-        first = self._turns % len(DEPTHS)
+        turn = self._turns % len(DEPTHS)
+        depths = [*DEPTHS[turn:], *DEPTHS[:turn]]
         while asleep:
-            for depth in DEPTHS[first:] + DEPTHS[:first]:
-                woken = dict.fromkeys(asleep, depth)
-                if self._affordable(woken, table, best):
-                    self._woken, self._since, self._turns = woken, 0, self._turns + 1
-                    self._tried |= dict.fromkeys(woken, self._turns)
-                    return
+            ways = [dict.fromkeys(asleep, depth) for depth in depths]
+            woken = next((way for way in ways if table.choice.there(_with(way, table, best))), ways[0])
+            if self._affordable(woken, table, best):
+                self._woken, self._since, self._turns = woken, 0, self._turns + 1
+                self._tried |= dict.fromkeys(woken, self._turns)
+                return
             del asleep[len(asleep) // 2 :]
 
     def _going_on(self, woken: dict[Hashable, int], table: Table, best: Slots) -> dict[Hashable, int]:
