@@ -254,6 +254,8 @@ def adapt(
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else _main_dtype(model)
     found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+    if (stack := stack_of(model)) is not None:
+        stack.make_ahead()
     return Adapter(
         model,
         config,
@@ -266,7 +268,7 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found, kernels, stack_of(model))),
+        (*notes, *_remarks(selection, found, kernels, stack)),
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
