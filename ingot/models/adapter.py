@@ -258,6 +258,8 @@ def adapt(
     found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
     if mutual and not found.mixed:
         raise ModelError("Its pictures' tokens see each other, which this model's attention cannot be told here.")
+    if (stack := stack_of(model)) is not None:
+        stack.make_ahead()
     return Adapter(
         model,
         config,
@@ -270,7 +272,7 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found, kernels, stack_of(model))),
+        (*notes, *_remarks(selection, found, kernels, stack)),
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,

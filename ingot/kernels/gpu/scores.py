@@ -49,6 +49,10 @@ class Score:
         self._own.add(id(self.given[-1]))
         return self.given[-1]
 
+    def tokens(self, states: mx.array) -> int:
+        """How many there are, of such states as the first that is given has room for."""
+        return states.size // self.given[0].shape[-1]
+
     def shaped(self, array: mx.array, shape: Sequence[int]) -> mx.array:
         """The same numbers in another shape: of what is given or made."""
         view = mx.zeros(shape, array.dtype)

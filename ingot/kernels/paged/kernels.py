@@ -31,6 +31,8 @@ MOST_QUERIES = 16
 """Of a row, in one launch."""
 WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
 """Queries that a kernel is cut for, at most so many a row."""
+ROOMS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""For rows of a launch, or their tokens, where they are few: so that launches are of few shapes."""
 PAGE_LIMIT = 1 << 20
 """Pages in a slab."""
 SLAB_LIMIT = (1 << 11) - 1
@@ -47,8 +49,8 @@ def page_number(slab: int, index: int) -> int:
 
 
 def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
-    """(page, place in the page) of each token, for `write`."""
-    return _filled(np.array(slots, np.int32).reshape(-1, 2))
+    """(page, place in the page) of each token, for `write`; of none behind the last, up to their room."""
+    return _filled(np.array(slots, np.int32).reshape(-1, 2), room_of(len(slots)))
 
 
 def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
@@ -62,6 +64,11 @@ def ordered(array: mx.array, after: mx.array) -> mx.array:
     `mx.depends` would order evaluation alone: kernels run at once on a device unless one reads what the other made.
     """
     return mx.where(after.reshape(-1)[:1] == 0, array, array)
+
+
+def room_of(count: int) -> int:
+    """For so many rows, or tokens, and some that nobody has."""
+    return next((room for room in ROOMS if count <= room), count)
 
 
 def _room(count: int) -> int:
@@ -146,11 +153,12 @@ class Rows:
 
     table: mx.array
     rows: mx.array
-    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row."""
+    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row. Up
+    to their room there are some behind the last that have no queries."""
     spans: tuple[tuple[int, int], ...]
     """(length, queries) of each."""
     most: int
-    """Queries of a row, at most."""
+    """Queries of a row, at most: one of `WIDTHS`, where they are few."""
     coded: bool = False
     """Whether some pages are in fewer bits."""
     _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
@@ -172,11 +180,13 @@ class Rows:
         firsts = firsts or [0] * len(lengths)
         widths = [len(table) for table in tables]
         queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        most = [max(counts)] * len(lengths)
-        rows = np.stack([lengths, firsts, queries, counts, entries, most], axis=1)
+        most = next((width for width in WIDTHS if max(counts) <= width), max(counts))
+        rows = np.zeros((room_of(len(lengths)), 6), np.int32)
+        rows[: len(lengths), :5] = np.stack([lengths, firsts, queries, counts, entries], axis=1)
+        rows[:, 5] = most
         flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
         return cls(
-            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), max(counts), coded
+            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), most, coded
         )
 
     def stretches(self, stretch: int, window: int) -> int:
@@ -204,6 +214,14 @@ class Rows:
     def standing_for(self, table: mx.array, rows: mx.array) -> Rows:
         """Any rows whose launches are bound to the same."""
         return replace(self, table=table, rows=rows)
+
+
+class Bound(NamedTuple):
+    """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
+
+    rows: int  # that there is room for
+    most: int  # queries of a row
+    stretches: int
 
 
 class _Cut(NamedTuple):
@@ -297,9 +315,13 @@ class PagedAttention:
         )
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
 
-    def bound(self, rows: Rows) -> tuple[int, ...]:
-        """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
-        return len(rows.spans), rows.most, rows.stretches(self.stretch, self._window)
+    def bound(self, rows: Rows) -> Bound:
+        return Bound(room_of(len(rows.spans)), rows.most, rows.stretches(self.stretch, self._window))
+
+    def standing_for(self, bound: Bound, table: mx.array, rows: mx.array) -> Rows:
+        """Any rows that are bound so."""
+        spans, stretches = ((0, 0),) * bound.rows, {(self.stretch, self._window): bound.stretches}
+        return Rows(table, rows, spans, bound.most, _stretches=stretches)
 
     def by(self, run: Launcher) -> PagedAttention:
         """The same, launched otherwise."""

@@ -20,6 +20,7 @@ _ARRAYS = {
     "gate": (("both",), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "post": (("states", "angles", "slots", "table", "rows", "after", "memory", "spots"), ("posted",)),
+    "lay": (("addresses", "after", "place"), ("laid",)),
     "hand_over": (("posted", "number", "flags"), ("done",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
@@ -85,6 +86,11 @@ def post(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
     inputs = [*(array.reshape(-1) for array in given), after, memory, spots]
     return run(stack_kernel("post"), inputs, Work(template, (groups, 1, 1), _THREADS, (_word(),)))[0]
+
+
+def lay(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:
+    """Put addresses where graphs read them, once the device has `after`; gives a token."""
+    return run(stack_kernel("lay"), [addresses, after, place], Work((), (1, 1, 1), 32, (_word(),)))[0]
 
 
 def hand_over(run: Launcher, posted: mx.array, number: int, flags: mx.array) -> mx.array:

@@ -7,7 +7,7 @@ stream that waits for the word; so the host never waits, and orders nothing but 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -17,7 +17,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.driver import CudaError, Driver, Launch
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.gpu.launchers import launcher
+from ingot.kernels.gpu.kinds import Kind
+from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.scores import Score
 from ingot.kernels.gpu.texts import Output, Work
 from ingot.kernels.paged.texts import paged_kernel
@@ -29,7 +30,8 @@ LEAST = 1 << 22
 
 
 class Replay(Protocol):
-    """Gives a score's result, and a token of it for whoever reads or writes behind it, in pages too."""
+    """Gives a score's result, and a token of it for whoever reads or writes behind it, in pages too. What it is given
+    may be less than the score has room for: the result is that of as many tokens as there are."""
 
     def __call__(self, given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]: ...
 
@@ -37,30 +39,55 @@ class Replay(Protocol):
 class Stage(Protocol):
     """Where scores are replayed, one after another."""
 
+    @property
+    def run(self) -> Launcher:
+        """What launches kernels behind them, and before the next."""
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether making a score ready takes so long that it had better be done before it is asked for."""
+
+    def prepare(self, kinds: Iterable[Kind]) -> None:
+        """Compile them at once."""
+
     def ready(self, score: Score) -> Replay: ...
 
 
 class EmulatedStage:
+    takes_time = False
+
     def __init__(self, run: Emulator) -> None:
-        self._run = run
+        self.run = run
+
+    def prepare(self, kinds: Iterable[Kind]) -> None:
+        self.run.prepare(kinds)
 
     def ready(self, score: Score) -> Replay:
-        self._run.prepare(score.kinds)
+        self.prepare(score.kinds)
 
         def replay(given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
-            there = dict(zip(map(id, score.given), given, strict=True))
+            padded = [_padded(array, room) for array, room in zip(given, score.given, strict=True)]
+            there = dict(zip(map(id, score.given), padded, strict=True))
             for note in score.notes:
                 origins = [(array, score.origin(array)) for array in note.inputs]
                 inputs = [there.get(id(origin), origin).reshape(array.shape) for array, origin in origins]
-                made = self._run(note.kind.kernel, inputs, note.work)
+                made = self.run(note.kind.kernel, inputs, note.work)
                 there.update(zip(map(id, note.outputs), made, strict=True))
-            return there[id(score.result)], mx.zeros(1, mx.int32)
+            return there[id(score.result)][: score.tokens(given[0])], mx.zeros(1, mx.int32)
 
         return replay
 
 
+def _padded(array: mx.array, room: mx.array) -> mx.array:
+    """Behind what is given lies whatever was there before, of which nothing may be taken for something."""
+    nothing = mx.full(room.size - array.size, -1 if array.dtype == mx.int32 else float("nan"), array.dtype)
+    return mx.concatenate([array.reshape(-1), nothing]).reshape(room.shape)
+
+
 class GraphStage:
     """Of one device."""
+
+    takes_time = True
 
     def __init__(self, run: CudaLauncher, driver: Driver) -> None:
         """Raises CudaError or RuntimeError where graphs cannot be launched beside MLX's stream."""
@@ -74,6 +101,9 @@ class GraphStage:
         mx.eval(self.flags, self.memory)
         # A first launch is waited for: that of what waits for a graph must find nothing to wait for.
         mx.eval(hand_over(run, mx.zeros(1, mx.int32), 0, self.flags))
+
+    def prepare(self, kinds: Iterable[Kind]) -> None:
+        self.run.prepare(dict.fromkeys(kinds))
 
     def ready(self, score: Score) -> Replay:
         return _GraphReplay(self, score)
@@ -108,7 +138,7 @@ class _GraphReplay:
         self._memory = stage.memory_for(size)
         base = stage.addresses([self._memory])[id(self._memory)]
         there = stage.addresses(score.fixed()) | {array: base + place for array, place in places.items()}
-        stage.run.prepare(score.kinds)
+        stage.prepare(score.kinds)
         self._graph = stage.driver.graph(
             [
                 Launch(
@@ -123,9 +153,8 @@ class _GraphReplay:
             ]
         )
         self._spots = _words([places[id(array)] // UNIT for array in score.given])
-        self._made = Output(score.result.shape, score.result.dtype)
-        self._spot = _words([places[id(score.result)] // UNIT, score.result.size])
-        mx.eval(self._spots, self._spot)
+        self._result, self._taken = places[id(score.result)] // UNIT, dict[int, tuple[mx.array, Output]]()
+        mx.eval(self._spots)
 
     def __call__(self, given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
         stage = self._stage
@@ -137,7 +166,16 @@ class _GraphReplay:
         driver.wait(stream, stage.begun, number)
         driver.launch(self._graph, stream)
         driver.write(stream, stage.done, number)
-        return take(stage.run, done, self._memory, self._spot, self._made), done
+        return take(stage.run, done, self._memory, *self._part(self._score.tokens(given[0]))), done
+
+    def _part(self, tokens: int) -> tuple[mx.array, Output]:
+        """Where so many tokens' result is, and what it is."""
+        if tokens not in self._taken:
+            result = self._score.result
+            assert result is not None
+            made = Output((tokens, result.shape[1]), result.dtype)
+            self._taken[tokens] = (_words([self._result, made.shape[0] * made.shape[1]]), made)
+        return self._taken[tokens]
 
     def __del__(self) -> None:
         if hasattr(self, "_graph"):

@@ -1,8 +1,9 @@
 """All layers of a model as one graph, on GPUs: a step of few tokens asks MLX for a dozen launches, not for hundreds.
 
 The first layer is swapped for a module that runs all of them, the others for ones that hand on what they are given.
-Lengths, tables and positions of rows are data, so that a step over as many rows is the same graph again. Covers the
-layers of Llama and its relatives; prompts, and what it does not cover, are run by the layers' own modules.
+Lengths, tables and positions of rows are data, and where their pages lie is, too. How many rows and tokens there are is
+rounded up to a few numbers, so that most steps find their graph made. Covers the layers of Llama and its relatives;
+prompts, and what it does not cover, are run by the layers' own modules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,42 +24,32 @@ from ingot.cache.slabs import KernelStorage
 from ingot.kernels.dense.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.driver import CudaError
+from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.scores import Score
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention
+from ingot.kernels.paged.kernels import MOST_QUERIES, ROOMS, WIDTHS, Bound, PagedAttention, room_of, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
-from ingot.kernels.stack.kernels import Norm, add, gate, shift
+from ingot.kernels.stack.kernels import add, lay
 from ingot.kernels.stack.replays import Replay, Stage, stage
 from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.covered import CoveredLayer, alike, covered, gated, multiply
 from ingot.models.layers.dense_linear import DenseKernelLinear
 from ingot.models.layers.fused import layers_of, run_by_first
-from ingot.models.layers.mlp import JoinedMLP
-from ingot.models.layers.norms import factor, is_rms
-from ingot.models.layers.packed_linear import FEW, KernelLinear
-from ingot.models.layers.products import Product
+from ingot.models.layers.packed_linear import FEW
 
 log = logging.getLogger("ingot.models")
 MOST_KEPT = 128
 """Graphs: for as many numbers of rows, and lengths of them."""
+LEAST_TABLE = 1024
+"""Pages that a graph has room for the numbers of."""
+LEAST_ADDRESSES = 256
+"""Numbers that tell where slabs lie, four of each, that it has room for."""
+AHEAD = (1, 2, 4)
+"""Stretches of the longest row, for which graphs are made ahead."""
 TRIALS = 2
 """Steps at which a graph's result is compared with the layers' own."""
 APART = 0.05
 """How far that may be off, as a share of the largest number."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """What the graph needs of one."""
-
-    attention: MixedAttention
-    mlp: JoinedMLP
-    norms: tuple[Norm, Norm]
-
-    @property
-    def linears(self) -> list[Any]:
-        """What it multiplies by."""
-        products = (self.attention._into, self.attention._out, self.mlp._into, self.mlp._out)
-        return [product.linear for product in products if product is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +61,7 @@ class _Settled:
     storages: Sequence[KernelStorage]
     attention: PagedAttention
     turnings: Sequence[Turning]
+    kernels: object  # which these are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,20 +75,61 @@ class _Step:
     angles: mx.array
 
     @property
-    def bound(self) -> object:
-        """All that its graph depends on, apart from data. Storages of one group have other slabs at the same time."""
-        sizes = (self.tokens, self.places.size, self.rows.table.size, self.rows.rows.size)
-        return (*sizes, *self.settled.attention.bound(self.rows), id(self.settled.storages[0].addresses))
+    def bound(self) -> _Bound:
+        tokens, rows = room_of(self.tokens), self.settled.attention.bound(self.rows)
+        angles = (tokens, self.angles.shape[1]) if self.angles.ndim == 2 else self.angles.shape
+        return _Bound(tokens, rows, max(LEAST_TABLE, self.rows.table.size), angles)
+
+
+class _Bound(NamedTuple):
+    """All that a graph depends on, apart from data: rooms for what a step has."""
+
+    tokens: int
+    rows: Bound
+    table: int
+    angles: tuple[int, ...]
+
+    def like(self, tokens: int, rows: Bound) -> _Bound:
+        """With room for others."""
+        return self._replace(tokens=tokens, rows=rows, angles=(tokens, *self.angles[1:]))
+
+
+class _Addresses:
+    """Where graphs read where slabs lie. Those come and go; what tells of them is laid there anew when they did."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers, self._laid = layers, mx.zeros(0)
+        self.places: list[mx.array] = []
+
+    def has_room(self, storages: Sequence[KernelStorage]) -> bool:
+        return bool(self.places) and storages[0].addresses.size <= self.places[0].size
+
+    def make_room(self, storages: Sequence[KernelStorage]) -> None:
+        """Graphs that read from where there was less must not be replayed any more."""
+        size = max(LEAST_ADDRESSES, 1 << storages[0].addresses.size.bit_length())
+        self.places = [mx.zeros(size, mx.int32) for _ in range(self._layers)]
+        self._laid = mx.zeros(0)
+        mx.eval(self.places)
+
+    def lay(self, run: Launcher, storages: Sequence[KernelStorage], after: mx.array) -> mx.array:
+        """A token for a replay: `after`, or another one behind it. Storages of one group have other slabs at the same
+        time."""
+        if storages[0].addresses is not self._laid:
+            for storage, place in zip(storages, self.places, strict=True):
+                after = lay(run, storage.addresses, place, after)
+            self._laid = storages[0].addresses
+        return after
 
 
 class Stack:
     """The layers of one model. Only the engine thread may call it."""
 
-    def __init__(self, layers: Sequence[nn.Module], known: Sequence[_Layer], where: Stage) -> None:
+    def __init__(self, layers: Sequence[nn.Module], known: Sequence[CoveredLayer], where: Stage) -> None:
         self.layers, self._known, self._stage = layers, known, where
         linears = [linear for layer in known for linear in layer.linears]
         self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
-        self._replays: OrderedDict[object, tuple[Replay, list[mx.array]]] = OrderedDict()
+        self._replays: OrderedDict[tuple[object, _Bound], tuple[Replay, object]] = OrderedDict()
+        self._addresses = _Addresses(len(known))
         self._settled: _Settled | None = None
         self._agreed = 0
         self.made = 0
@@ -162,7 +195,8 @@ class Stack:
         if kernel is None or None in turnings:
             return None
         turning = [each for each in turnings if each is not None]
-        return _Settled(weakref.ref(first), (window, dtype), known, kernel, turning)
+        which = (id(kernel), *map(id, turning))
+        return _Settled(weakref.ref(first), (window, dtype), known, kernel, turning, which)
 
     def _found(self, mixed: Mixed, first: AppendState, settled: _Settled) -> _Step | None:
         storage, turning = settled.storages[0], self._known[0].attention._turning
@@ -173,69 +207,73 @@ class Stack:
         return _Step(settled, mixed.tokens, rows, first.places(storage), turning._angles.of(mixed))
 
     def _replayed(self, x: mx.array, step: _Step) -> mx.array:
-        key = step.bound
-        if key not in self._replays:
-            self.made += 1
-            kept = [storage.addresses for storage in step.settled.storages]  # as long as they are known by their ids
-            self._replays[key] = (self._stage.ready(self._score(x, step)), kept)
-            if len(self._replays) > MOST_KEPT:
-                self._replays.popitem(last=False)
-        self._replays.move_to_end(key)
-        replay, _ = self._replays[key]
-        before = [*{id(token): token for token in (storage.token for storage in step.settled.storages)}.values()]
+        settled, storages = step.settled, step.settled.storages
+        replay = self._ready(settled, step.bound)
+        before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
+        after = self._addresses.lay(self._stage.run, storages, after)
         given = [mx.contiguous(x), step.angles, step.places, step.rows.table, step.rows.rows]
         y, done = replay(given, after)
-        for storage in step.settled.storages:
+        for storage in storages:
             storage.go_on(done)
         return y.reshape(x.shape)
 
-    def _score(self, x: mx.array, step: _Step) -> Score:
-        score, tokens, settled = Score(), step.tokens, step.settled
-        states, angles = score.give((tokens, x.shape[-1]), x.dtype), score.give(step.angles.shape, mx.float32)
-        places, table, rows = (
-            score.give(each.shape, mx.int32) for each in (step.places, step.rows.table, step.rows.rows)
-        )
-        seen, token = step.rows.standing_for(table, rows), mx.zeros(1, mx.int32)
+    def _ready(self, settled: _Settled, bound: _Bound) -> Replay:
+        if not self._addresses.has_room(settled.storages):
+            self._replays.clear()
+            self._addresses.make_room(settled.storages)
+        key = (settled.kernels, bound)
+        if key not in self._replays:
+            self.made += 1
+            known = (settled.attention, settled.turnings)  # by their ids, as long as they are kept
+            self._replays[key] = (self._stage.ready(self._score(settled, bound)), known)
+            if len(self._replays) > MOST_KEPT:
+                self._replays.popitem(last=False)
+        self._replays.move_to_end(key)
+        return self._replays[key][0]
+
+    def make_ahead(self) -> None:
+        """Make graphs of steps that most requests come to, of single tokens and of one row's guesses, where steps were
+        computed by graphs and would have to wait for one that is made."""
+        if self._settled is None or not self._replays or self.refused is not None or not self._stage.takes_time:
+            return
+        usual = next(reversed(self._replays))[1]
+        singles, guesses = [(room, room, 1) for room in ROOMS], [(width, 1, width) for width in WIDTHS[1:]]
+        bounds = [
+            usual.like(tokens, Bound(rows, most, stretches))
+            for stretches in AHEAD
+            for tokens, rows, most in (*singles, *guesses)
+            if tokens <= self._most
+        ]
+        self._stage.prepare(kind for bound in bounds for kind in self._score(self._settled, bound).kinds)
+        for bound in reversed(bounds):  # those that need most memory first: the others share it
+            self._ready(self._settled, bound)
+
+    def _score(self, settled: _Settled, bound: _Bound) -> Score:
+        score, tokens, count = Score(), bound.tokens, bound.rows.rows
+        states = score.give((tokens, self._known[0].norms[0].weight.size), settled.asked[1])
+        angles = score.give(bound.angles, mx.float32)
+        places = score.give(token_slots([(-1, 0)] * tokens).shape, mx.int32)
+        table = score.give((bound.table,), mx.int32)
+        rows = score.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32)
+        seen, token = settled.attention.standing_for(bound.rows, table, rows), mx.zeros(1, mx.int32)
         attention, added = settled.attention.by(score), None
-        for layer, turning, storage in zip(self._known, settled.turnings, settled.storages, strict=True):
+        for layer, turning, storage, lies in zip(
+            self._known, settled.turnings, settled.storages, self._addresses.places, strict=True
+        ):
             into, out = layer.attention._into, layer.attention._out
             assert into is not None and out is not None
             states, normed = layer.norms[0](score, states, added)
             projected = multiply(score, into, normed)
-            queries, token = turning.by(score)(projected, angles, places, storage.slabs, token)
-            attended = attention.attend(queries, seen, storage.slabs, token)
+            with storage.slabs.standing_for(lies):
+                queries, token = turning.by(score)(projected, angles, places, storage.slabs, token)
+                attended = attention.attend(queries, seen, storage.slabs, token)
             added = multiply(score, out, score.shaped(attended, (tokens, attended.size // tokens)))
             states, normed = layer.norms[1](score, states, added)
             added = multiply(score, layer.mlp._out, gated(score, layer.mlp._into, normed))
         assert added is not None
         score.result = add(score, states, added, self._known[0].norms[0])
         return score
-
-
-def multiply(score: Score, product: Product, x: mx.array) -> mx.array:
-    """Of states of which each token's are one behind another."""
-    linear = product.linear
-    if isinstance(linear, DenseKernelLinear):
-        return linear._product.by(score).launched(x, linear.weight, bias=linear.get("bias"))
-    assert isinstance(linear, KernelLinear)
-    y = linear._product.by(score).launched(x, linear._packed)
-    return shift(score, y, linear.bias) if "bias" in linear else y
-
-
-def gated(score: Score, product: Product, x: mx.array) -> mx.array:
-    """What an MLP gates, by its gate: of weights of both, the gate's first."""
-    linear = product.linear
-    if "bias" in linear:
-        return gate(score, multiply(score, product, x))
-    if isinstance(linear, DenseKernelLinear):
-        return linear._product.by(score).gated(x, linear.weight)
-    assert isinstance(linear, KernelLinear)
-    return linear._product.by(score).gated(x, linear._packed)
-
-
-def _is_known(product: Product | None) -> bool:
-    return product is not None and isinstance(product.linear, DenseKernelLinear | KernelLinear)
 
 
 def _storage(state: Any, attention: MixedAttention, first: AppendState, dtype: mx.Dtype) -> KernelStorage | None:
@@ -273,8 +311,8 @@ class CapturedLayers(nn.Module):
 def capture_layers(model: Any, device: Device) -> Stack | None:
     """Swap the layers of a model whose modules were swapped, if it is covered; what runs them then."""
     layers = [*layers_of(model)]
-    known = [_known(layer) for layer in layers]
-    if not layers or None in known or not _alike([layer for layer in known if layer is not None]):
+    known = [covered(layer) for layer in layers]
+    if not layers or None in known or not alike([layer for layer in known if layer is not None]):
         return None
     try:
         where = stage(device)
@@ -293,32 +331,3 @@ def stack_of(model: Any) -> Stack | None:
     layers = inner.get("layers") if isinstance(inner, nn.Module) else None
     first = layers[0] if isinstance(layers, list) and layers else None
     return first._stack if isinstance(first, CapturedLayers) else None
-
-
-def _known(layer: Any) -> _Layer | None:
-    """None where it holds something that the graph has no kernel for."""
-    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
-    if not isinstance(attention, MixedAttention) or not isinstance(mlp, JoinedMLP) or not all(map(is_rms, norms)):
-        return None
-    if attention._paged is None or attention._turning is None or attention._wiring.gated or not mlp.is_silu:
-        return None
-    products = (attention._into, attention._out, mlp._into, mlp._out)
-    factors = [factor(norm) for norm in norms]
-    if not all(map(_is_known, products)):
-        return None
-    made = [Norm(weight, norm.eps) for weight, norm in zip(factors, norms, strict=True) if weight is not None]
-    return _Layer(attention, mlp, (made[0], made[1])) if len(made) == 2 else None
-
-
-def _alike(layers: Sequence[_Layer]) -> bool:
-    """Whether all see their rows alike, and turn by the same angles."""
-    first = layers[0].attention
-    return all(
-        (other._heads, other._kv_heads, other._scale, other._cap, other._rotates)
-        == (first._heads, first._kv_heads, first._scale, first._cap, first._rotates)
-        and other._wiring.sinks is None
-        and other._turning is not None
-        and first._turning is not None
-        and other._turning._angles is first._turning._angles
-        for other in (layer.attention for layer in layers)
-    )

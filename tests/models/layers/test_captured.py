@@ -61,9 +61,9 @@ def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyP
         if plainly:
             monkeypatch.setattr(stack, "refused", "for comparison")
         session = Session(adapter, [3, 70])
-        before = len(stack._replays)
+        before = stack.made
         found.append([session.run([9, 8], [Part(tuple(session.rows), 1)]) for _ in range(4)])
-        assert plainly or len(stack._replays) == before + 1, "one graph for all these steps"
+        assert stack.made <= before + 1, "one graph for all these steps"
     largest = max(float(mx.abs(each).max()) for each in found[1])
     bound = 1e-4 if kind == "packed" else 2**-5
     assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(*found, strict=True))
@@ -83,11 +83,61 @@ def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
     stack = stacked(adapter)
     single, guessed = Session(adapter, [20, 30]), Session(adapter, [20, 30])
     one_by_one = [single.run([token, 6], [Part(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
-    before = len(stack._replays)
+    before = stack.made
     first, second = guessed.rows
     both = guessed.run([9, 8, 7, 6], [Part((first,), 3), Part((second,), 1)])
-    assert len(stack._replays) == before + 1, "rows of unlike widths are one graph"
+    assert stack.made <= before + 1, "rows of unlike widths are one graph"
     assert mx.array_equal(both[:3], mx.stack(one_by_one))
+
+
+def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
+    adapter = adapted("plain")
+    stack, session, alone = stacked(adapter), Session(adapter, [3, 20, 30, 70, 5]), Session(adapter, [3])
+    for counts, made in (((8,), True), ((5, 6, 7), False), ((1,), True)):
+        before = stack.made
+        for count in counts:
+            together = session.run(
+                [9] * (count + 4), [Part((session.rows[0],), count), Part(tuple(session.rows[1:]), 1)]
+            )
+            single = [alone.run([9], [Part(tuple(alone.rows), 1)])[0] for _ in range(count)]
+            assert mx.array_equal(together[:count], mx.stack(single))
+        assert (stack.made > before) <= made
+
+
+def test_graphs_outlive_the_pages_that_they_were_made_with() -> None:
+    adapter = adapted("plain")
+    stack, long = stacked(adapter), Session(adapter, [70])
+    before = [long.run([token], [Part(tuple(long.rows), 1)]) for token in (9, 8)]
+    made = stack.made
+    longer = Session(adapter, [70, 300, 300, 300])
+    assert longer.states.states[0].storage.addresses.size > long.states.states[0].storage.addresses.size
+    again = [longer.run([token], [Part(tuple(longer.rows[:1]), 1)]) for token in (9, 8)]
+    assert all(mx.array_equal(*each) for each in zip(before, again, strict=True)) and stack.made == made
+    assert mx.isfinite(long.run([7], [Part(tuple(long.rows), 1)])).all() and stack.made == made
+
+
+def test_more_pages_than_graphs_have_room_to_tell_of_are_new_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted("packed")
+    stack, session = stacked(adapter), Session(adapter, [70])
+    before = session.run([9], [Part(tuple(session.rows), 1)])
+    made, stack._addresses = stack.made, captured._Addresses(len(stack.layers))
+    again = Session(adapter, [70])
+    assert mx.array_equal(again.run([9], [Part(tuple(again.rows), 1)]), before)
+    assert stack.made == made + 1 and len(stack._replays) == 1
+
+
+def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "AHEAD", (1,))
+    monkeypatch.setattr(captured, "ROOMS", (1, 2))
+    monkeypatch.setattr(captured, "WIDTHS", (1, 4))
+    monkeypatch.setattr(replays.EmulatedStage, "takes_time", True)
+    adapter = adapted("packed")
+    stack, session = stacked(adapter), Session(adapter, [3, 20])
+    made = stack.made
+    session.run([9], [Part((session.rows[0],), 1)])
+    session.run([9, 8], [Part(tuple(session.rows), 1)])
+    session.run([9, 8, 7], [Part((session.rows[1],), 3)])
+    assert stack.made == made
 
 
 def test_prompts_are_run_by_the_layers_themselves() -> None:
