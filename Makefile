@@ -48,7 +48,7 @@ test-as-gpus: $(VENV)/.ready-test
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=thorough -m "slow or hypothesis" $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

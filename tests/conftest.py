@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -6,11 +7,23 @@ from hypothesis import HealthCheck, settings
 # On CUDA, mlx multiplies float32 in fewer bits by default, and how they round depends on how many rows there are.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-# Shared machines are noisy: a slow example is no failure, and every run tries the same ones.
-settings.register_profile(
-    "ingot", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-settings.load_profile("ingot")
+# Shared machines are noisy: a slow example is no failure, and every run tries the same ones: few of them, or as many as
+# `--hypothesis-profile=thorough` asks for.
+for profile, examples in (("quick", 25), ("thorough", 200)):
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: nobody has to look through it for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

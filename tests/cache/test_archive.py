@@ -74,7 +74,7 @@ def test_a_key_that_the_file_lacks_is_another_one(tmp_path: Path) -> None:
         opened(written(tmp_path), {**KEY, "codec": "raw"})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_no_byte_can_change_unnoticed(tmp_path: Path, place: float, change: int) -> None:
     path = written(tmp_path)
@@ -85,7 +85,7 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path, place: float, change: int)
         opened(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.floats(0, 1, exclude_max=True))
 def test_half_a_file_is_none(tmp_path: Path, length: float) -> None:
     path = written(tmp_path)

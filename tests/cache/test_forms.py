@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cache.forms import Forms
@@ -43,7 +43,6 @@ def test_a_raw_form_goes_when_the_last_row_that_sees_it_sees_the_coded_one() -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3 * PAGE), st.booleans()), max_size=30))
-@settings(max_examples=60, deadline=None)
 def test_whatever_rows_do_no_slot_is_lost(steps: list[tuple[int, int, bool]]) -> None:
     pages = Pages(Forms())
     rows: dict[int, tuple[Table, int]] = {}

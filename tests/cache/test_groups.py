@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cache.groups import PageGroup, Run, Storage
@@ -109,7 +109,6 @@ steps = st.lists(
 
 
 @given(st.one_of(st.none(), st.integers(30, 3000)), st.tuples(st.integers(1, 3), st.integers(1, 9)), steps)
-@settings(max_examples=60, deadline=None)
 def test_whatever_grows_and_shrinks_lies_in_as_many_slabs_as_kernels_take(
     most: int | None, sizes: tuple[int, int], steps: list[tuple[int, int, int]]
 ) -> None:

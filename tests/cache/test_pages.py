@@ -134,7 +134,7 @@ class Memory(RuleBasedStateMachine):
 
 
 TestMemory = Memory.TestCase
-TestMemory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMemory.settings = settings(stateful_step_count=30, deadline=None)
 
 
 def test_two_rows_that_part_in_a_page_copy_it_once() -> None:

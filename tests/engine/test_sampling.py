@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -99,7 +99,6 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(rows=ROWS, seed=st.integers(0, 1000))
 def test_only_tokens_that_a_rows_own_parameters_allow_come_out(rows: list[Row], seed: int) -> None:
     logits = logits_of(seed, len(rows))
@@ -108,7 +107,6 @@ def test_only_tokens_that_a_rows_own_parameters_allow_come_out(rows: list[Row], 
         assert token in reference(own, row)
 
 
-@settings(max_examples=60)
 @given(rows=ROWS, seed=st.integers(0, 1000))
 def test_a_rows_draw_does_not_depend_on_its_neighbours(rows: list[Row], seed: int) -> None:
     logits = logits_of(seed, len(rows))

@@ -28,13 +28,13 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made.close()
 
 
-def requests(seed: int, count: int = 10, *, longest: int = 300) -> list[Request]:
+def requests(seed: int, count: int = 8, *, longest: int = 300) -> list[Request]:
     rng = random.Random(seed)
     return [
         Request(
             f"r{number}",
             (tuple(rng.randrange(95) for _ in range(rng.choice([1, 3, 20, 61, longest]))),),
-            max_tokens=rng.choice([1, 2, 17, 60]),
+            max_tokens=rng.choice([1, 2, 17, 40]),
             sampling=GREEDY,
             stop=Stop(ignore_eos=True),
         )
@@ -59,7 +59,7 @@ def test_sampled_text_depends_on_its_seed_alone(engine: Engine) -> None:
         Request(
             f"s{number}",
             ((number + 1, 7, 9),),
-            max_tokens=25,
+            max_tokens=15,
             sampling=Sampling(
                 temperature=1.1,
                 top_p=0.8 if number % 2 else 1.0,

@@ -86,11 +86,17 @@ def test_a_restarted_engine_goes_on_where_the_last_one_was(kind: str, rules: Dev
     second.close()
 
 
-@RULES
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [
+        *(pytest.param(kind, None, id=f"{kind}-cpu") for kind in KINDS),
+        pytest.param("mixed", GPU, id="mixed-gpu"),
+        *(pytest.param(kind, GPU, id=f"{kind}-gpu", marks=pytest.mark.slow) for kind in KINDS if kind != "mixed"),
+    ],
+)
 def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, rules: Device | None, tmp_path: Path) -> None:
     engine = start(kind, tmp_path, rules, cache_bytes=300_000)
-    runs = [conversations(seed) for seed in range(8)]
+    runs = [conversations(seed) for seed in range(5)]
     for number, tokens in enumerate(each for run_of in runs for each in run_of):
         run(engine, ask(f"a{number}", tokens))
         engine._loaded.disk.writer.drain(10.0)  # type: ignore[union-attr]

@@ -76,13 +76,12 @@ def check(data: st.DataObject, bound: float, halves: float = HALF_BOUND) -> None
 
 
 @pytest.mark.usefixtures("one_path")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data: st.DataObject) -> None:
     check(data, BOUND)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_fastest_way_for_so_many_queries_is_as_near_as_its_numbers_allow(data: st.DataObject) -> None:
     check(data, WIDE_BOUND if native.has_wide() else BOUND, halves=FAST_BOUND)

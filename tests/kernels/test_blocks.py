@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -32,7 +32,6 @@ def blocks(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Any, np.ndar
     return native.block_weights(mx.array(raw), None, BLOCK_BITS[kind]), dequantize(raw, kind), raw.nbytes
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.integers(1, 70),

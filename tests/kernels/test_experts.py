@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -69,7 +69,6 @@ def choices(tokens: int, k: int, experts: int, seed: int) -> np.ndarray:
     return np.stack([dice.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     form=st.sampled_from(sorted(FORMS)),
     experts=st.integers(1, 9),
@@ -105,7 +104,6 @@ def gated(
     return np.einsum("tkr,tkcr->tkc", inner, values[2][indices])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     form=st.sampled_from(["4 bits", "8 bits", "float32", "bfloat16"]),
     experts=st.integers(1, 9),

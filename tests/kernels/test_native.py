@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -51,7 +51,6 @@ def activations(count: int, columns: int, seed: int, outlier: float) -> mx.array
     return mx.array(np.where(large, outlier * x, x))
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 70),
     width=st.integers(1, 5),
@@ -133,7 +132,6 @@ def test_numbers_near_the_smallest_give_next_to_nothing(size: float) -> None:
     assert np.abs(np.array(native.linear(mx.full((3, 128), size), weights))).max() < 1e-27
 
 
-@settings(max_examples=30)
 @given(rows=st.integers(1, 70), columns=st.integers(1, 150), count=st.sampled_from([1, 3, 4, 9, 40]))
 def test_products_with_plain_weights_are_right_for_any_shape(rows: int, columns: int, count: int) -> None:
     weight = mx.random.normal((rows, columns), key=mx.random.key(rows))

@@ -237,7 +237,6 @@ def _close(value: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.abs(value - expected).max(initial=0) <= BOUND * max(np.abs(expected).max(initial=0), 1))
 
 
-@settings(max_examples=60, deadline=None)
 @given(layer=layers(), data=st.data())
 def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(layer: Layer, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=SLOTS))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from selenium import webdriver
 
@@ -246,7 +246,6 @@ FRAGMENTS = [
 documents = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
 @given(pieces=documents, seed=st.integers(0, 2**16))
 def test_a_growing_text_ends_as_the_same_nodes_as_the_whole_one(
     run: Callable[..., Any], pieces: list[str], seed: int
@@ -297,7 +296,6 @@ def test_an_unknown_language_is_left_plain(run: Callable[..., Any]) -> None:
         assert html == "if x"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(st.text(st.sampled_from("ab :\t\u00e9"), max_size=6), min_size=1, max_size=6),
     end=st.sampled_from(["\n", "\r\n"]),

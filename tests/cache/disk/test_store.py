@@ -65,7 +65,7 @@ def test_neither_tenants_nor_salts_can_be_read_in_a_folder(tmp_path: Path) -> No
     assert b"a-tenant" not in everything and b"some-salt" not in everything
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_bit_can_flip_unnoticed(place: float, bit: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,6 @@ def test_no_bit_can_flip_unnoticed(place: float, bit: int) -> None:
         assert opened(Path(folder)).entries(ME) == []
 
 
-@settings(max_examples=30)
 @given(length=st.floats(0, 1, exclude_max=True), indexed=st.booleans())
 def test_a_file_that_was_cut_short_is_a_miss_for_whoever_knew_it_and_for_the_next(length: float, indexed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +159,6 @@ def test_an_index_that_breaks_while_it_is_used_is_made_anew(tmp_path: Path) -> N
 FAULTS = st.sampled_from([errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, "short", None, None, None])
 
 
-@settings(max_examples=50)
 @given(
     schedule=st.lists(FAULTS, max_size=60),
     writes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans()), max_size=12),

@@ -287,7 +287,6 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(ROWS, st.integers(0, 2), st.floats(1e-5, 10.0)), max_size=24), st.randoms(), st.integers(1, 16)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.kernels.drawing.kernels import draw
@@ -16,7 +16,6 @@ from tests.kernels.test_draw import kept
 pytestmark = emulated
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     vocab=st.integers(1, 3000),
     spread=st.sampled_from([0.01, 1.0, 8.0]),

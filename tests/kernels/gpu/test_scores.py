@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.scores import ALIGNED, Score
@@ -17,7 +17,6 @@ def launch(score: Score, one: mx.array, other: mx.array, size: int) -> mx.array:
     return made
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 900), min_size=1, max_size=40),
     picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=40, max_size=40),

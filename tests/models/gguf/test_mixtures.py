@@ -14,7 +14,7 @@ import pytest
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import quantize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import ModelError
@@ -417,7 +417,6 @@ def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return as_gguf(request.param, config, weights, Kind.Q8_0).write(folder / "tiny.gguf").read_bytes()
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_damaged_header_gives_a_mixture_or_a_model_error(
     data: st.DataObject, sample: bytes, tmp_path_factory: pytest.TempPathFactory

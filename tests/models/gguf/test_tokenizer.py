@@ -56,7 +56,6 @@ def test_each_way_of_cutting_keeps_its_own_boundaries() -> None:
         ("deepseek-coder", "deepseek-coder-33b-base"),
     ],
 )
-@settings(max_examples=60, deadline=None)
 @given(text=TEXT)
 def test_text_is_cut_as_the_published_tokenizer_cuts_it(name: str, model: str, text: str) -> None:
     for sample in (
@@ -85,7 +84,6 @@ def test_byte_level_text_survives_encoding_and_decoding(name: str, text: str) ->
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-@settings(max_examples=50, deadline=None)
 @given(text=TEXT)
 def test_qwen_text_survives_in_its_composed_form(text: str) -> None:
     tokenizer = tokenizer_of("qwen2")
@@ -114,7 +112,6 @@ def test_sentencepiece_without_a_space_prefix_leaves_the_start_alone() -> None:
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
-@settings(max_examples=50, deadline=None)
 @given(text=st.text(alphabet=st.sampled_from("helo wrd\n\tä日😀<>"), max_size=40))
 def test_sentencepiece_text_survives_encoding_and_decoding(prefixed: bool, text: str) -> None:
     vocabulary = sentencepiece_vocabulary() | {"tokenizer.ggml.add_space_prefix": prefixed}

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.engine.request import (
@@ -140,7 +140,6 @@ def told(draw: st.DrawFn, parts: list[Part]) -> list[Event]:
     return [*events, SequenceEnded(0, reason, 257, 3), END]
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_however_the_events_are_cut_the_message_is_the_same(data: st.DataObject) -> None:
     parts = data.draw(PARTS)
@@ -152,7 +151,6 @@ def test_however_the_events_are_cut_the_message_is_the_same(data: st.DataObject)
     assert added_up(streamed(second, hides_thinking=hidden)) == message
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_a_silence_changes_nothing_but_that_a_first_block_of_another_kind_is_empty(data: st.DataObject) -> None:
     parts = data.draw(PARTS)

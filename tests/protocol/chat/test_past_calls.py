@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as limited
 from hypothesis import strategies as st
 
 from ingot.protocol.anthropic.body import read_messages
@@ -117,7 +116,6 @@ def test_every_protocol_renders_odd_arguments_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 @given(arguments=ARGUMENTS)
-@limited(max_examples=40)
 def test_no_arguments_fail_a_request(name: str, arguments: Any) -> None:
     assert len({read(served(name), arguments) for read in PROTOCOLS.values()}) == 1
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot.media.decoding as decoding
@@ -379,7 +379,6 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(turns=st.lists(PARTS, min_size=1, max_size=3))
 def test_tokens_are_counted_as_they_are_generated_from(turns: list[list[dict[str, Any]]]) -> None:
     said = [

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError
@@ -143,7 +143,6 @@ def same(one: Mask | None, other: Mask | None, vocab: int) -> bool:
 walks = st.tuples(st.integers(0, len(PLANS) - 1), st.randoms(use_true_random=False), st.integers(0, 40))
 
 
-@settings(max_examples=80, deadline=None)
 @given(walks)
 def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
     walk: tuple[int, random.Random, int],
@@ -165,7 +164,6 @@ def test_masks_are_those_of_a_guide_that_accepts_the_tokens_one_by_one(
             plain.accept(draft[place])
 
 
-@settings(max_examples=80, deadline=None)
 @given(walks, st.lists(st.integers(0, 8), max_size=3))
 def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.Random, int], looks: list[int]) -> None:
     number, chance, length = walk
@@ -185,7 +183,6 @@ def test_a_guide_goes_on_as_one_that_never_looked_ahead(walk: tuple[int, random.
     assert looking.done == plain.done
 
 
-@settings(max_examples=80, deadline=None)
 @given(walks, st.lists(st.integers(0, 255), max_size=3))
 def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     walk: tuple[int, random.Random, int], noise: list[int]
@@ -208,7 +205,6 @@ def test_a_guide_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     assert agreed == expected
 
 
-@settings(max_examples=80, deadline=None)
 @given(walks, st.integers(0, 20))
 def test_a_token_is_forced_where_the_mask_leaves_but_one(walk: tuple[int, random.Random, int], most: int) -> None:
     number, chance, length = walk

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import BadRequest
@@ -34,7 +34,6 @@ def check(text: str, schema: Schema) -> None:
     validator.validate(json.loads(text))
 
 
-@settings(max_examples=300)
 @given(schema=schemas(), seed=st.integers(0, 1000))
 def test_every_answer_that_a_schemas_grammar_allows_is_valid(grammars: Grammars, schema: Schema, seed: int) -> None:
     try:
@@ -70,7 +69,6 @@ PEOPLE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
 @given(value=PEOPLE)
 def test_valid_values_are_allowed_where_their_keys_come_in_order(grammars: Grammars, value: dict[str, Any]) -> None:
     ordered = {key: value[key] for key in PERSON["properties"] if key in value}  # type: ignore[attr-defined]
@@ -122,7 +120,6 @@ TREE = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(schema=TREE, seed=st.integers(0, 1000))
 def test_any_schema_at_all_is_held_to_or_refused(grammars: Grammars, schema: Schema, seed: int) -> None:
     """Schemas that no person would write; many are refused."""

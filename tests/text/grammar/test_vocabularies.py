@@ -73,9 +73,9 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("name", "formats"),
     [
-        ("qwen-3.5", ("qwen3-coder", "qwen")),
+        pytest.param("qwen-3.5", ("qwen3-coder", "qwen"), marks=pytest.mark.slow),
         ("deepseek-v3.1", ("deepseek-v3.1",)),
-        ("minimax-m3", ("minimax-m3",)),
+        pytest.param("minimax-m3", ("minimax-m3",), marks=pytest.mark.slow),
     ],
 )
 def test_real_models_write_calls_with_their_own_tokens(real: Load, name: str, formats: tuple[str, ...]) -> None:

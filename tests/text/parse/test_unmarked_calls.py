@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.text.formats.registry import FORMATS, format_named
@@ -42,7 +42,6 @@ def text_of(events: list[ParsedEvent]) -> str:
 
 
 @every_doubted_format
-@settings(max_examples=60)
 @given(pieces=st.lists(scraps, max_size=25), places=st.lists(st.integers(0, 400), max_size=8))
 def test_what_calls_no_given_tool_is_unchanged_text(format: Format, pieces: list[str], places: list[int]) -> None:
     text = "".join(pieces)
@@ -51,7 +50,6 @@ def test_what_calls_no_given_tool_is_unchanged_text(format: Format, pieces: list
         assert events == ([ContentDelta(text)] if text else [])
 
 
-@settings(max_examples=60)
 @given(
     before=st.sampled_from(["", "Let me see.\n", "```python\nx = 1\n```\n"]),
     broken=st.lists(st.sampled_from([*'{}[]",:\\', "x", "\n", "ping"]), min_size=1, max_size=6).map("".join),

@@ -14,7 +14,7 @@ from tests.text.conftest import sentencepiece_library
 REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "jiutian-139moe-chat"]
 MADE = ["llama-like", "gemma-like"]
 Loader = Callable[[str], Tokenizer]
-share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
+share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 TEXTS = [
     "The quick brown fox.",
     "  two  spaces\n\n\tand a tab ",

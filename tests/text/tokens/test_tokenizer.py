@@ -20,7 +20,7 @@ from tests.text.work import spent
 
 REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "minimax-m3"]
 Loader = Callable[[str], Tokenizer]
-share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @pytest.mark.parametrize("name", REAL)
