@@ -68,6 +68,10 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
         _quantize(part, own, config)
         part.load_weights(list(own.items()), strict=True)
         part.eval()
+    for name in family.arrays:
+        if name not in weights:
+            raise ModelError(f"{folder.name} holds no {name} of its vision tower. Serve it with --text-only.")
+        model[name] = weights[name]
     return model
 
 
