@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
+from ingot.engine.live_codec import with_live_codec
 from ingot.engine.looks import Eyes, LookMemory, Looks
 from ingot.engine.request import ModelCard, Request, Sampling, Stop
 from ingot.engine.speculation.proposal import Proposer
@@ -33,6 +35,7 @@ def start_seeing(
     widest: int = 64,
     disk: Path | None = None,
     headed: bool = False,
+    live: PairCodec = RAW_CODEC,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses."""
 
@@ -46,6 +49,7 @@ def start_seeing(
             source = find_head(folder, adapter.config)
             assert source is not None
             adapter = with_head(adapter, load_head(source, adapter))
+        adapter = with_live_codec(adapter, live)
         total = adapter.weight_bytes + memory
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
         card = ModelCard(

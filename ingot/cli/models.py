@@ -118,7 +118,10 @@ def describe(needed: MemoryNeeds) -> str:
     from ingot.models.files.progress import format_bytes
 
     weights, each, full = (format_bytes(n) for n in (needed.weights, needed.per_token, needed.at_full_context))
-    return f"takes {weights} of memory, and {each} for each token of a sequence: {full} for all {needed.context:,}"
+    sees = f" ({format_bytes(needed.tower)} of it to see, which --text-only leaves out)" if needed.tower else ""
+    return (
+        f"takes {weights} of memory{sees}, and {each} for each token of a sequence: {full} for all {needed.context:,}"
+    )
 
 
 def _table(listed: list[ModelEntry]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.engine.looks import Eyes, LookMemory
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, ModelError
 from ingot.media.families.registry import processor_in
 from ingot.media.layout import MediaKind, PictureWish
 from ingot.media.processor import Processor
@@ -19,6 +19,12 @@ from ingot.models.vision.tower import Tower
 
 SHARE = 1 / 8
 """Of what the weights leave, the most that is set aside for looking."""
+REFUSED = dict.fromkeys(
+    ("phi4mm", "phi4_multimodal"),
+    "Phi 4 multimodal is not served: it reads pictures and sound through adapters of its language model, for which "
+    "mlx-lm has no class.",
+)
+"""By model_type, families that nothing can be done for."""
 LARGEST = Size(16_384, 16_384)
 """Larger than any model is shown a picture."""
 
@@ -34,6 +40,8 @@ class Vision:
     @classmethod
     def of(cls, folder: Path, config: dict[str, Any], settings: Settings) -> Vision:
         """As the model's files and the settings say. Raises ModelError."""
+        if (refusal := REFUSED.get(str(config.get("model_type")))) is not None:
+            raise ModelError(refusal)
         if has_tower(config):
             if settings.text_only:
                 return cls(

@@ -36,6 +36,7 @@ class Layout:
     frames: tuple[int, ...] = (0,)  # which of a clip's are shown
     times: tuple[float, ...] = ()  # where in a clip each of `grid.t` stands, in seconds
     interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor counts them
+    covered: Size | None = None  # in patches, what a picture covers of its tiles; None: all of them
 
     def __post_init__(self) -> None:
         assert self.written.count(self.token) == len(self.runs), "a run for each place, and a place for each run"

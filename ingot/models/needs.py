@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import mlx.nn as nn
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
+from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import stated_context
@@ -31,6 +32,7 @@ from ingot.models.heads.headless import classes_in
 from ingot.models.layers.fused import layers_of
 from ingot.models.layers.modules import parameters
 from ingot.models.precision import NARROW
+from ingot.models.vision.loading import has_tower, unread_parts
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
 
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
@@ -44,6 +46,7 @@ class MemoryNeeds:
     per_token: int
     at_full_context: int
     context: int
+    tower: int = 0  # of the weights, those that it sees with: `--text-only` leaves them out
 
 
 def needs(path: Path, device: Device) -> MemoryNeeds | None:
@@ -59,7 +62,20 @@ def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
     classes = classes_in(folder, stated)
     model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
-    return _told(model, config, _weights(model, device), device)
+    told = _told(model, config, _weights(model, device), device)
+    tower = _tower_weights(folder, device)
+    return replace(told, weights=told.weights + tower, tower=tower)
+
+
+def _tower_weights(folder: Path, device: Device) -> int:
+    """0 where it has no tower, or cannot be served with it as things are."""
+    config = load_config(folder)
+    if not has_tower(config):
+        return 0
+    try:
+        return sum(_weights(part, device) for part in unread_parts(folder, config))
+    except ModelError:
+        return 0
 
 
 def _of_gguf(path: Path, device: Device) -> MemoryNeeds:

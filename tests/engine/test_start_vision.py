@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ingot.config import Settings
 from ingot.engine.start_vision import Vision
+from ingot.errors import ModelError
 from ingot.media.layout import Layout, PictureWish
 from ingot.media.size import Size
 from tests.fake_tower import LAYOUT, SLICES, FakeTower
@@ -29,3 +33,10 @@ def test_a_slow_tower_is_tried_for_seconds_not_minutes(monkeypatch: pytest.Monke
     monkeypatch.setattr("ingot.models.vision.rehearsal.time.monotonic", lambda: tower.now)
     Vision(Squares(), sees=True).eyes(tower, 1 << 20)  # type: ignore[arg-type]
     assert len(tower.sliced) == 2
+
+
+@pytest.mark.parametrize("family", ["phi4mm", "phi4_multimodal"])
+def test_a_family_that_nothing_can_be_done_for_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    for settings in (Settings(), Settings(text_only=True)):
+        with pytest.raises(ModelError, match="Phi 4 multimodal is not served"):
+            Vision.of(tmp_path, {"model_type": family}, settings)

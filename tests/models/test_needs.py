@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cli.models import describe
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels.device import Device
 from ingot.models.adapter import load
@@ -18,6 +20,8 @@ from ingot.models.needs import MemoryNeeds, needs
 from tests.engines import GPU
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
 from tests.models.gguf.test_importer import converted
+from tests.models.vision import looking as qwens
+from tests.models.vision import tiny_families as tiled
 
 CPU = Device("cpu", "a CPU", 1 << 34)
 
@@ -57,6 +61,17 @@ def test_it_is_true_of_other_formats(kind: Kind, tmp_path: Path) -> None:
     folder = converted(tiny_model("llama", kinds=[kind]), tmp_path)
     for path in (folder, tmp_path / "tiny.gguf"):
         assert_true(told(path, CPU), folder, CPU)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlx_vlm")
+    folder = (qwens if family.startswith("qwen") else tiled).saved(family, tmp_path / family)
+    found = told(folder, device)
+    assert found.weights == pytest.approx(load(folder, device, sees=True).weight_bytes, rel=0.03)
+    assert found.weights - found.tower == pytest.approx(load(folder, device).weight_bytes, rel=0.03)
+    assert "--text-only leaves out" in describe(found) and "--text-only" not in describe(replace(found, tower=0))
 
 
 def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:

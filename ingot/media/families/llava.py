@@ -51,7 +51,7 @@ class Llava(PicturesOnly):
         columns, rows = canvas.width // self.side, canvas.height // self.side
         kept = unpadded(size, Size(columns * along, rows * along))
         features = kept.area + kept.height  # every line ends in a feature of its own
-        return Layout(canvas, Grid(columns * rows + 1, along, along), IMAGE, IMAGE, (base + features,))
+        return Layout(canvas, Grid(columns * rows + 1, along, along), IMAGE, IMAGE, (base + features,), covered=kept)
 
 
 def least_wasteful(size: Size, canvases: Iterable[Size]) -> Size:

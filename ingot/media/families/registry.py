@@ -11,7 +11,7 @@ from ingot.media.families.gemma import Gemma
 from ingot.media.families.idefics import Idefics
 from ingot.media.families.internvl import InternVL
 from ingot.media.families.llava import Llava
-from ingot.media.families.phi import Phi3, Phi4
+from ingot.media.families.phi import Phi3
 from ingot.media.families.pixtral import Pixtral
 from ingot.media.families.qwen import Qwen
 from ingot.media.processor import Processor
@@ -24,7 +24,6 @@ FAMILIES: Final[Mapping[str, Callable[[ProcessorFiles], Processor]]] = {
     **dict.fromkeys(("internvl", "internvl_chat"), InternVL.of),
     **dict.fromkeys(("llava", "llava_next"), Llava.of),
     "phi3_v": Phi3.of,
-    **dict.fromkeys(("phi4mm", "phi4_multimodal"), Phi4.of),
 }
 """By model_type."""
 

@@ -1,11 +1,17 @@
-"""LLaVA 1.5's tower: CLIP or SigLIP on a square out of the picture's middle."""
+"""The towers of LLaVA: CLIP or SigLIP, of LLaVA 1.5 on a square out of the picture's middle. LLaVA 1.6 sees the whole
+picture as a square, and tiles of it on a canvas; lines of those tiles' features end in one of their own."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
 
+from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles, edge
@@ -15,15 +21,60 @@ from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import BESIDE, LanguagePart
 from ingot.models.vision.qwen import CLIP
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import Cut, TiledTower
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, up_to
 
 PARTS: Final = ("vision_tower", "multi_modal_projector")
+LINE_END: Final = "image_newline"
 LANGUAGE: Final = LanguagePart(None, BESIDE)
 
 
 def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+    normal = Normal.stated(files.pictures, *CLIP)
+    whole = model.config.vision_config.image_size
+    shorter = edge(files.pictures, "size", whole) if files.pictures.get("do_center_crop", True) else None
+
+    def cut(frame: Pixels, layout: Layout) -> list[PixelArray]:
+        if shorter is None:
+            return [normal(resized(frame, layout.size, normal.resample))]
+        return [normal(middle(frame, shorter, layout.size, normal.resample))]
+
+    return _tower(model, device, cut)
+
+
+def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
+    """Raises ModelError where features are asked for that have no place on the canvas."""
+    if model.config.vision_feature_select_strategy != "default":
+        raise ModelError("vision_feature_select_strategy other than default is not supported: tiles have no class.")
+    normal = Normal.stated(files.pictures, *CLIP)
+
+    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
+        side = layout.grid.h * model.config.vision_config.patch_size
+        yield normal(resized(frame, Size(side, side), normal.resample))
+        if layout.covered is not None:
+            canvas = on_black(frame, layout.size, normal.resample)
+            for top in range(0, layout.size.height, side):
+                for left in range(0, layout.size.width, side):
+                    yield normal(canvas[top : top + side, left : left + side])
+
+    def lined(features: mx.array, layout: Layout) -> mx.array:
+        if layout.covered is None:
+            return features
+        tiles, along, numbers = layout.grid.t, layout.grid.h, features.shape[-1]
+        each = features.shape[0] // tiles
+        columns = layout.size.width // (along * model.config.vision_config.patch_size)
+        lines = features[each:].reshape(-1, columns, along, along, numbers).swapaxes(1, 2)
+        lines = lines.reshape(-1, columns * along, numbers)
+        top, left = (lines.shape[0] - layout.covered.height) // 2, (lines.shape[1] - layout.covered.width) // 2
+        seen = lines[top : top + layout.covered.height, left : left + layout.covered.width]
+        ends = mx.broadcast_to(model[LINE_END].astype(features.dtype), (seen.shape[0], 1, numbers))
+        return mx.concatenate([features[:each], mx.concatenate([seen, ends], axis=1).reshape(-1, numbers)])
+
+    return replace(_tower(model, device, cut), finish=lined)
+
+
+def _tower(model: Any, device: Device, cut: Cut) -> TiledTower:
     vision, stated = model.vision_tower.vision_model, model.config.vision_config
     embeddings = vision.embeddings
     clip = stated.model_type == "clip_vision_model"
@@ -38,13 +89,6 @@ def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     )
     # "default" leaves out the first row, also where it is no class: as mlx-vlm and transformers do.
     begin = 1 if model.config.vision_feature_select_strategy == "default" else 0
-    normal = Normal.stated(files.pictures, *CLIP)
-    shorter = edge(files.pictures, "size", stated.image_size) if files.pictures.get("do_center_crop", True) else None
-
-    def cut(frame: Pixels, layout: Layout) -> list[PixelArray]:
-        if shorter is None:
-            return [normal(resized(frame, layout.size, normal.resample))]
-        return [normal(middle(frame, shorter, layout.size, normal.resample))]
 
     def seen(states: mx.array, layout: Layout) -> mx.array:
         return states[:, begin:]
@@ -67,3 +111,17 @@ def middle(frame: Pixels, shorter: int, size: Size, resample: int) -> Pixels:
     small = resized(frame, scaled, resample)
     top, left = (small.shape[0] - size.height) // 2, (small.shape[1] - size.width) // 2
     return small[top : top + size.height, left : left + size.width]
+
+
+def on_black(frame: Pixels, canvas: Size, resample: int) -> Pixels:
+    """A picture as large as fits on a canvas, in the middle of it."""
+    height, width, _ = frame.shape
+    across, down = canvas.width / width, canvas.height / height
+    if across < down:
+        size = Size(canvas.width, min(math.ceil(height * across), canvas.height))
+    else:
+        size = Size(min(math.ceil(width * down), canvas.width), canvas.height)
+    made = np.zeros((canvas.height, canvas.width, 3), dtype=np.uint8)
+    top, left = (canvas.height - size.height) // 2, (canvas.width - size.width) // 2
+    made[top : top + size.height, left : left + size.width] = resized(frame, size, resample)
+    return made

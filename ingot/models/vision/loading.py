@@ -32,11 +32,20 @@ def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str 
         raise
     except Exception as error:  # another project's code reads this folder and may trip over anything
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
-    for name in family.parts:
-        part = _module(_part(model, name))
+    for part in _parts(model, family):
         settle(part, device, dtype)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
+
+
+def unread_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:
+    """The modules that hold a tower's weights, none of which is read. Raises ModelError where mlx-vlm is missing."""
+    family = FAMILIES[config["model_type"]]
+    return _parts(_with_weights(folder, config, family), family)
+
+
+def _parts(model: Any, family: TowerFamily) -> list[nn.Module]:
+    return [_module(_part(model, name)) for name in family.parts]
 
 
 def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> Any:
@@ -59,6 +68,10 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
         _quantize(part, own, config)
         part.load_weights(list(own.items()), strict=True)
         part.eval()
+    for name in family.arrays:
+        if name not in weights:
+            raise ModelError(f"{folder.name} holds no {name} of its vision tower. Serve it with --text-only.")
+        model[name] = weights[name]
     return model
 
 

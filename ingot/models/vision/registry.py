@@ -21,6 +21,7 @@ class TowerFamily:
     make: MakeTower
     parts: tuple[str, ...]  # what mlx-vlm's class of the whole model calls the modules that make the tower
     language: LanguagePart | None = None  # where mlx-lm has no class of this type that leaves the tower out
+    arrays: tuple[str, ...] = ()  # further weights of the tower, which are no module's
 
 
 _QWEN = TowerFamily(qwen.QwenTower, qwen.PARTS)
@@ -34,6 +35,7 @@ FAMILIES: Final[Mapping[str, TowerFamily]] = {
     "internvl": TowerFamily(internvl.internvl_tower, internvl.PARTS, internvl.LANGUAGE),
     "internvl_chat": TowerFamily(internvl.internvl_chat_tower, internvl.CHAT_PARTS, internvl.LANGUAGE),
     "llava": TowerFamily(llava.llava_tower, llava.PARTS, llava.LANGUAGE),
+    "llava_next": TowerFamily(llava.llava_next_tower, llava.PARTS, llava.LANGUAGE, arrays=(llava.LINE_END,)),
     "phi3_v": TowerFamily(phi.phi3_tower, phi.PARTS, phi.LANGUAGE),
     **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
 }

@@ -39,6 +39,7 @@ class TiledTower:
     project: RowWork
     arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
     turn: Turn | None = None
+    finish: Gather | None = None  # of what was projected the features, where there are others among them
     mutual: bool = False
     deep: int = 0
     axes: None = None
@@ -71,6 +72,7 @@ class TiledTower:
         arranged = joined if self.arrange is None else self.arrange(joined, layout)
         rows = arranged.reshape(-1, joined.shape[-1])
         embeddings = yield from by_rows(self.project, rows, self.vit.slicing.rows)
+        embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
         return Features(embeddings)
 
@@ -88,7 +90,7 @@ class TiledTower:
             + 2 * kept
             + 16 * rows * vit.width
             + scores
-            + layout.features * self.hidden
+            + (layout.features if self.finish is None else 3 * grid.t * tile) * self.hidden
         )
         return LookBytes(
             pixels=4 * grid.t * grid.h * grid.w * numbers, work=4 * work, features=4 * layout.features * self.hidden

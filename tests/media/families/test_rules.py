@@ -18,7 +18,7 @@ from ingot.media.families.gemma import Gemma
 from ingot.media.families.idefics import Idefics
 from ingot.media.families.internvl import InternVL
 from ingot.media.families.llava import Llava
-from ingot.media.families.phi import Phi3, Phi4
+from ingot.media.families.phi import Phi3
 from ingot.media.families.pixtral import Pixtral
 from ingot.media.families.qwen import Qwen
 from ingot.media.families.registry import FAMILIES, processor_in
@@ -221,35 +221,7 @@ def test_phi_3_counts_a_tile_and_the_whole_and_their_lines() -> None:
     assert layout.size == (1344, 1344) and layout.runs == ((16 + 1) * 144 + 1 + 5 * 12,)
 
 
-def test_phi_4_counts_the_features_that_its_mask_leaves() -> None:
-    """By a mask of every patch, as the processor has it."""
-    ours = Phi4.of(ProcessorFiles())
-    for size in (size for size in sizes(150, 3000) if size.aspect < 20 and min(size) > 20):
-        layout = ours.picture(size, ANY)
-        columns, rows = layout.size.width // 448, layout.size.height // 448
-        scale = min(layout.size.width / size.width, layout.size.height / size.height)
-        fits_width = layout.size.width / size.width < layout.size.height / size.height
-        fit = Size(*(int(side * scale) for side in size))
-        fit = Size(layout.size.width, fit.height) if fits_width else Size(fit.width, layout.size.height)
-        mask = np.ones((32 * rows, 32 * columns), bool)
-        mask[32 * rows - (layout.size.height - fit.height) // 14 :] = False
-        mask[:, 32 * columns - (layout.size.width - fit.width) // 14 :] = False
-        left = mask[::2, ::2]
-        assert layout.runs == (256 + 1 + left.sum() + left[:, 0].sum() + 16,), size
-
-
-def test_phi_4_counts_as_its_processor_does() -> None:
-    made = transformers("phi4_multimodal", "image_processing_phi4_multimodal", "Phi4MultimodalImageProcessor")
-    theirs, ours = made(), Phi4.of(ProcessorFiles())
-    for size in sizes(10, 1500):
-        if min(size) > 20:
-            counted = theirs(np.zeros((size.height, size.width, 3), np.uint8))["num_img_tokens"]
-            assert ours.picture(size, ANY).runs == tuple(int(count) for count in counted), size
-
-
 def test_a_picture_of_no_sensible_shape_is_refused() -> None:
-    with pytest.raises(BadMedia, match="Cut it"):
-        Phi4.of(ProcessorFiles()).picture(Size(100, 1), ANY)
     with pytest.raises(BadMedia, match="Cut it"):
         Qwen.of(ProcessorFiles()).picture(Size(1000, 1), ANY)
 

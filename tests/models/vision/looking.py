@@ -135,13 +135,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+MIXTURE = {
+    **CONFIGS["qwen3_vl"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **CONFIGS["qwen3_vl"]["text_config"],
+        "model_type": "qwen3_vl_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+    },
+    "vision_config": {**CONFIGS["qwen3_vl"]["vision_config"], "model_type": "qwen3_vl_moe"},
+}
 
 
 def saved(family: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of a family in `folder`."""
     from ingot.models.vision.upstream import family_package, unloaded_model
 
-    config = CONFIGS[family]
+    config = MIXTURE if family == MIXTURE["model_type"] else CONFIGS[family]
     model = unloaded_model(family_package(config), config)
     random = np.random.default_rng(seed)
     weights = {}

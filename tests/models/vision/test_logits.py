@@ -16,7 +16,7 @@ from ingot.media.item import MediaItem
 from ingot.models.adapter import Adapter, load
 from ingot.models.vision.tower import Features
 from ingot.models.vision.visual import Visual
-from tests.models.vision.looking import looked, prompt_with, reference
+from tests.models.vision.looking import looked, prompt_with, reference, saved
 
 SHOWN = ["image", "video", "image"]
 
@@ -76,11 +76,18 @@ def logits(adapter: Adapter, tokens: list[int], items: list[MediaItem], cuts: li
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_a_prompt_with_pictures_and_clips_gives_the_logits_of_mlx_vlm(checkpoint: Path, kind: Any) -> None:
-    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
-    adapter = load(checkpoint, device, dtype="float32", sees=True)
+    assert_agrees(checkpoint, current() if kind == "cpu" else Device(kind, "acting", current().memory))
+
+
+def test_so_does_a_mixture_of_experts(tmp_path: Path) -> None:
+    assert_agrees(saved("qwen3_vl_moe", tmp_path / "mixture"), current())
+
+
+def assert_agrees(folder: Path, device: Device) -> None:
+    adapter = load(folder, device, dtype="float32", sees=True)
     assert adapter.mixed
-    tokens, items = prompt_with(processor_in(checkpoint), 3, SHOWN)
-    wanted = expected(checkpoint, tokens, items, adapter)
+    tokens, items = prompt_with(processor_in(folder), 3, SHOWN)
+    wanted = expected(folder, tokens, items, adapter)
     middle = (items[1].runs[0][0] + items[1].runs[0][1]) // 2
     for cuts in ([], [4, middle, items[2].end]):
         assert mx.abs(logits(adapter, tokens, items, cuts) - wanted).max().item() < 2e-3 * mx.abs(wanted).max().item()

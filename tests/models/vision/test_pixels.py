@@ -22,6 +22,7 @@ pytest.importorskip("mlx_vlm")
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
     "llava": ("clip", "CLIPImageProcessorPil"),
+    "llava_next": ("llava_next", "LlavaNextImageProcessorPil"),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil"),
     "pixtral": ("pixtral", "PixtralImageProcessorPil"),

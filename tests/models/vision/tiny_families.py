@@ -114,10 +114,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "intern_vit_6b", **_VISION, "qk_normalization": True},
     },
 }
+UNLIKE: dict[str, dict[str, Any]] = {
+    "llava_next": {
+        **CONFIGS["llava"],
+        "model_type": "llava_next",
+        "image_grid_pinpoints": [[64, 128], [128, 64], [128, 128], [64, 192]],
+    }
+}
+"""Whose features mlx-vlm arranges otherwise than their makers."""
 _COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 FILES: dict[str, dict[str, Any]] = {
     "gemma3": {"size": {"height": 64, "width": 64}, "resample": 2, "image_seq_length": 16},
     "llava": {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}, "resample": 3},
+    "llava_next": {
+        "size": {"shortest_edge": 64},
+        "crop_size": {"height": 64, "width": 64},
+        "resample": 3,
+        "image_grid_pinpoints": [[64, 128], [128, 64], [128, 128], [64, 192]],
+    },
     "idefics3": {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}, "resample": 1},
     "smolvlm": {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}, "resample": 1},
     "pixtral": {"size": {"longest_edge": 96}, "patch_size": {"height": 8, "width": 8}, "resample": 3},
@@ -155,7 +169,7 @@ def _packable(path: str, module: Any) -> bool:
 
 def saved(family: str, folder: Path, seed: int = 0) -> Path:
     """A checkpoint of a family in `folder`."""
-    config = CONFIGS[family]
+    config = (CONFIGS | UNLIKE)[family]
     model = unloaded_model(family_package(config), config)
     random = np.random.default_rng(seed)
     weights = {}
