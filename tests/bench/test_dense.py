@@ -16,7 +16,7 @@ from ingot.kernels.gpu.emulator import Emulator
 )
 def test_all_of_it_runs_and_is_right(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
-    main(["--tiny", "--rows", "1,64"])
+    main(["--tiny", "--rows", "1,32"])
     said = capsys.readouterr().out
     assert [name for name in SECTIONS if f"\n{name}: " in said] == [*SECTIONS] and "WRONG" not in said
     offs = [float(off) for off in re.findall(r"\| (0\.\d{4})$", said, re.MULTILINE)]

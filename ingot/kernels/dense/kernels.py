@@ -80,7 +80,7 @@ class DenseWeights(NamedTuple):
 
 
 class DenseProduct:
-    """Multiplies up to 64 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
+    """Multiplies up to 32 rows x [rows, columns] by weight [outputs, columns], all arrays of one format, weights one
     behind another in memory. The bits of a row depend on it and the weights alone."""
 
     def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
@@ -119,19 +119,20 @@ class DenseProduct:
         rows, weight = inputs[0].shape[0], inputs[1]
         width = next(width for width in WIDTHS if rows <= width)
         cut = self._tuning.cut_of(weight.shape[0], width)
-        template, lent = _template(weight, width, self._tuning.spans, cut), 0
-        kernel = dense_kernel
-        if isinstance(cut, Stream):
-            kernel, lent = streaming_kernel, cut.lent(width)
-        groups = (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1)
         y = Output((rows, weight.shape[0] // parts), weight.dtype)
+        work = Work(
+            _template(weight, width, self._tuning.spans, cut),
+            (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1),
+            cut.warps * 32,
+            (y,),
+            cut.lent(width) if isinstance(cut, Stream) else 0,
+        )
         if cut.split > 1:
             sums = Output((cut.split, rows, weight.shape[0]), mx.float32)
-            work = Work(template, groups, cut.warps * 32, (sums,), lent)
-            [split] = self._run(kernel("multiply_parted"), inputs[:2], work)
+            [split] = self._run(streaming_kernel("multiply_parted"), inputs[:2], work._replace(outputs=(sums,)))
             return self._joined(name, [split, *inputs[2:]], y)
-        [found] = self._run(kernel(name), inputs, Work(template, groups, cut.warps * 32, (y,), lent))
-        return found
+        kernel = streaming_kernel(name) if isinstance(cut, Stream) else dense_kernel(name)
+        return self._run(kernel, inputs, work)[0]
 
     def _joined(self, name: str, inputs: list[mx.array], y: Output) -> mx.array:
         template: Template = (("T", y.dtype), ("SPLIT", inputs[0].shape[0]), ("WARPS", JOINING))
@@ -142,18 +143,14 @@ class DenseProduct:
 
 def _template(weight: mx.array, width: int, spans: int, cut: Cut | Stream) -> Template:
     columns = weight.shape[1]
-    if isinstance(cut, Stream):
-        return (
-            *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps)),
-            *(("TILES", cut.tiles), ("STAGES", cut.stages), ("SPLIT", cut.split), ("HALVES", cut.columns // 32)),
-        )
-    aligned = columns % (LINE * spans) == 0
-    even = aligned and columns // cut.columns // (cut.sharers * cut.split) % cut.depth == 0
-    return (
-        *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("SHARERS", cut.sharers)),
-        *(("BESIDE", cut.beside), ("TILES", cut.tiles), ("DEPTH", cut.depth), ("SLOTS", cut.slots)),
-        *(("SPLIT", cut.split), ("HALVES", cut.columns // 32), ("ALIGNED", aligned), ("EVEN", even)),
+    common: Template = (
+        *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps), ("TILES", cut.tiles)),
     )
+    if isinstance(cut, Stream):
+        return (*common, ("STAGES", cut.stages), ("SPLIT", cut.split))
+    aligned = columns % (LINE * spans) == 0
+    even = aligned and columns // LINE // cut.warps % cut.depth == 0
+    return (*common, ("DEPTH", cut.depth), ("ALIGNED", aligned), ("EVEN", even))
 
 
 def dense_product(device: Device, tuning: Tuning = TUNING) -> DenseProduct:

@@ -16,10 +16,8 @@ from tests.kernels.paged.memory import BOUNDS, emulated
 
 pytestmark = emulated
 CUTS = [
-    *(Cut(4, 1, 2, 2), Cut(4, 2, 1, 3), Cut(2, 2, 1, 2, 32), Cut(1, 2, 1, 4)),
-    *(Cut(4, 1, 1, 3, 32, 2), Cut(2, 4, 2, 2, 32, 4), Cut(1, 4, 1, 2, 64, 2)),
-    *(Cut(1, 4, 1, 4, 64, 4, 4), Cut(2, 2, 1, 2, 32, 0, 2), Cut(1, 1, 1, 2, 64, 0, 8)),
-    *(Stream(2, 1, 3), Stream(1, 2, 4, 32), Stream(3, 1, 2, 64, 8), Stream(4, 2, 5, 64, 2)),
+    *(Cut(4, 2, 3), Cut(2, 1, 2), Cut(1, 1, 4)),
+    *(Stream(2, 1, 3), Stream(1, 2, 4), Stream(3, 1, 2, split=8), Stream(4, 2, 5, split=2)),
 ]
 
 
@@ -59,14 +57,14 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(columns: int, dtype: mx
 
 
 def test_an_outputs_bits_do_not_depend_on_the_outputs_beside_it() -> None:
-    tuning = Tuning(wide=64, few=(CUTS[1],) * len(WIDTHS))
+    tuning = Tuning(wide=64, few=(CUTS[0],) * len(WIDTHS))
     x, weight, product = drawn(3, 1088), drawn(70, 1088, seed=1), DenseProduct(Emulator(), tuning)
     assert tuning.cut_of(70, 8) != tuning.cut_of(40, 8)
     assert mx.array_equal(product(x, weight[:40]), product(x, weight)[:, :40])
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("rows", [5, 13, 29, 50])
+@pytest.mark.parametrize("rows", [5, 13, 29])
 @pytest.mark.parametrize("columns", [1024, 8 * 77])
 def test_how_the_work_is_cut_changes_no_bits(cut: Cut | Stream, rows: int, columns: int) -> None:
     x, weight = drawn(rows, columns), drawn(40, columns, seed=1)
@@ -102,7 +100,7 @@ def test_what_is_no_number_stays_in_its_own_row() -> None:
     assert mx.all(mx.isnan(found[1])) and not mx.any(mx.isnan(found[0]))
 
 
-@pytest.mark.parametrize("cut", [TUNING.few[0], CUTS[2], *CUTS[4:]], ids=str)
+@pytest.mark.parametrize("cut", [TUNING.few[0], TUNING.many[-1], *CUTS[3:]], ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_threads_may_run_in_any_order(seed: int, cut: Cut | Stream) -> None:
     x, weight = drawn(9, 584), drawn(40, 584, seed=1)

@@ -5,7 +5,7 @@
 // its last, then neighbouring spans are added, then neighbouring sums. All warps take the same columns, and other outputs each.
 // Where outputs are few, SPLIT threadgroups share the spans.
 //
-// Weights and activations come to shared memory in stages of HALVES * 32 columns, all but one of STAGES on their way at a time.
+// Weights and activations come to shared memory in stages of 64 columns, all but one of STAGES on their way at a time.
 // A lane copies the weights that it will multiply by itself; activations are copied once for all warps, which is why they meet
 // once a stage. What each lane holds of a tile is what it holds where rows are few.
 //
@@ -13,6 +13,7 @@
 // BIASED: bias [outputs] is added before rounding. ADDED: residual [rows, outputs] is added to what was rounded.
 // GATED: weight [2 * outputs, columns], of a gate and what it lets pass; eight rows of a tile are from each.
 // PARTED: -> y [SPLIT, rows, outputs], sums that are still to be joined.
+constexpr int HALVES = 2;
 #ifdef GATED
 constexpr int PARTS = 2;
 #else
@@ -32,7 +33,7 @@ const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 const int rows = given_shape[0], outputs = weight_shape[0] / PARTS, chunks = weight_shape[1] / 8;
-const int span = ((chunks + 7) / 8 + SPANS - 1) / SPANS * (2 / HALVES);
+const int span = ((chunks + 7) / 8 + SPANS - 1) / SPANS;
 const int part = int(threadgroup_position_in_grid.x) % SPLIT, turns = EACH * span;
 const int first_output = (int(threadgroup_position_in_grid.x) / SPLIT * WARPS + warp) * OWN;
 const int first_chunk = part * turns * HALVES * 4 + across;
