@@ -200,11 +200,13 @@ class KernelStorage(SlabStorage):
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
-        return kernel.attend(queries, rows, self.slabs, self._token, self.coded_pages(rows))
+        return kernel.attend(queries, rows, self.slabs, self._token, self.coded_pages if rows.coded else None)
 
-    def coded_pages(self, rows: KernelRows) -> CodedPages | None:
-        """What of such rows is in fewer bits; the same object as long as it lies where it does."""
-        return self.coded.pages if rows.coded and isinstance(self.coded, KernelCodedSlabs) else None
+    @property
+    def coded_pages(self) -> CodedPages:
+        """Those in fewer bits, where kernels read them."""
+        assert isinstance(self.coded, KernelCodedSlabs)
+        return self.coded.pages
 
     def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""
