@@ -79,6 +79,7 @@ class KernelCodedSlabs(CodedSlabs):
         self._shape = shape if shape is not None and kernel.reads(shape) else None
         self._constants = None if self._shape is None else self._shape.constants(form.sizes[1])
         self._addresses: mx.array | None = None
+        self._pages: CodedPages | None = None
         self._stored = mx.zeros(1, mx.int32)
 
     @property
@@ -92,13 +93,15 @@ class KernelCodedSlabs(CodedSlabs):
             mx.eval(self.slabs)
             self._addresses = self._kernel.locate(self.slabs)
             mx.eval(self._addresses)
+            if self._shape is not None and self._constants is not None:
+                self._pages = CodedPages(self._shape, self._constants, self._addresses)
 
     @property
     def pages(self) -> CodedPages:
-        """As the kernels take them."""
+        """As the kernels take them: another object when they lie elsewhere."""
         self.provide()
-        assert self._shape is not None and self._constants is not None and self._addresses is not None
-        return CodedPages(self._shape, self._constants, self._addresses)
+        assert self._pages is not None
+        return self._pages
 
     def put(self, slots: Sequence[int], pages: mx.array) -> None:
         self.provide()

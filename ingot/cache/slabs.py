@@ -20,6 +20,7 @@ from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.cache.pools import CodedStorage, PageIndex, Pool
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.shapes import CodedPages
 from ingot.kernels.paged.turning import Turning
 
 
@@ -199,8 +200,13 @@ class KernelStorage(SlabStorage):
 
     def attend(self, kernel: PagedAttention, queries: mx.array, rows: KernelRows) -> mx.array:
         """What queries [tokens, heads, size] see, [tokens, heads, size]."""
-        coded = self.coded.pages if rows.coded and isinstance(self.coded, KernelCodedSlabs) else None
-        return kernel.attend(queries, rows, self.slabs, self._token, coded)
+        return kernel.attend(queries, rows, self.slabs, self._token, self.coded_pages if rows.coded else None)
+
+    @property
+    def coded_pages(self) -> CodedPages:
+        """Those in fewer bits, where kernels read them."""
+        assert isinstance(self.coded, KernelCodedSlabs)
+        return self.coded.pages
 
     def rows(self, tables: Sequence[Table], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of so many tokens, whose last `counts` attend: made once for all layers of a group."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ class _Step:
     def bound(self) -> _Bound:
         tokens, rows = room_of(self.tokens), self.settled.attention.bound(self.rows)
         angles = (tokens, self.angles.shape[1]) if self.angles.ndim == 2 else self.angles.shape
-        return _Bound(tokens, rows, max(LEAST_TABLE, self.rows.table.size), angles)
+        return _Bound(tokens, rows, max(LEAST_TABLE, self.rows.table.size), angles, self.rows.coded)
 
 
 class _Bound(NamedTuple):
@@ -88,6 +88,7 @@ class _Bound(NamedTuple):
     rows: Bound
     table: int
     angles: tuple[int, ...]
+    coded: bool = False  # whether some pages are in fewer bits
 
     def like(self, tokens: int, rows: Bound) -> _Bound:
         """With room for others."""
@@ -97,16 +98,16 @@ class _Bound(NamedTuple):
 class _Addresses:
     """Where graphs read where slabs lie. Those come and go; what tells of them is laid there anew when they did."""
 
-    def __init__(self, layers: int) -> None:
-        self._layers, self._laid = layers, mx.zeros(0)
+    def __init__(self, layers: int, of: Callable[[KernelStorage], mx.array]) -> None:
+        self._layers, self._of, self._laid = layers, of, mx.zeros(0)
         self.places: list[mx.array] = []
 
     def has_room(self, storages: Sequence[KernelStorage]) -> bool:
-        return bool(self.places) and storages[0].addresses.size <= self.places[0].size
+        return bool(self.places) and self._of(storages[0]).size <= self.places[0].size
 
     def make_room(self, storages: Sequence[KernelStorage]) -> None:
         """Graphs that read from where there was less must not be replayed any more."""
-        size = max(LEAST_ADDRESSES, 1 << storages[0].addresses.size.bit_length())
+        size = max(LEAST_ADDRESSES, 1 << self._of(storages[0]).size.bit_length())
         self.places = [mx.zeros(size, mx.int32) for _ in range(self._layers)]
         self._laid = mx.zeros(0)
         mx.eval(self.places)
@@ -114,10 +115,11 @@ class _Addresses:
     def lay(self, run: Launcher, storages: Sequence[KernelStorage], after: mx.array) -> mx.array:
         """A token for a replay: `after`, or another one behind it. Storages of one group have other slabs at the same
         time."""
-        if storages[0].addresses is not self._laid:
+        found = self._of(storages[0])
+        if found is not self._laid:
             for storage, place in zip(storages, self.places, strict=True):
-                after = lay(run, storage.addresses, place, after)
-            self._laid = storages[0].addresses
+                after = lay(run, self._of(storage), place, after)
+            self._laid = found
         return after
 
 
@@ -129,7 +131,8 @@ class Stack:
         linears = [linear for layer in known for linear in layer.linears]
         self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
         self._replays: OrderedDict[tuple[object, _Bound], tuple[Replay, object]] = OrderedDict()
-        self._addresses = _Addresses(len(known))
+        self._addresses = _Addresses(len(known), lambda storage: storage.addresses)
+        self._coded = _Addresses(len(known), lambda storage: storage.coded_pages.addresses)
         self._settled: _Settled | None = None
         self._agreed = 0
         self.made = 0
@@ -202,7 +205,7 @@ class Stack:
         storage, turning = settled.storages[0], self._known[0].attention._turning
         assert turning is not None
         rows = first.kernel_rows(storage, mixed, range(len(mixed.parts)))
-        if rows.coded:  # in fewer bits: another kernel's
+        if not storage.reads(rows):
             return None
         return _Step(settled, mixed.tokens, rows, first.places(storage), turning._angles.of(mixed))
 
@@ -211,7 +214,8 @@ class Stack:
         replay = self._ready(settled, step.bound)
         before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
-        after = self._addresses.lay(self._stage.run, storages, after)
+        for addresses in self._read(step.bound.coded):
+            after = addresses.lay(self._stage.run, storages, after)
         given = [mx.contiguous(x), step.angles, step.places, step.rows.table, step.rows.rows]
         y, done = replay(given, after)
         for storage in storages:
@@ -219,9 +223,11 @@ class Stack:
         return y.reshape(x.shape)
 
     def _ready(self, settled: _Settled, bound: _Bound) -> Replay:
-        if not self._addresses.has_room(settled.storages):
-            self._replays.clear()
-            self._addresses.make_room(settled.storages)
+        for addresses in self._read(bound.coded):
+            if not addresses.has_room(settled.storages):
+                if addresses.places:
+                    self._replays.clear()
+                addresses.make_room(settled.storages)
         key = (settled.kernels, bound)
         if key not in self._replays:
             self.made += 1
@@ -231,6 +237,9 @@ class Stack:
                 self._replays.popitem(last=False)
         self._replays.move_to_end(key)
         return self._replays[key][0]
+
+    def _read(self, coded: bool) -> list[_Addresses]:
+        return [self._addresses, self._coded] if coded else [self._addresses]
 
     def make_ahead(self) -> None:
         """Make graphs of steps that most requests come to, of single tokens and of one row's guesses, where steps were
@@ -258,8 +267,9 @@ class Stack:
         rows = score.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32)
         seen, token = settled.attention.standing_for(bound.rows, table, rows), mx.zeros(1, mx.int32)
         attention, added = settled.attention.by(score), None
-        for layer, turning, storage, lies in zip(
-            self._known, settled.turnings, settled.storages, self._addresses.places, strict=True
+        coded = self._coded.places if bound.coded else [None] * len(self._known)
+        for layer, turning, storage, lies, coded_lie in zip(
+            self._known, settled.turnings, settled.storages, self._addresses.places, coded, strict=True
         ):
             into, out = layer.attention._into, layer.attention._out
             assert into is not None and out is not None
@@ -267,7 +277,8 @@ class Stack:
             projected = multiply(score, into, normed)
             with storage.slabs.standing_for(lies):
                 queries, token = turning.by(score)(projected, angles, places, storage.slabs, token)
-                attended = attention.attend(queries, seen, storage.slabs, token)
+                pages = None if coded_lie is None else storage.coded_pages._replace(addresses=coded_lie)
+                attended = attention.attend(queries, seen, storage.slabs, token, pages)
             added = multiply(score, out, score.shaped(attended, (tokens, attended.size // tokens)))
             states, normed = layer.norms[1](score, states, added)
             added = multiply(score, layer.mlp._out, gated(score, layer.mlp._into, normed))

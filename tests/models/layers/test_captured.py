@@ -9,8 +9,12 @@ import mlx.core as mx
 import pytest
 
 from bench import random_models
+from ingot.cache import tail
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
+from ingot.engine.live_codec import with_live_codec
 from ingot.kernels.paged.kernels import MOST_QUERIES, available
 from ingot.kernels.stack import replays
 from ingot.models.adapter import Adapter, adapt
@@ -69,6 +73,25 @@ def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyP
     assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(*found, strict=True))
 
 
+def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "STEP", 128)
+    monkeypatch.setattr(tail, "TAIL", 64)
+    config = {**PLAIN, "head_dim": 64}
+    plain = adapt(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
+    adapter = with_live_codec(plain, PairCodec(CodecName.parse("k8v4")))
+    stack, found = stacked(adapter), []
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refused", "for comparison")
+        session = Session(adapter, [3, 192])
+        before = len(stack._replays)
+        found.append([session.run([9, 8], [Part(tuple(session.rows), 1)]) for _ in range(4)])
+        assert session.rows[1].tables[0].coded == 2, "pages in fewer bits"
+        assert plainly or len(stack._replays) == before + 1, "one graph for all these steps"
+    largest = max(float(mx.abs(each).max()) for each in found[1])
+    assert all(float(mx.abs(a - b).max()) < 2**-5 * largest for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
     adapter = adapted(kind)
@@ -120,7 +143,7 @@ def test_more_pages_than_graphs_have_room_to_tell_of_are_new_graphs(monkeypatch:
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [70])
     before = session.run([9], [Part(tuple(session.rows), 1)])
-    made, stack._addresses = stack.made, captured._Addresses(len(stack.layers))
+    made, stack._addresses.places = stack.made, [mx.zeros(1, mx.int32) for _ in stack.layers]
     again = Session(adapter, [70])
     assert mx.array_equal(again.run([9], [Part(tuple(again.rows), 1)]), before)
     assert stack.made == made + 1 and len(stack._replays) == 1

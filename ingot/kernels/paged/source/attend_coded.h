@@ -150,7 +150,7 @@ if (coded_units > 0) {
   for (int i = 0; i < SCALED * 2; ++i) {
     besides[i / 2][i % 2] = 0.0f;
   }
-#pragma unroll 1
+#pragma unroll 2
   for (int number = 0; number < own_units * BLOCKS; ++number) {
     if (number + 1 < own_units * BLOCKS) {
       fetch_block(next, number + 1);

@@ -2,7 +2,7 @@
 #define CODED_PAGES
 #ifdef __CUDACC__
 INLINE unsigned int to_bits(float x) { return __float_as_uint(x); }
-// Four of eight bytes, as four digits below 8 say: those of `low` come first.
+// Four of eight bytes, as four digits say: those of `low` come first. A digit of 8 more asks for the first bit alone, eight times.
 INLINE unsigned int picked(unsigned int low, unsigned int high, unsigned int digits) { return __byte_perm(low, high, digits); }
 #else
 struct uint2 {
@@ -17,7 +17,8 @@ INLINE unsigned int picked(unsigned int low, unsigned int high, unsigned int dig
   const unsigned long long both = (unsigned long long)high << 32 | low;
   unsigned int made = 0;
   for (int i = 0; i < 4; ++i) {
-    made |= (unsigned int)(both >> (digits >> i * 4 & 7) * 8 & 255) << i * 8;
+    const unsigned int digit = digits >> i * 4 & 15, byte = both >> digit % 8 * 8 & 255;
+    made |= (digit < 8 ? byte : byte / 128 * 255) << i * 8;
   }
   return made;
 }
@@ -80,7 +81,7 @@ struct Counting<Brain, BITS> {  // whose last bit counts as one from 128 on: tha
 template <int BITS>
 INLINE void count_keys(LOCAL unsigned int* made, unsigned int word, int upper) {
   if (BITS == 8) {
-    made[0] = (word & 0x00ff00ffu) | HALVES_OF_1024;
+    made[0] = picked(word, HALVES_OF_1024, 0x5250u);
     made[1] = picked(word, HALVES_OF_1024, 0x5351u);
   } else {
     made[0] = (word >> upper * 4 & 0x000f000fu) | HALVES_OF_1024;
@@ -123,15 +124,16 @@ INLINE void keep_levels(LOCAL Levels& kept, const DEVICE float* levels) {
 // what those lack of seven.
 template <typename T>
 INLINE void find_levels(LOCAL unsigned int* made, unsigned int one, unsigned int other, int upper, const LOCAL Levels& kept) {
-  const unsigned int codes = upper ? (one >> 4 & 0x0f0f0f0fu) | (other & 0xf0f0f0f0u) : (one & 0x0f0f0f0fu) | (other << 4 & 0xf0f0f0f0u);
+  const unsigned int low_half = upper ? one >> 4 : one, high_half = upper ? other : other << 4;
+  const unsigned int codes = high_half ^ ((low_half ^ high_half) & 0x0f0f0f0fu), of_one = codes << 4;
   const unsigned int positive = codes & 0x88888888u, places = (codes ^ ~(positive - (positive >> 3))) & 0x77777777u;
-  const unsigned int of_other = ~codes, of_one = of_other << 4;  // the first bits of bytes are signs
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned int own = i / 2 == 0 ? places : places >> 16;
-    const unsigned int low = picked(kept.low[0], kept.low[1], own), high = picked(kept.high[0], kept.high[1], own);
-    const unsigned int sizes = picked(low, high, i % 2 == 0 ? 0x5140u : 0x7362u);
-    made[i] = sizes ^ (picked(of_one, of_other, 0x4000u + i * 0x1010u) & 0x80008000u);
+  for (int i = 0; i < 2; ++i) {
+    const unsigned int own = i == 0 ? places : places >> 16, signs = picked(of_one, codes, i == 0 ? 0xd9c8u : 0xfbeau);
+    const unsigned int low = picked(kept.low[0], kept.low[1], own);
+    const unsigned int high = picked(kept.high[0], kept.high[1], own) ^ (~signs & 0x80808080u);
+    made[i * 2] = picked(low, high, 0x5140u);
+    made[i * 2 + 1] = picked(low, high, 0x7362u);
   }
 }
 
