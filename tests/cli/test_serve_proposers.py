@@ -44,6 +44,12 @@ def test_without_one_there_is_none(models: Path, started: dict[str, Any]) -> Non
     assert started["draft"] is started["eagle"] is None
 
 
+def test_a_model_that_scores_prompts_is_found_too(models: Path, started: dict[str, Any]) -> None:
+    small = models / "small"
+    start_engine(Settings(model=str(models / "large"), specprefill=True, specprefill_draft_model=str(small)))
+    assert started["scorer"].path == small and started["draft"] is None
+
+
 def test_a_draft_model_that_is_not_there_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:
     command = [INGOT, "serve", str(models / "large"), "--port", "0", "--offline", "--draft-model", "smollm2-135n"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
