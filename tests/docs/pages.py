@@ -17,6 +17,7 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 SUBCOMMANDS = {
     "bench": ("serve", "speculate"),
     "cache": ("show", "explain", "clear", "export", "import", "list", "verify", "trim"),
+    "service": ("install", "uninstall", "show"),
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 ADDRESS = re.compile(r"(?<![\w.])/(?:v1|v2|api|health)/[\w/{}-]*[\w}]")

@@ -1,0 +1,105 @@
+"""`ingot service`: what it writes, and what it asks of the system."""
+
+from __future__ import annotations
+
+import plistlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ingot.cli import service
+from ingot.cli.service import service_of
+from ingot.errors import ConfigError, IngotError
+
+PYTHON = Path("/opt/ingot/bin/python")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the system was asked for, which it does."""
+    found: list[tuple[str, ...]] = []
+    monkeypatch.setattr(service, "_call", found.append)
+    monkeypatch.setattr("sys.platform", "linux")
+    return found
+
+
+def test_a_unit_starts_the_server_with_its_settings_and_lets_it_reload(home: Path) -> None:
+    config = home / "100 %.toml"
+    config.write_text("port = 8001\n")
+    unit = service_of("linux", "ingot", PYTHON, config)
+    assert unit.path == home / ".config/systemd/user/ingot.service"
+    assert f'ExecStart=/opt/ingot/bin/python -m ingot.cli.main serve --config "{home}/100 %%.toml"\n' in unit.text
+    assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit.text and "WantedBy=default.target\n" in unit.text
+    assert unit.start == (
+        ("systemctl", "--user", "daemon-reload"),
+        ("systemctl", "--user", "enable", "--now", "ingot.service"),
+    )
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    path = tmp_path / "ingot.service"
+    path.write_text(service_of("linux", "ingot", Path("/bin/true"), None).text)
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert "ingot.service" not in done.stderr
+
+
+def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
+    agent = service_of("darwin", "mine", PYTHON, None)
+    told = plistlib.loads(agent.text.encode())
+    assert agent.path == home / "Library/LaunchAgents/mine.plist"
+    assert told["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
+    assert told["Label"] == "mine" and told["KeepAlive"] == {"SuccessfulExit": False}
+    assert agent.start[0][:2] == ("launchctl", "bootstrap") and agent.stop[0][2].endswith("/mine")
+
+
+def test_a_service_is_installed_shown_and_removed(
+    called: list[tuple[str, ...]], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert service.run(["show"]) == 0
+    shown = capsys.readouterr().out
+    path = home / ".config/systemd/user/ingot.service"
+    assert not path.exists() and not called
+    assert service.run(["install"]) == 0
+    assert path.read_text() == shown and called[-1][-3:] == ("enable", "--now", "ingot.service")
+    assert service.run(["install"]) == 0  # the same again changes nothing
+    assert service.run(["uninstall"]) == 0
+    assert not path.exists() and called[-1][-3:] == ("disable", "--now", "ingot.service")
+
+
+def test_somebody_elses_definition_is_not_overwritten(called: list[tuple[str, ...]], home: Path) -> None:
+    path = home / ".config/systemd/user/ingot.service"
+    path.parent.mkdir(parents=True)
+    path.write_text("[Unit]\n")
+    with pytest.raises(ConfigError, match="says something else"):
+        service.run(["install"])
+    assert path.read_text() == "[Unit]\n" and not called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["instal"], "did you mean install"),
+        (["show", "--name", "../evil"], "no name for a service"),
+        (["show", "--config", "/nowhere.toml"], "there is no /nowhere.toml"),
+        (["uninstall"], "nothing is installed"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(called: list[tuple[str, ...]], arguments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        service.run(arguments)
+
+
+def test_what_the_system_says_is_told() -> None:
+    with pytest.raises(IngotError, match=r"`false` failed: exit code 1"):
+        service._call(("false",))
+    with pytest.raises(IngotError, match="cannot run no-such-program"):
+        service._call(("no-such-program",))
