@@ -47,7 +47,15 @@ def guessed(adapter: Adapter, head: Head, tokens: Sequence[int], widths: Sequenc
     return mx.concatenate(chosen), mx.argmax(head.logits(mx.concatenate(states, axis=1))[0], axis=-1)
 
 
-@pytest.mark.parametrize(("device", "seeds"), [(None, range(16)), (GPU, range(8))], ids=["here", "as-on-a-gpu"])
+@pytest.mark.parametrize(
+    ("device", "seeds"),
+    [
+        pytest.param(None, range(8), id="here"),
+        pytest.param(GPU, range(1), id="as-on-a-gpu"),
+        pytest.param(None, range(16), id="here, often", marks=pytest.mark.slow),
+        pytest.param(GPU, range(8), id="as-on-a-gpu, often", marks=pytest.mark.slow),
+    ],
+)
 def test_the_head_guesses_as_well_as_when_it_is_run_plainly(device: Device | None, seeds: range) -> None:
     adapter = load(HYBRID, device or current())
     head = head_of(adapter)
