@@ -43,7 +43,7 @@ test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 test-as-gpus: $(VENV)/.ready-test
 	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "a GPU acts by its own rules"; exit 0; }; for kind in cuda metal; do \
 		echo "as on $$kind:"; \
-		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -k "not gpu" $(AS_GPUS) || exit 1; \
+		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
 	done
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels

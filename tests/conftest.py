@@ -1,5 +1,6 @@
 import gc
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,20 @@ for profile, examples in (("quick", 25), ("thorough", 200)):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a `sampled` test one in so many is quick. The number divides no parameter's count of values, so
+    that each value has its turn."""
+    cases: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            test = (str(item.path), item.name.partition("[")[0])
+            if cases[test] % sampled.args[0] != 0:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
 
 
 def pytest_collection_finish() -> None:

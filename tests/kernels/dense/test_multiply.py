@@ -63,6 +63,7 @@ def test_an_outputs_bits_do_not_depend_on_the_outputs_beside_it() -> None:
     assert mx.array_equal(product(x, weight[:40]), product(x, weight)[:, :40])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("rows", [5, 13, 29])
 @pytest.mark.parametrize("columns", [1024, 8 * 77])
@@ -83,6 +84,7 @@ def test_a_bias_is_added_before_rounding_and_a_residual_after(dtype: mx.Dtype) -
     assert mx.array_equal(product(x, weight, bias=bias, residual=residual), biased + residual)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cut", [TUNING.few[0], *CUTS], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gate_is_applied_to_products_that_were_rounded(dtype: mx.Dtype, cut: Cut | Stream) -> None:
@@ -100,6 +102,7 @@ def test_what_is_no_number_stays_in_its_own_row() -> None:
     assert mx.all(mx.isnan(found[1])) and not mx.any(mx.isnan(found[0]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cut", [TUNING.few[0], TUNING.many[-1], *CUTS[3:]], ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_threads_may_run_in_any_order(seed: int, cut: Cut | Stream) -> None:

@@ -17,6 +17,7 @@ pytestmark = emulated
 FOURS = Packing(4, 64)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("bits", BITS)
@@ -56,6 +57,7 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
         assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cut", [Cut(8, 2, stages=2), Cut(8, 1, stages=4, ahead=False), Cut(8, 4)], ids=str)
 @pytest.mark.parametrize("rows", [5, 13])
 @pytest.mark.parametrize("groups", [64, 37])
@@ -94,6 +96,7 @@ def test_what_is_added_is_added_to_the_rounded_product(dtype: mx.Dtype, rows: in
     assert mx.array_equal(multiply(x, weights, residual), multiply(x, weights) + residual)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tuning", [TUNING, Tuning(wide=1)], ids=["few outputs", "many"])
 @pytest.mark.parametrize("outputs", [64, 88])
 @pytest.mark.parametrize("rows", [1, 11])

@@ -18,6 +18,7 @@ from tests.kernels.paged.memory import emulated
 pytestmark = emulated
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("bits", BITS)

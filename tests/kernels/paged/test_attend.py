@@ -23,6 +23,7 @@ pytestmark = emulated
 AWKWARD = [1, 63, 64, 65, 700]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("group", range(1, 17))
 def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
     variant = Variant(Shape(2 * group, 2, 32, 32))
@@ -30,6 +31,7 @@ def test_any_number_of_queries_shares_a_head_of_keys(group: int) -> None:
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 96, 112, 128, 192, 256])
 def test_heads_of_any_size(size: int) -> None:
     variant = Variant(Shape(4, 2, size, size), mx.float16, tuning=TUNINGS["metal"])
@@ -97,6 +99,7 @@ def test_several_queries_of_a_row_see_what_comes_before_them(rows: list[tuple[in
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("kind", ["cuda", "metal"])
 def test_sixteen_queries_beside_one_with_caps_and_sinks(kind: str, size: int) -> None:
@@ -180,6 +183,7 @@ def _alone(variant: Variant, memory: Memory, row: int, place: int, count: int) -
     return np.array(variant.attention(Exact()).attend(queries, rows, memory.slabs, START)[-1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tuning", [VECTORS, TUNINGS["cuda"]], ids=["vectors", "matrices"])
 @pytest.mark.parametrize(
     ("heads", "dtype", "window"),
@@ -249,6 +253,7 @@ def test_too_many_slabs_queries_or_dtypes_are_refused() -> None:
         Variant(Shape(1, 1, 64, 64), mx.int32).attention()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [48, 64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -> None:

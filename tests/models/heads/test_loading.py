@@ -85,6 +85,7 @@ def test_a_head_among_the_models_own_tensors_computes_what_its_layers_do(
     check(made, *loaded(tmp_path, device))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("place", ["model-mtp.safetensors", "mtp.safetensors", "mtp/model.safetensors"])
 @pytest.mark.parametrize("bare", [False, True], ids=["named", "bare"])
 def test_a_head_in_a_file_beside_the_model_is_found_whatever_its_names_begin_with(

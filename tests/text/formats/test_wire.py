@@ -23,6 +23,7 @@ def test_an_answer_means_what_it_says(case: Case) -> None:
     assert told(events) == case.means
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_answer_means_the_same_cut_anywhere(case: Case) -> None:
     format = format_named(case.format)

@@ -155,6 +155,7 @@ def answers(made: Make, name: str, special: bool, choice: CallChoice, *, paralle
         yield written(format, tokenizer, walker.answer(plan))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
 @pytest.mark.parametrize("name", CALLING)
 def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(

@@ -106,6 +106,7 @@ def read(format: Format, one: GuidedTool, text: str) -> Any:
     return json.loads("".join(event.fragment for event in events if isinstance(event, ToolCallArguments)))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("value", VALUES, ids=json.dumps)
 @pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
 @pytest.mark.parametrize("name", OWN_NOTATION)
