@@ -72,11 +72,13 @@ def attended(
     done: list[mx.array] = []
     order: list[NDArray[np.int32]] = []
     for table in segments:
-        most = slicing.queries(heads, table.shape[1])
-        for rows in _tiles(table, most):
-            own = table[rows[0]]
-            asked = own if rows[1] is None else own[:, rows[1]]
-            found = _attend(queries[mx.array(asked)], keys[mx.array(own)], values[mx.array(own)], slicing)
+        most, before = slicing.queries(heads, table.shape[1]), None
+        for chosen, rows in _tiles(table, most):
+            own = table[chosen]
+            if chosen != before:  # tiles of one long segment see the same
+                before, seen = chosen, (keys[mx.array(own)], values[mx.array(own)])
+            asked = own if rows is None else own[:, rows]
+            found = _attend(queries[mx.array(asked)], *seen, slicing)
             numbers = asked.reshape(-1)
             done.append(behind(mx.array(numbers), found.reshape(numbers.size, heads * size)))
             order.append(numbers)
