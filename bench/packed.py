@@ -30,8 +30,8 @@ from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
-    *(Cut(8, 1), Cut(8, 1, stages=2), Cut(8, 1, stages=6), Cut(8, 1, ahead=False), Cut(8, 2), Cut(16, 1), Cut(4, 1)),
-    *(Cut(4, 2), Cut(4, 2, stages=2), Cut(4, 2, stages=6), Cut(4, 2, ahead=False), Cut(4, 4), Cut(4, 4, ahead=False)),
+    *(Cut(8, 1), Cut(8, 1, stages=4), Cut(8, 1, stages=4, ahead=False), Cut(16, 1), Cut(4, 1, stages=4)),
+    *(Cut(4, 2), Cut(4, 2, stages=4), Cut(4, 2, stages=4, ahead=False), Cut(4, 2, ahead=False)),
 )
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5

@@ -170,11 +170,12 @@ class PackedProduct:
 
     def _template(self, groups: int, eights: int, cut: Cut) -> Template:
         bits, group = self._packing.bits, self._packing.group
-        depth = cut.depth_of(bits, group)
+        depth, aligned = cut.depth_of(bits, group), groups % cut.depth_of(bits, group) == 0
+        copied = aligned and cut.copies_factors(bits, group, self._dtype.size)
         return (
             *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
-            *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", groups % depth == 0)),
-            *(("PIECES", in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead)),
+            *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", aligned)),
+            *(("PIECES", in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead), ("COPIED", copied)),
         )
 
 

@@ -13,6 +13,8 @@ _SHARED = 48 * 1024
 _LEAST_STAGES = 3
 _PIECE = 16
 """Bytes that are copied at once."""
+_COPIED = (4, 8, 16)
+"""And of scales or biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,22 @@ class Cut:
 
     def fitting(self, bits: int, group: int) -> Cut:
         """This one, or the next smaller one that memory for enough stages is there for."""
-        stages = _SHARED // (self.warps * self.tiles * 16 * self.depth_of(bits, group) * bits * group // 8)
+        stages = _SHARED // self._stage(bits * group // 8, self.depth_of(bits, group))
         if stages >= min(self.stages, _LEAST_STAGES):
             return replace(self, stages=min(self.stages, stages))
         smaller = replace(self, tiles=self.tiles // 2) if self.tiles > 1 else replace(self, fetch=self.fetch // 2)
         return smaller.fitting(bits, group)
+
+    def copies_factors(self, bits: int, group: int, size: int) -> bool:
+        """Whether scales and biases, of so many bytes, come with the weights: where copies can be so small, and there
+        is memory for them."""
+        depth = self.depth_of(bits, group)
+        fits = self.stages * self._stage(bits * group // 8 + 2 * size, depth) <= _SHARED
+        return fits and depth * size in _COPIED
+
+    def _stage(self, least: int, depth: int) -> int:
+        """Bytes of one stage of all warps, of which a group of columns of an output has so many."""
+        return self.warps * self.tiles * 16 * depth * least
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ prompts, and what it does not cover, are run by the layers' own modules.
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -254,9 +255,11 @@ class Stack:
             for tokens, rows, most in (*singles, *guesses)
             if tokens <= self._most
         ]
+        began = time.monotonic()
         self._stage.prepare(kind for bound in bounds for kind in self._score(self._settled, bound).kinds)
         for bound in reversed(bounds):  # those that need most memory first: the others share it
             self._ready(self._settled, bound)
+        log.info("%d graphs of steps were made ahead, in %.1f s", len(bounds), time.monotonic() - began)
 
     def _score(self, settled: _Settled, bound: _Bound) -> Score:
         score, tokens, count = Score(), bound.tokens, bound.rows.rows

@@ -54,7 +54,7 @@ SHARED float* const shared_by_all = ring + WARPS * WEIGHTS + lane * 4;
   _Pragma("unroll") for (int i = 0; i < LINES * HALVES; ++i) {                                                           \
     const int chunk = first_chunk + ((turn) * HALVES + i % HALVES) * 4;                                                  \
     const bool there = chunk < chunks;                                                                                   \
-    copy_passing_chunk(weights + (slot) * STAGE + i * CHUNKS, lines[i / HALVES] + (there ? chunk : 0), there);           \
+    pass_chunk(weights + (slot) * STAGE + i * CHUNKS, lines[i / HALVES] + (there ? chunk : 0), there);                   \
   }
 #define MEET(slot, turn, put)                                                                                            \
   _Pragma("unroll") for (int i = 0; i < EIGHTS * HALVES; i += WARPS) {                                                   \

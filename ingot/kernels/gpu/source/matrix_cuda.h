@@ -58,10 +58,16 @@ INLINE void copy_chunk(SHARED float* to, const DEVICE void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
-// The same of what is read once: memory is to give whole lines.
-INLINE void copy_passing_chunk(SHARED float* to, const DEVICE void* from, bool there) {
+// Like `copy_chunk`, of what is read once: the whole line is on its way from memory when its first part is.
+INLINE void pass_chunk(SHARED float* to, const DEVICE void* from, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// Four, eight or sixteen bytes, whose neighbours are copied next.
+template <int BYTES>
+INLINE void copy_bytes(SHARED void* to, const DEVICE void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+               :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
 }
 INLINE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

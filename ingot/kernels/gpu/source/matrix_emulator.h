@@ -20,9 +20,10 @@ static Places places[MOST_THREADS / WARP];
 
 // Copies of a thread that it has not waited for: they may be done at any time until then, or never.
 struct Copy {
-  float* to;
+  void* to;
   const void* from;
   bool there;
+  int bytes;
   unsigned batch;
 };
 struct Copies {
@@ -53,8 +54,16 @@ static const bool as_on_cuda = [] {
 }();
 
 inline void copy_now(const Copy& copy) {
-  if (copy.there) memcpy(copy.to, copy.from, 16);
-  else memset(copy.to, 0, 16);
+  if (copy.there) memcpy(copy.to, copy.from, copy.bytes);
+  else memset(copy.to, 0, copy.bytes);
+}
+
+inline void copy_later(Copy copy) {
+  Copies& mine = copies[current->number];
+  copy.batch = mine.batch;
+  if (state != 0 && drawn(2) == 0) copy_now(copy);
+  else if (mine.count == 1024) fail("more copies on their way than are kept here");
+  else mine.pending[mine.count++] = copy;
 }
 
 template <typename T>
@@ -137,15 +146,12 @@ inline void gather_tiles(unsigned* to, const float* row, bool turned) {
 inline void load_tiles(unsigned* to, const float* row) { gather_tiles(to, row, false); }
 inline void load_turned_tiles(unsigned* to, const float* row) { gather_tiles(to, row, true); }
 
-inline void copy_chunk(float* to, const void* from, bool there) {
-  using namespace emulator;
-  Copies& mine = copies[current->number];
-  const Copy copy = {to, from, there, mine.batch};
-  if (state != 0 && drawn(2) == 0) copy_now(copy);
-  else if (mine.count == 1024) fail("more copies on their way than are kept here");
-  else mine.pending[mine.count++] = copy;
+inline void copy_chunk(float* to, const void* from, bool there) { emulator::copy_later({to, from, there, 16, 0}); }
+inline void pass_chunk(float* to, const void* from, bool there) { copy_chunk(to, from, there); }
+template <int BYTES>
+inline void copy_bytes(void* to, const void* from) {
+  emulator::copy_later({to, from, true, BYTES, 0});
 }
-inline void copy_passing_chunk(float* to, const void* from, bool there) { copy_chunk(to, from, there); }
 inline void end_copies() { ++emulator::copies[emulator::current->number].batch; }
 template <int N>
 inline void wait_for_copies() {

@@ -10,11 +10,6 @@ INLINE unsigned int behind(unsigned int bits, unsigned int mask) {
 }
 INLINE unsigned int lower_halves(unsigned int a, unsigned int b) { return __byte_perm(a, b, 0x5410); }
 INLINE unsigned int upper_halves(unsigned int a, unsigned int b) { return __byte_perm(a, b, 0x7632); }
-// Like `copy_chunk`, of what is read once: the whole line is on its way from memory when its first part is.
-INLINE void pass_chunk(SHARED float* to, const DEVICE void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-               :: "r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
 #else
 struct uint2 {
   unsigned int x, y;
@@ -26,7 +21,6 @@ INLINE unsigned int behind(unsigned int bits, unsigned int mask) {
 }
 INLINE unsigned int lower_halves(unsigned int a, unsigned int b) { return (a & 0xffffu) | b << 16; }
 INLINE unsigned int upper_halves(unsigned int a, unsigned int b) { return a >> 16 | (b & 0xffff0000u); }
-INLINE void pass_chunk(SHARED float* to, const DEVICE void* from, bool there) { copy_chunk(to, from, there); }
 #endif
 
 template <int BYTES>

@@ -2,11 +2,11 @@
 // takes a span of columns, and their sums are added in the warps' order: how a product is summed depends on nothing but its
 // columns, so that a row's bits do not depend on how many rows there are.
 //
-// Weights come to shared memory as they lie in memory, in stages of DEPTH groups of columns, all but one of a warp's STAGES on
-// their way at a time; no warp waits for another before all are done. Four lanes hold a group of one row of weights, and the same
-// columns of a row of activations: which column is which of a matrix unit's is free as long as it is the same for both. Weights
-// are multiplied as the whole numbers that they are packed as, which is exact; a group's sums meet its scale, and the
-// activations' sum its bias, in float32.
+// Weights come to shared memory as they lie in memory, in stages of DEPTH groups of columns, with their scales and biases where
+// these are COPIED, all but one of a warp's STAGES on their way at a time; no warp waits for another before all are done. Four
+// lanes hold a group of one row of weights, and the same columns of a row of activations: which column is which of a matrix
+// unit's is free as long as it is the same for both. Weights are multiplied as the whole numbers that they are packed as, which
+// is exact; a group's sums meet its scale, and the activations' sum its bias, in float32.
 //
 // given [rows, columns], weight [outputs, columns * BITS / 32], scales, biases [outputs, columns / GROUP] -> y [rows, outputs]
 //
@@ -22,7 +22,8 @@ constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers o
 constexpr int WIDTH = EIGHTS * 8;
 constexpr int PARTS = Pairs<T>::PARTS;
 constexpr int STAGE = TILES * 16 * DEPTH * BYTES;
-constexpr int RING = WARPS * STAGES * STAGE / 4, FOUND = WARPS * TILES * 16 * WIDTH;
+constexpr int FACTORS = COPIED ? 2 * TILES * 16 * FACTOR_BYTES : 0, WHOLE = STAGE + FACTORS;
+constexpr int RING = WARPS * STAGES * WHOLE / 4, FOUND = WARPS * TILES * 16 * WIDTH;
 typedef typename Pairs<T>::Number N;
 typedef Whole<N, Pairs<T>::EXACT || (BITS > Room<N>::BITS)> Numbers;
 typedef Places<TILES * 16, DEPTH, BYTES> Placed;
@@ -61,13 +62,19 @@ const int steps = first_group < last_group ? (last_group - first_group + DEPTH -
 // A stage is copied in pieces of sixteen bytes, or, where rows do not begin at multiples of those, in words.
 constexpr int PIECE = PIECES ? 16 : 4;
 constexpr int ROW_PIECES = DEPTH * BYTES / PIECE, STAGE_PIECES = STAGE / PIECE, LANE_PIECES = (STAGE_PIECES + 31) / 32;
-SHARED unsigned char* const stages = (SHARED unsigned char*)ring + warp * STAGES * STAGE;
+SHARED unsigned char* const stages = (SHARED unsigned char*)ring + warp * STAGES * WHOLE;
 const DEVICE unsigned char* piece_from[LANE_PIECES];
 #pragma unroll
 for (int i = 0; i < LANE_PIECES; ++i) {
   const int piece = i * 32 + lane, row = least(piece / ROW_PIECES, TILES * 16 - 1);
   const size_t byte = ((size_t)LINE_OF(row) * groups + first_group) * BYTES + piece % ROW_PIECES * PIECE;
   piece_from[i] = (const DEVICE unsigned char*)weight + byte;
+}
+// Half of the lanes copy a tile's scales, half its biases.
+const DEVICE T* factor_from[TILES];
+#pragma unroll
+for (int tile = 0; tile < TILES; ++tile) {
+  factor_from[tile] = (lane < 16 ? scales : biases) + ((size_t)LINE_OF(tile * 16 + lane % 16) * groups + first_group);
 }
 int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
 #define COPY()                                                                                                             \
@@ -84,13 +91,17 @@ int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
       }                                                                                                                    \
       piece_from[i] += DEPTH * BYTES;                                                                                      \
     }                                                                                                                      \
+    _Pragma("unroll") for (int tile = 0; COPIED && tile < TILES; ++tile) {                                                 \
+      copy_bytes<COPIED ? FACTOR_BYTES : 4>(stages + copied_to + STAGE + (tile * 32 + lane) * FACTOR_BYTES, factor_from[tile]); \
+      factor_from[tile] += DEPTH;                                                                                          \
+    }                                                                                                                      \
     ++copied;                                                                                                              \
-    copied_to = copied_to == (STAGES - 1) * STAGE ? 0 : copied_to + STAGE;                                                 \
+    copied_to = copied_to == (STAGES - 1) * WHOLE ? 0 : copied_to + WHOLE;                                                 \
   }                                                                                                                        \
   end_copies();
 
-// Scales and biases of a step, and those of the next one, fetched before the first are met. They are small, and asked for before
-// weights that they would have to wait behind.
+// Scales and biases of a step. Where they are not copied, those of the next one are fetched before these are met: they are small,
+// and asked for before weights that they would have to wait behind.
 Lot<FACTOR_BYTES> scales_held[LINES], biases_held[LINES], next_scales[LINES], next_biases[LINES];
 unsigned int lines[LINES];
 #pragma unroll
@@ -103,7 +114,7 @@ for (int i = 0; i < LINES; ++i) {
     load_factors<T, DEPTH, ALIGNED>(next_scales[i], scales + (lines[i] + (step) * DEPTH), there);                      \
     load_factors<T, DEPTH, ALIGNED>(next_biases[i], biases + (lines[i] + (step) * DEPTH), there);                      \
   }
-if (steps > 0) {
+if (!COPIED && steps > 0) {
   FETCH_FACTORS(0)
 }
 #pragma unroll
@@ -159,18 +170,24 @@ if (AHEAD && steps > 0) {
 }
 for (int step = 0; step < steps; ++step) {
 #pragma unroll
-  for (int i = 0; i < LINES; ++i) {
+  for (int i = 0; !COPIED && i < LINES; ++i) {
     scales_held[i] = next_scales[i];
     biases_held[i] = next_biases[i];
   }
-  if (step + 1 < steps) {
+  if (!COPIED && step + 1 < steps) {
     FETCH_FACTORS(step + 1)
   }
   wait_for_copies<STAGES - 2>();
   warp_barrier();  // all lanes' copies are there, and all have done with the stage before, which is overwritten now
   COPY()
   const SHARED unsigned char* stage = stages + stage_at;
-  stage_at = stage_at == (STAGES - 1) * STAGE ? 0 : stage_at + STAGE;
+  stage_at = stage_at == (STAGES - 1) * WHOLE ? 0 : stage_at + WHOLE;
+#pragma unroll
+  for (int i = 0; COPIED && i < LINES; ++i) {
+    const SHARED unsigned char* own = stage + STAGE + (i / 2 * 32 + i % 2 * 8 + up) * FACTOR_BYTES;
+    load_lot(scales_held[i], own);
+    load_lot(biases_held[i], own + 16 * FACTOR_BYTES);
+  }
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
     const int fetched = first_group + step * DEPTH + d + AHEAD;
