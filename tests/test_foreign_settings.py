@@ -140,6 +140,7 @@ def test_no_json_makes_vllms_form_fail_otherwise_than_in_words(config: dict[str,
         {"speculate_tokens": "3", "speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
         {"turbo_kv_bits": "3", "kv_cache_quantization": True},
         {"cache_codec": "k8v4", "turbo_kv_bits": "4"},
+        {"kv_codec": "k8v4", "kv_cache_dtype": "turboquant_k8v4"},
     ],
 )
 def test_what_is_said_twice_is_refused_with_both_names(flags: dict[str, Any]) -> None:
@@ -186,3 +187,17 @@ def test_the_lineages_codecs_are_ours(flags: dict[str, Any], codec: str) -> None
 @pytest.mark.parametrize("bits", ["0", "5", "8"])
 def test_bits_that_no_codec_has_are_refused(bits: str) -> None:
     assert refusal(turbo_kv_bits=bits).startswith("--turbo-kv-bits")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec"), [("auto", "raw"), ("int8_per_token_head", "affine8"), ("turboquant_k3v4_nc", "turbo3/turbo4")]
+)
+def test_what_vllm_keeps_live_states_in_is_a_live_codec(dtype: str, codec: str) -> None:
+    settings = settled(kv_cache_dtype=dtype).settings
+    assert (settings.kv_codec, settings.cache_codec) == (codec, "raw")
+
+
+@pytest.mark.parametrize(("dtype", "said"), [("fp8_e4m3", "affine8"), ("bfloat16", "auto"), ("nvfp4", "not known")])
+def test_numbers_that_no_live_codec_has_are_refused(dtype: str, said: str) -> None:
+    message = refusal(kv_cache_dtype=dtype)
+    assert message.startswith("--kv-cache-dtype") and said in message

@@ -161,6 +161,8 @@ def shown(answer: Any) -> str:
         f"{answer['hits']} of {answer['prompts']} prompts found something: {answer['matched_tokens']} of "
         f"{answer['prompt_tokens']} tokens ({taken:.0%}) did not have to be computed",
     ]
+    codecs = [("kept in", "codec"), ("running sequences in", "live_codec")]
+    lines += [f"{what} {answer[name]}" for what, name in codecs if answer.get(name, "raw") != "raw"]
     if disk := answer.get("disk"):
         lines.append(f"on disk: {_bytes(disk['used_bytes'])} in {disk['records']} records")
     if totals := answer.get("totals"):

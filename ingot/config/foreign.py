@@ -42,14 +42,26 @@ HARMLESS: Final = (("draft_tensor_parallel_size", 1),)
 """What asks for nothing."""
 
 
+KV_DTYPES: Final = {
+    "auto": "raw",
+    "int8_per_token_head": "affine8",
+    "turboquant_k8v4": "k8v4",
+    "turboquant_4bit_nc": "turbo4",
+    "turboquant_k3v4_nc": "turbo3/turbo4",
+    "turboquant_3bit_nc": "turbo3",
+}
+"""vLLM's names for what live keys and values are in, and codecs of ours that have as many bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens; or what kept
-    prefixes are put into."""
+    """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens; what kept prefixes
+    are put into; or what live keys and values are."""
 
     words: str | None = None
     tokens: Any = None
     codec: str | None = None
+    live: str | None = None
 
 
 def on_problem(on: bool) -> str | None:
@@ -58,6 +70,16 @@ def on_problem(on: bool) -> str | None:
 
 def quantization_problem(on: bool) -> str | None:
     return None if on else "it can only be switched on; --cache-codec raw is what is without it"
+
+
+def dtype_problem(dtype: str) -> str | None:
+    if dtype in KV_DTYPES:
+        return None
+    if dtype in ("float16", "bfloat16"):
+        return "states are of the model's own numbers: auto says that"
+    if dtype.startswith("fp8"):
+        return "there are no floats of 8 bits here; --kv-codec affine8 has as many bits"
+    return f"{dtype[:100]!r} is not known; known are {', '.join(KV_DTYPES)}"
 
 
 def model_problem(model: str) -> str | None:
@@ -86,6 +108,11 @@ class ForeignSettings:
     draft_model: str | None = setting(None, "the same as --speculate draft:MODEL", check=model_problem)
     turbo_kv_bits: int | None = setting(None, "the same as --cache-codec turboN", low=1, high=4)
     kv_cache_quantization: bool = setting(False, "the same as --cache-codec affine8", check=quantization_problem)
+    kv_cache_dtype: str | None = setting(
+        None,
+        f"vLLM's way to say --kv-codec: {', '.join(KV_DTYPES)}; each is the codec of ours with as many bits",
+        check=dtype_problem,
+    )
     num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
     mtp_num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
 
@@ -127,6 +154,7 @@ MEANINGS: Final[Mapping[str, Callable[[Any], Meaning]]] = {
     "draft_model": lambda model: Meaning(f"draft:{model}"),
     "turbo_kv_bits": lambda bits: Meaning(codec=f"turbo{bits}"),
     "kv_cache_quantization": lambda on: Meaning(codec="affine8"),
+    "kv_cache_dtype": lambda dtype: Meaning(live=KV_DTYPES[dtype]),
     "num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
     "mtp_num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
 }
@@ -141,7 +169,8 @@ def in_our_words(source: Iterable[Given]) -> list[Given]:
     words = [_as("speculate", given, meaning.words) for given, meaning in meant if meaning.words is not None]
     tokens = [_as("speculate_tokens", given, meaning.tokens) for given, meaning in meant if meaning.tokens is not None]
     codecs = [_as("cache_codec", given, meaning.codec) for given, meaning in meant if meaning.codec is not None]
-    made = [*own, *_joined(words), *tokens, *codecs]
+    live = [_as("kv_codec", given, meaning.live) for given, meaning in meant if meaning.live is not None]
+    made = [*own, *_joined(words), *tokens, *codecs, *live]
     _refuse_twice(made)
     return made
 

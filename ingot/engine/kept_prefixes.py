@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from ingot.cache.archive import ArchiveSeal
+from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import tenant_digest
@@ -44,6 +45,8 @@ class KeptPrefixes:
 
     def status(self, tenant: str) -> CacheStatus:
         known = self._run(lambda reuse: _status(reuse, tenant))
+        live = RAW if self._adapter.live is None else str(self._adapter.live.name)
+        known = replace(known, codec=str(self._codec.name), live_codec=live)
         if self._disk is None:
             return known
         totals = replace(known.totals, disk=_disk_totals(self._disk))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.turbo import Turbo
 from ingot.cache.layers import AppendState
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE
@@ -33,6 +34,8 @@ def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
             "the tokens of a picture see each other in this model and are computed at once, also where some of them "
             "would be coded before others; --text-only serves it without pictures",
         )
+    if isinstance(codec.keys, Turbo) and codec.keys.bits == 1:
+        raise _refused(codec, "with one bit, scores are off by three fifths of how far they spread over keys")
     forms = _forms(adapter, codec)
     if not forms:
         raise _refused(codec, "this model has no layers that keep every token's keys and values")

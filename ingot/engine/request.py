@@ -365,6 +365,8 @@ class CacheStatus:
     matched_tokens: int = 0
     salts: tuple[SaltStatus, ...] = ()
     disk: DiskStatus | None = None
+    codec: str = "raw"  # what is kept is put into when memory is short, and on disk
+    live_codec: str = "raw"  # what running sequences have behind their newest tokens
 
 
 @dataclass(frozen=True, slots=True)

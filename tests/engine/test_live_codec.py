@@ -24,6 +24,11 @@ def test_heads_that_the_native_kernels_cannot_read_are_refused_by_name() -> None
         with_live_codec(tiny.adapter("llama"), CODEC)
 
 
+def test_keys_of_one_bit_are_refused_with_what_they_would_cost() -> None:
+    with pytest.raises(ConfigError, match="kv_codec turbo1/turbo4 cannot be used: with one bit"):
+        with_live_codec(tiny.adapter("kernel-32"), PairCodec(CodecName.parse("turbo1/turbo4")))
+
+
 def test_layers_that_see_a_window_stay_raw_and_that_is_said() -> None:
     adapter = with_live_codec(tiny.adapter("kernel-window"), CODEC)
     assert any("window" in note for note in adapter.notes)

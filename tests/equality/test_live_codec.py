@@ -124,6 +124,7 @@ def test_a_conversation_goes_on_from_coded_pages_and_the_receipt_says_so(engine:
     assert isinstance(events[-1], Ended)
     [report] = events[-1].cache
     assert report.matched > STEP and report.codec == "k8v4"
+    assert engine.kept.status("").live_codec == "k8v4" and engine.kept.status("").codec == "raw"
 
 
 def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engine, place: tuple[str, object]) -> None:

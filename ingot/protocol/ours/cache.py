@@ -65,7 +65,8 @@ class CacheTotalsBody(Struct):
 
 class CacheBody(Struct):
     """`limit_bytes` is the whole server's, the rest is the asking tenant's. `disk` is null without `--cache-dir`. The
-    administrator, and everybody where there are no keys, is told the `totals` too."""
+    administrator, and everybody where there are no keys, is told the `totals` too. `codec` is `--cache-codec`, and
+    `live_codec` is `--kv-codec`."""
 
     limit_bytes: int
     used_bytes: int
@@ -76,6 +77,8 @@ class CacheBody(Struct):
     matched_tokens: int
     salts: list[SaltBody]
     disk: DiskBody | None = None
+    codec: str = "raw"
+    live_codec: str = "raw"
     totals: CacheTotalsBody | UnsetType = UNSET
 
     @classmethod
