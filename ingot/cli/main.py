@@ -24,6 +24,7 @@ COMMANDS = {
     "rm": "remove a model that was fetched or converted",
     "bench": "measure a server, and what guessing ahead gains",
     "cache": "show, explain, clear and move what a running server keeps of earlier prompts",
+    "replay": "run a captured request again, and show where the answers part",
     "service": "have the system start a server and keep it running",
     "mcp": "offer a running server's models to MCP clients",
     "doctor": "say what this machine offers, what is missing and how to get it",

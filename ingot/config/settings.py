@@ -271,10 +271,15 @@ class Settings:
     responses_bytes: int = setting(GIB, "most bytes of stored responses", low=MIB, high=1 << 50)
     responses_days: float = setting(30.0, "days after which a stored response is forgotten", low=0.001, high=36_500.0)
 
+    capture: Path | None = setting(  # noqa: RUF009
+        None,
+        "a folder in which requests are written down with their answers, for `ingot replay`: whoever reads it reads "
+        "them (none by default)",
+        section="the rest",
+    )
     log_level: str = setting(
         "info",
         "debug, info, warning or error",
-        section="the rest",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = setting(

@@ -11,6 +11,7 @@ from ingot.config import ApiKey
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import ClientLeft, ContextOverflow, Forbidden
 from ingot.http.audit import refused
+from ingot.http.capture import Capture, seeded
 from ingot.http.edge import Reply
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
@@ -27,9 +28,14 @@ async def opened(job: GenerationTask, answer: Reply, service: Service) -> Counte
     key = service.tenants.key_of(answer.tenant)
     refuse_unless_allowed(service.served.card.name, key, answer)
     whose = replace(job.request, tenant=answer.tenant, via=answer.scope["path"], priority=key.priority)
+    capture = None
+    if service.captures is not None and answer.body:
+        whose = seeded(whose)
+        capture = service.captures.begin(answer.body, whose)
+        answer.body = b""  # of several rounds, the first is what the body asks for
     job = replace(job, request=whose)
     try:
-        stream = CountedStream(await service.engine.open(job.request), job, answer, service)
+        stream = CountedStream(await service.engine.open(job.request), job, answer, service, capture)
     except ContextOverflow as error:
         error.param = job.prompt_field
         raise
@@ -48,8 +54,11 @@ def refuse_unless_allowed(model: str, key: ApiKey, answer: Reply) -> None:
 class CountedStream:
     """`close` closes the stream, and notes that nobody waited for its end where nobody did."""
 
-    def __init__(self, stream: Stream, job: GenerationTask, answer: Reply, service: Service) -> None:
+    def __init__(
+        self, stream: Stream, job: GenerationTask, answer: Reply, service: Service, capture: Capture | None = None
+    ) -> None:
         self._stream, self._job, self._answer, self._service = stream, job, answer, service
+        self._capture = capture
         self._noted = False
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
@@ -58,6 +67,8 @@ class CountedStream:
             if turn is not None:
                 for event in events:
                     turn.take(event)
+            if self._capture is not None:
+                self._capture.take(events)
             last = events[-1]
             if isinstance(last, Ended | Failed):
                 self._note(last)
@@ -75,6 +86,8 @@ class CountedStream:
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True
+        if self._capture is not None:
+            self._capture.end(last)
         request, head = self._job.request, self._job.head
         key = self._service.tenants.key_of(request.tenant)
         self._service.rates.charge(request.tenant, key, last.usage.completion_tokens)

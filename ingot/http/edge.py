@@ -67,6 +67,7 @@ class Reply:
         self.tenant = ""  # whose request it is, once the guard has seen the key
         self.admin = False  # whether that is the administrator, or there are no keys to tell
         self.known = True  # whether its key, where one is needed, was given; not on paths that need none
+        self.body = b""  # as it came, where it is to be captured
         self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
         self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
         if scope["path"].startswith("/v1/messages"):

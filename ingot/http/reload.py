@@ -10,7 +10,7 @@ from typing import Final
 from ingot.config import Settings
 from ingot.errors import ConfigError
 from ingot.http.service import Service
-from ingot.http.tenants import Tenants
+from ingot.http.tenants import Tenants, refuse_short_key
 
 KEYS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
 LIVE: Final = KEYS | {"allowed_hosts", "cors_origins", "keepalive_s", "idle_event_s", "drain_s", "log_level"}
@@ -29,6 +29,7 @@ def reload(service: Service, settings_again: Callable[[], Settings]) -> None:
         ]
         taken = [name for name in changed if name in LIVE]
         settings = replace(before, **{name: getattr(wanted, name) for name in taken})
+        refuse_short_key(settings)
         tenants = Tenants(settings) if KEYS & set(taken) else service.tenants
     except ConfigError as error:
         log.error("the settings stay as they were: %s", error.message)

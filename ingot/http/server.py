@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from ingot.config import Settings, own_key_problem
+from ingot.config import Settings
 from ingot.engine.request import Request
 from ingot.errors import ConfigError
 from ingot.http.app import build_app
@@ -24,6 +24,7 @@ from ingot.http.reload import reload
 from ingot.http.service import Service
 from ingot.http.socket.connections import Connections, affordable
 from ingot.http.socket.http11 import BoundedHttp
+from ingot.http.tenants import refuse_short_key
 from ingot.http.warming import warm, warm_requests
 from ingot.observe.notices import Notice
 
@@ -63,8 +64,7 @@ class Listener:
 def listen(settings: Settings) -> Listener:
     """Take the port. Raises ConfigError where it cannot be had, or where it would be open to all without a key, or with
     one that is soon guessed."""
-    if settings.api_key is not None and (problem := own_key_problem(settings.api_key)) is not None:
-        raise ConfigError(f"api_key: {problem}", param="api_key")
+    refuse_short_key(settings)
     addresses = resolve(settings.host, settings.port)
     if not settings.keyed and not all(is_loopback(address) for _, address in addresses):
         raise ConfigError(

@@ -13,6 +13,7 @@ from starlette.types import Receive
 from ingot.config import Settings
 from ingot.errors import IngotError
 from ingot.http.body import Bodies, decode
+from ingot.http.capture import Captures
 from ingot.http.disconnect import Exchange, Live
 from ingot.http.lanes import Lane
 from ingot.http.rates import Rates
@@ -53,6 +54,7 @@ class Service:
         self.tenants, self.rates = Tenants(settings), Rates()
         self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
+        self.captures = None if settings.capture is None else Captures(settings.capture, self.served, settings)
         self.statuses: Counter[int] = Counter()  # of all answers so far
         self.ended: Recent[RequestBody] = Recent()
         self._readers = Lane("read", threads=8, each=6, waiting=256)
@@ -70,6 +72,8 @@ class Service:
         for lane in (self._readers, self._long_readers, self._fetchers, self._compilers):
             lane.close()
         self.served.grammars.close()
+        if self.captures is not None:
+            await anyio.to_thread.run_sync(self.captures.close)
         if self._answers is not None:
             await anyio.to_thread.run_sync(self._answers.close)
         if self.mcp is not None:

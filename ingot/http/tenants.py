@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from ingot.config import ApiKey, Settings, read_keys
+from ingot.config import ApiKey, Settings, own_key_problem, read_keys
 from ingot.errors import ConfigError
 
 log = logging.getLogger("ingot.http")
@@ -78,6 +78,12 @@ class Tenants:
         everyone = [*listed, *self._own]
         self._keys = {key.name or tenant_name(key.secrets[0]): key for key in everyone}
         self._names = {secret.encode(): name for name, key in self._keys.items() for secret in key.secrets}
+
+
+def refuse_short_key(settings: Settings) -> None:
+    """Raises ConfigError where the key that this server asks for is soon guessed."""
+    if settings.api_key is not None and (problem := own_key_problem(settings.api_key)) is not None:
+        raise ConfigError(f"api_key: {problem}", param="api_key")
 
 
 def stamp_of(path: Path) -> tuple[int, ...] | None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +20,6 @@ from tests.http.asgi import call
 from tests.http.running import WAIT_S, connect, everything, post
 from tests.http.scripted import ScriptedEngine, hello, settings
 
-ROOT = Path(__file__).parents[2]
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
@@ -95,33 +91,31 @@ def test_settings_that_are_wrong_change_nothing(caplog: pytest.LogCaptureFixture
     assert "the settings stay as they were: config.toml: unknown key prot" in caplog.text
 
 
-SERVE = """
-import sys, logging
-from ingot.http.server import listen, make_server
-from tests.http.scripted import ScriptedEngine, settings
-logging.basicConfig(stream=sys.stdout, format="%(message)s")
-wanted = settings()
-again = lambda: settings(allowed_hosts=("models.example.org",))
-make_server(ScriptedEngine(), wanted, lambda url: print(url, flush=True), listen(wanted), again).run()
-"""
+def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "ingot.http")
+    wanted, asked = settings(), []
 
+    def ask(url: str) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        while "settings were read again" not in caplog.text:
+            httpx.get(f"{url}/health")  # which is answered when the event loop has turned
+        asked.append(httpx.get(f"{url}/v1/models", headers={"host": "models.example.org"}).status_code)
+        server.should_exit = True
 
-def test_sighup_lets_a_server_read_its_settings_again() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", SERVE],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": "."},
+    server = make_server(
+        ScriptedEngine(),  # type: ignore[arg-type]
+        wanted,
+        lambda url: threading.Thread(target=ask, args=(url,), daemon=True).start(),
+        listen(wanted),
+        lambda: settings(allowed_hosts=("models.example.org",)),
     )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        process.send_signal(signal.SIGHUP)
-        assert process.stdout.readline() == "settings were read again; changed: allowed_hosts\n"
-        assert httpx.get(f"{url}/v1/models", headers={"host": "models.example.org"}).status_code == 200
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    assert threading.current_thread() is threading.main_thread(), "signals are for the main thread alone"
+    server.run()
+    assert asked == [200] and "changed: allowed_hosts" in caplog.text
+
+
+def test_a_key_that_is_soon_guessed_is_not_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    app = build_app(ScriptedEngine(), settings(api_key="the-first-key"))  # type: ignore[arg-type]
+    changed(app, api_key="short")
+    assert app.state.service.settings.api_key == "the-first-key"
+    assert "at least 8 characters" in caplog.text

@@ -39,6 +39,8 @@ class Generation:
         noted = answer_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, self.framing, self.service.settings)
+        if self.service.captures is not None:
+            noted.body = body.raw
         telling: Streamed | None = None
 
         async def answer() -> None:

@@ -84,6 +84,8 @@ class CreateResponse:
 
     async def _begun(self, body: Body, noted: Reply) -> Run:
         responses, service = self._responses, self._service
+        if service.captures is not None:
+            noted.body = body.raw
         served = service.served_to(noted.tenant)
         plan = await service.read(
             body.raw,

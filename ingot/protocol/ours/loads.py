@@ -44,7 +44,7 @@ def loads(card: ModelCard, statuses: Sequence[RequestStatus], figures: Figures) 
         num_used_tokens=sum(status.prefilled_tokens + status.completion_tokens for status in running),
         max_total_num_tokens=figures.most_tokens,
         token_usage=round(figures.occupied, 4),
-        gen_throughput=round(sum(status.tokens_per_second for status in running), 2),
+        gen_throughput=round(sum((status.tokens_per_second for status in running), 0.0), 2),
         cache_hit_rate=round(figures.matched_tokens / max(1, figures.asked_tokens), 4),
         utilization=round(len(running) / card.max_sequences, 4),
         max_running_requests=card.max_sequences,

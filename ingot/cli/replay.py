@@ -1,0 +1,185 @@
+"""`ingot replay FILE`: run a request again that a server captured (`--capture`), and show where the answers part.
+
+Here, the model is loaded with the captured settings, and answers are compared token for token. With `--url` another
+server is asked, and texts are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ingot.cli.client import Client
+from ingot.cli.flags import CommandParser, add_settings, settle
+from ingot.config import SETTINGS, Config, Settings
+from ingot.errors import ConfigError, IngotError
+
+ABOUT = "Run a captured request again, here or on another server, and show where the answers part."
+VERSION: Final = 1
+SHOWN: Final = 60  # characters of each text from where they part
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two answers part: a place, and what each says from there on."""
+
+    answer: int
+    place: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"answer {self.answer} parts at {self.place}:\n  captured: {self.before}\n  now:      {self.after}"
+
+
+def run(arguments: list[str]) -> int:
+    parser = CommandParser("replay", ABOUT)
+    parser.add_argument("file", metavar="FILE", type=Path, help="what a server wrote into its --capture folder")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="another model than the captured one")
+    parser.flag("--url", metavar="URL", help="ask this server instead of loading the model here")
+    parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
+    add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
+    given = parser.parse(arguments)
+    record = read(given.file)
+    config = settle(given)
+    if (url := vars(given).get("url")) is not None:
+        texts = texts_in(record["path"], _asked(Client(url, config.settings.api_key), record))
+        return _tell(record, [text_difference(number, *pair) for number, pair in enumerate(_paired(record, texts))])
+    again = replayed(record, with_captured(config, record))
+    for note in notes(record, again):
+        print(f"note: {note}")
+    return _tell(record, differences(record, again))
+
+
+def read(path: Path) -> Json:
+    """Raises ConfigError where the file is no captured request that can be run again."""
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError:
+        raise ConfigError(f"{path} is not JSON") from None
+    if not isinstance(record, dict) or record.get("version") != VERSION or "body" not in record:
+        raise ConfigError(f"{path} is no request that this ingot captured")
+    if "error" in record:
+        raise ConfigError(f"{path}: the request failed, and has no answer to compare: {record['error']['message']}")
+    return record
+
+
+def body_of(record: Json) -> dict[str, Any]:
+    """The body that gives the same answer, at once: with the seed that was used."""
+    body = dict(record["body"]) | {"stream": False}
+    if record["path"].startswith("/api/"):
+        return body | {"options": {**(body.get("options") or {}), "seed": record["seed"]}}
+    return body | {"seed": record["seed"]}
+
+
+def with_captured(config: Config, record: Json) -> Settings:
+    """The captured settings, where none were given now."""
+    captured = {
+        name: _value(name, value)
+        for name, value in record["settings"].items()
+        if name in SETTINGS and config.origins[name] == "default"
+    }
+    return replace(config.settings, **captured)
+
+
+def _value(name: str, value: Any) -> Any:
+    made: dict[Any, Callable[[Any], Any]] = {tuple: tuple, Path: Path}
+    return made.get(SETTINGS[name].kind, lambda same: same)(value)
+
+
+def replayed(record: Json, settings: Settings) -> Json:
+    """What the same request gives when it is captured here."""
+    from ingot.cli.local_server import local_server
+
+    with tempfile.TemporaryDirectory(prefix="ingot-replay-") as folder:
+        with local_server(replace(settings, capture=Path(folder), responses_store="off")) as url:
+            _asked(Client(url, settings.api_key), record)
+        [written] = Path(folder).glob("*.json")  # all is written when the server has stopped
+        return read(written)
+
+
+def _asked(client: Client, record: Json) -> Any:
+    return client.post(record["path"], body_of(record))
+
+
+def notes(record: Json, again: Json) -> list[str]:
+    """What else is not as it was."""
+    found = []
+    if record["fingerprint"] != again["fingerprint"]:
+        found.append(f"the model is another: {record['model']['name']} then, {again['model']['name']} now")
+    if record["prompts"] != again["prompts"]:
+        found.append("the prompt's tokens are others: what is rendered or encoded has changed")
+    return found
+
+
+def differences(record: Json, again: Json) -> list[Difference | None]:
+    """Of each answer's tokens."""
+    return [token_difference(number, *pair) for number, pair in enumerate(_paired(record, again["answers"]))]
+
+
+def token_difference(number: int, before: Json, after: Json) -> Difference | None:
+    if before["tokens"] == after["tokens"]:
+        return None
+    place = f"token {_shared(before['tokens'], after['tokens'])} of {len(before['tokens'])}"
+    text = _shared(before["text"], after["text"])
+    return Difference(number, place, _rest(before["text"], text), _rest(after["text"], text))
+
+
+def text_difference(number: int, before: Json, after: str) -> Difference | None:
+    shared = _shared(before["text"], after)
+    if before["text"] == after:
+        return None
+    place = f"character {shared} of {len(before['text'])}"
+    return Difference(number, place, _rest(before["text"], shared), _rest(after, shared))
+
+
+def _shared(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """How far they are the same."""
+    unlike = (place for place, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
+    return next(unlike, min(len(before), len(after)))
+
+
+def _rest(text: str, begin: int) -> str:
+    return repr(text[begin : begin + SHOWN]) if begin < len(text) else "(its end)"
+
+
+def _paired(record: Json, others: Sequence[Any]) -> list[tuple[Json, Any]]:
+    if len(record["answers"]) != len(others):
+        raise IngotError(f"{len(record['answers'])} answers were captured, and {len(others)} came now")
+    return list(zip(record["answers"], others, strict=True))
+
+
+def texts_in(path: str, answer: Any) -> list[str]:
+    """The texts of a server's answers, in the words of the protocol that `path` belongs to."""
+    match path:
+        case "/v1/chat/completions":
+            return [choice["message"].get("content") or "" for choice in answer["choices"]]
+        case "/v1/completions":
+            return [choice["text"] for choice in answer["choices"]]
+        case "/v1/messages":
+            return ["".join(block["text"] for block in answer["content"] if block["type"] == "text")]
+        case "/v1/responses":
+            parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+            return ["".join(part.get("text", "") for part in parts)]
+        case "/api/chat":
+            return [answer["message"]["content"]]
+        case "/api/generate":
+            return [answer["response"]]
+    raise ConfigError(f"requests to {path} cannot be run again")
+
+
+def _tell(record: Json, found: Sequence[Difference | None]) -> int:
+    parted = [one for one in found if one is not None]
+    for one in parted:
+        print(one)
+    if not parted:
+        tokens = sum(len(answer["tokens"]) for answer in record["answers"])
+        print(f"the same: {len(record['answers'])} answers, {tokens} tokens")
+    return 1 if parted else 0

@@ -1,0 +1,150 @@
+"""Requests written down as they came and went, so that each can be run again: `--capture` and `ingot replay`.
+
+A file holds the body without what is secret in it, the seed that was drawn where it named none, the settings that
+answers depend on, a digest of the prompt's tokens, the answers' tokens and texts, and how long everything took. Headers
+are in none, and so no keys.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ingot.config import SETTINGS, Settings
+from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded, TextDelta
+from ingot.observe.notices import Notice
+from ingot.protocol.served import Served
+from ingot.version import __version__
+
+VERSION: Final = 1
+MOST: Final = 1000  # files; the oldest go first
+SECRETS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
+REMOVED: Final = "[removed]"
+OF_THE_ANSWER: Final = frozenset({"the model", "the engine"})
+"""Sections of the settings that what is answered may depend on."""
+
+log = logging.getLogger("ingot.http")
+
+
+class Captures:
+    """The folder. For the event loop; a thread of its own writes."""
+
+    def __init__(self, folder: Path, served: Served, settings: Settings) -> None:
+        self._folder, self._served = folder, served
+        self._settings = settings_of_answers(settings)
+        self._writer = ThreadPoolExecutor(1, "capture")
+        self._trouble = Notice(log)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def begin(self, body: bytes, request: Request) -> Capture:
+        card = self._served.card
+        return Capture(
+            self,
+            {
+                "version": VERSION,
+                "ingot": __version__,
+                "id": request.id,
+                "path": request.via,
+                "captured_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "model": {"name": card.name, "source": card.source, "device": card.device, "formats": card.formats},
+                "fingerprint": self._served.fingerprint,
+                "settings": self._settings,
+                "body": without_secrets(json.loads(body)),
+                "seed": request.sampling.seed,
+                "prompts": [{"tokens": len(prompt), "digest": digest_of(prompt)} for prompt in request.prompts],
+            },
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._writer.submit(self._write, record)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._writer.shutdown()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        try:
+            path = self._folder / f"{record['id']}.json"
+            path.touch(0o600)
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+            written = sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)
+            for old in written[:-MOST]:
+                old.unlink()
+        except OSError as error:
+            self._trouble.warn("a request was not captured in %s: %s", self._folder, error.strerror)
+
+
+class Capture:
+    """One request. Takes all its events; the last one writes it down."""
+
+    def __init__(self, captures: Captures, record: dict[str, Any]) -> None:
+        self._captures, self._record = captures, record
+        self._texts: dict[int, list[str]] = {}
+        self._ended: list[SequenceEnded] = []
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.setdefault(event.index, []).append(event.text)
+            elif isinstance(event, SequenceEnded):
+                self._ended.append(event)
+
+    def end(self, last: Ended | Failed) -> None:
+        told: dict[str, Any] = {"usage": asdict(last.usage)}
+        if isinstance(last, Failed):
+            told["error"] = {"code": last.error.code, "message": last.error.message}
+        else:
+            told["timing_s"] = asdict(last.timing)
+            told["cached_tokens"] = sum(report.matched for report in last.cache)
+        answers = [
+            {
+                "reason": ended.reason,
+                "tokens": list(ended.tokens),
+                "text": "".join(self._texts.get(ended.index, ())),
+            }
+            for ended in sorted(self._ended, key=lambda one: one.index)
+        ]
+        self._captures.write({**self._record, "answers": answers, **told})
+
+
+def seeded(request: Request) -> Request:
+    """The same request with a seed, so that it can be run again."""
+    if request.sampling.seed is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=random.getrandbits(53)))
+
+
+def digest_of(tokens: Iterable[int]) -> str:
+    return blake2b(" ".join(map(str, tokens)).encode(), digest_size=16).hexdigest()
+
+
+def without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: REMOVED if k.lower() in SECRETS else without_secrets(each) for k, each in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(each) for each in value]
+    return value
+
+
+def settings_of_answers(settings: Settings) -> dict[str, Any]:
+    """Those that are not the defaults, as JSON."""
+    given = {
+        known.name: getattr(settings, known.name)
+        for known in SETTINGS.values()
+        if known.section in OF_THE_ANSWER and not known.secret
+    }
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value != (default.expanduser() if isinstance(default := SETTINGS[name].default, Path) else default)
+    }

@@ -1,0 +1,157 @@
+"""Captured requests, of each protocol, run again: the same tokens, or where they part."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.cli import replay
+from ingot.cli.replay import body_of, differences, notes, read, texts_in, with_captured
+from ingot.config import load
+from ingot.engine.request import Request
+from ingot.errors import ConfigError
+from ingot.http.app import build_app
+from tests import scripted
+from tests.http.asgi import call
+from tests.http.running import running
+from tests.http.scripted import ScriptedEngine, hello, settings
+
+HI = [{"role": "user", "content": "hi"}]
+BODIES = {
+    "/v1/chat/completions": {"messages": HI, "stream": True},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 8},
+    "/v1/responses": {"input": "hi"},
+    "/api/chat": {"model": "default", "messages": HI},
+    "/api/generate": {"model": "default", "prompt": "hi", "options": {"temperature": 0.5}},
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def captured(folder: Path, path: str, body: Any, engine: Any = None) -> dict[str, Any]:
+    """What a server wrote of a request."""
+    app = build_app(engine or ScriptedEngine(), settings(capture=folder, max_sequences=4))
+    made = await call(app, path=path, body=body, headers={"authorization": "Bearer a-secret"})
+    await app.state.service.stop()
+    assert made.status == 200
+    [written] = folder.glob("*.json")
+    assert "a-secret" not in written.read_text()
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    found: dict[str, Any] = json.loads(written.read_text())
+    assert found["id"] == made.headers["x-request-id"]
+    return found
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_of_each_protocol_is_captured_and_comes_again_with_its_seed(path: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    record = await captured(tmp_path / "first", path, BODIES[path], engine)
+    assert record["body"] == BODIES[path] and record["path"] == path
+    assert record["answers"][0]["text"] == "Hello, world"
+    assert record["settings"] == {"max_sequences": 4}
+    again = await captured(tmp_path / "again", path, body_of(record), engine)
+    first, second = engine.requests
+    assert second.sampling == first.sampling and first.sampling.seed is not None
+    assert again["prompts"] == record["prompts"] and not notes(record, again)
+    assert differences(record, again) == [None]
+
+
+@pytest.mark.anyio
+async def test_what_is_secret_in_a_body_is_not_written(tmp_path: Path) -> None:
+    body = BODIES["/v1/chat/completions"] | {"metadata": {"Authorization": "Bearer hidden"}}
+    record = await captured(tmp_path, "/v1/chat/completions", body)
+    assert record["body"]["metadata"] == {"Authorization": "[removed]"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
+async def test_another_servers_answer_is_compared_by_its_text(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await captured(tmp_path, path, BODIES[path])
+    [file] = tmp_path.glob("*.json")
+    assert asked(file, hello) == 0
+    assert "the same: 1 answers" in capsys.readouterr().out
+    assert asked(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
+    told = capsys.readouterr().out
+    assert "answer 0 parts at character 7 of 12" in told and "captured: 'world'" in told and "now:      'moon'" in told
+
+
+@pytest.mark.anyio
+async def test_a_request_runs_again_here_token_for_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = scripted.start(lambda prompt: "Hello")
+    try:
+        first = await captured(tmp_path, "/v1/chat/completions", BODIES["/v1/chat/completions"], engine)
+    finally:
+        engine.close()
+    assert len(first["answers"][0]["tokens"]) == 6
+    [file] = tmp_path.glob("*.json")
+    for said, code, told in (("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")):
+        monkeypatch.setattr("ingot.cli.local_server.start_engine", lambda _, said=said: scripted.start(lambda _: said))
+        assert replay.run([str(file)]) == code
+        assert told in capsys.readouterr().out
+
+
+def asked(file: Path, script: Callable[[Request], Any]) -> int:
+    with running(ScriptedEngine(script), settings()) as url:
+        return replay.run([str(file), "--url", url])
+
+
+def record(*tokens: int, text: str = "") -> dict[str, Any]:
+    model = {"name": "toy"}
+    answers = [{"tokens": list(tokens), "text": text}]
+    return {"fingerprint": "f", "model": model, "prompts": [{"tokens": 1, "digest": "d"}], "answers": answers}
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    [found] = differences(record(1, 2, 3, text="abc"), record(1, 4, 3, text="axc"))
+    assert str(found) == "answer 0 parts at token 1 of 3:\n  captured: 'bc'\n  now:      'xc'"
+    [shorter] = differences(record(1, 2, text="ab"), record(1, text="a"))
+    assert shorter is not None and shorter.after == "(its end)"
+
+
+def test_another_model_and_another_prompt_are_told() -> None:
+    other = record(1) | {"fingerprint": "g", "prompts": []}
+    assert [note.split(":")[0] for note in notes(record(1), other)] == [
+        "the model is another",
+        "the prompt's tokens are others",
+    ]
+
+
+def test_captured_settings_hold_where_none_are_given(tmp_path: Path) -> None:
+    config = load({"max_sequences": 2}, {"XDG_CONFIG_HOME": str(tmp_path)})
+    told = {"settings": {"max_sequences": 4, "kv_codec": "affine8", "alias": ["a=default"], "gone": 1}}
+    made = with_captured(config, told)
+    assert (made.max_sequences, made.kv_codec, made.alias) == (2, "affine8", ("a=default",))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no request"),
+        ('{"version": 2, "body": {}}', "is no request"),
+        ('{"version": 1, "body": {}, "error": {"message": "too long"}}', "the request failed.*too long"),
+    ],
+)
+def test_what_cannot_be_run_again_is_refused_in_words(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        read(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read(tmp_path / "nowhere.json")
+    with pytest.raises(ConfigError, match="cannot be run again"):
+        texts_in("/v1/embeddings", {})
