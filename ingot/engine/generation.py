@@ -194,7 +194,7 @@ class Generation:
         if self._loaded.adapter.head is not None:
             self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
             proposers.append(self._runner.heads)
-        controller = Controller(fixed=self._loaded.guessed_tokens)
+        controller = Controller(fixed=loaded.guessed_tokens, widest=loaded.adapter.graph_tokens)
         coded = loaded.adapter.live is not None
 
         def end(sequence: Sequence) -> float:

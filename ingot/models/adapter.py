@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -110,6 +111,12 @@ class Adapter:
     def graphs(self) -> int:
         """Made so far: a step that has to make one takes longer than those like it that follow."""
         return sum(each.made for each in (stack_of(self.model), self.steps) if each is not None)
+
+    @property
+    def graph_tokens(self) -> float:
+        """How many a step may have that is one graph: one with more takes far longer. Infinite where none is."""
+        stack = stack_of(self.model)
+        return inf if stack is None or stack.refused is not None else stack.most
 
     @property
     def has_sinks(self) -> bool:

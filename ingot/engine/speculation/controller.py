@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ingot.engine.speculation.acceptance import Acceptance, Judged
 from ingot.engine.speculation.proposal import Offer
@@ -60,10 +61,11 @@ PLAIN = Chosen(None, 0)
 class Controller:
     """Only the engine thread calls it: `choose` before a round, `observe` after it, `forget` when a sequence ends."""
 
-    def __init__(self, most: int = 16, fixed: int | None = None) -> None:
-        """At most so many guesses a row; `fixed`: always so many, where they are offered."""
+    def __init__(self, most: int = 16, fixed: int | None = None, widest: float = inf) -> None:
+        """At most so many guesses a row; `fixed`: always so many, where they are offered. No guess makes a round wider
+        than `widest` tokens, which is then computed in another way, far slower."""
         self._most, self._fixed = most, fixed
-        self._costs, self._acceptance = RoundCosts(), Acceptance(most)
+        self._costs, self._acceptance = RoundCosts(widest), Acceptance(most)
         self._asked: dict[Hashable, Offer] = {}  # what was chosen for the round that runs
         self._guessing = self._pays = False
         self._purse = Purse()

@@ -8,10 +8,12 @@ not quite linear: what is left over is remembered for the sizes that were met.
 
 from __future__ import annotations
 
+from math import inf
 from operator import mul
 from statistics import median
 
 from ingot.engine.speculation.makings import Makings
+from ingot.engine.speculation.sizes import size_of
 
 FIRST = 7
 """Plain rounds whose median says what a round costs at all: the very first may be many times slower."""
@@ -44,7 +46,9 @@ Kind = tuple[bool, int]  # whether it waits, and the number of rows
 class RoundCosts:
     """Seconds. Nothing but `known` is to be asked for before that is true."""
 
-    def __init__(self) -> None:
+    def __init__(self, widest: float = inf) -> None:
+        """`widest`: tokens of a round, of which those with more are computed in another way, which is far slower."""
+        self.widest = widest
         self._first: list[float] = []
         self._line: _Line | None = None
         self._offsets = _Offsets()
@@ -202,8 +206,7 @@ class _Line:
 
 
 class _Offsets:
-    """Cost over what the line says, by kind of round and number of tokens: some are taken together, as devices' own
-    steps are as wide."""
+    """Cost over what the line says, by kind of round and size."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -212,7 +215,7 @@ class _Offsets:
 
     def observe(self, kind: Kind, guessed: int, factor: float, doubt: float) -> None:
         """`doubt`: it takes as many measurements to say as much as one on a quiet machine."""
-        size = _size(kind[1] + guessed)
+        size = size_of(kind[1] + guessed)
         # The one that was met last is the last.
         factors = self._factors[kind] = self._factors.pop(kind, [])
         weights = self._weights[kind] = self._weights.pop(kind, [])
@@ -232,14 +235,6 @@ class _Offsets:
             return [1.0] * len(guessed)
         known, rows = len(met), kind[1]
         while len(self._sizes) < rows + guessed.stop:
-            self._sizes.append(_size(len(self._sizes)))
+            self._sizes.append(size_of(len(self._sizes)))
         sizes = self._sizes[rows + guessed.start : rows + guessed.stop]
         return [met[size] if size < known else 1.0 for size in sizes]
-
-
-def _size(tokens: int) -> int:
-    """Numbers those that are taken together: 0, 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-24, 25-32, ..."""
-    if tokens <= 4:
-        return tokens
-    doublings = (tokens - 1).bit_length() - 1
-    return 2 * doublings + ((tokens - 1) >> (doublings - 1)) - 1

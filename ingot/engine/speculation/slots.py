@@ -88,6 +88,8 @@ class Choice:
 
     def _payable(self, guessed: int, seconds: float, tokens: float) -> bool:
         """Whether the purse can bear that all of it is wrong, but for half of what is expected of it."""
+        if self._rows <= self._costs.widest < self._rows + guessed:
+            return False
         longer, expected = (seconds - self._seconds) / self._plain - 1, tokens / self._rows - 1
         return 0 < self._purse >= longer - expected / 2 and longer <= LONGEST
 

@@ -141,6 +141,11 @@ class Stack:
         self.refused: str | None = None
         """Why no graphs are used."""
 
+    @property
+    def most(self) -> int:
+        """Tokens that a graph is made for."""
+        return self._most
+
     def __call__(self, x: mx.array, mask: Any, states: Sequence[Any]) -> mx.array:
         step = None if self.refused is not None else self._step(x, mask, states)
         if step is None:

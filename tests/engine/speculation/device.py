@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
 from ingot.engine.speculation.proposal import Offer
+from ingot.engine.speculation.sizes import size_of
 
 Rates = Callable[[int, int], float]
 """By row and position: how likely a guess is right that follows right ones."""
@@ -92,7 +93,7 @@ class Simulation:
         self.offers = [Asked(row, (Offer("some", 16, free=free),)) for row in range(rows)]
         self.given: list[tuple[float, float]] = []  # tokens and milliseconds of each round
         self.counts: list[list[int]] = []
-        self.sizes: set[tuple[int, int]] = set()  # that were met
+        self.sizes: set[int] = set()  # that were met
         self._guessed_before = False
 
     def run(self, rounds: int) -> None:
@@ -110,8 +111,9 @@ class Simulation:
         self._guessed_before = guesses
         self.given.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
-        novel = bool(self.device.making) and (len(counts), sum(counts)) not in self.sizes
-        self.sizes.add((len(counts), sum(counts)))
+        size = size_of(len(counts) + sum(counts))
+        novel = bool(self.device.making) and size not in self.sizes
+        self.sizes.add(size)
         made = self.device.making * novel
         seconds = (expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) + made) / 1000
         outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)

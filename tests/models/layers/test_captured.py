@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -161,6 +162,14 @@ def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeyp
     session.run([9, 8], [Part(tuple(session.rows), 1)])
     session.run([9, 8, 7], [Part((session.rows[1],), 3)])
     assert stack.made == made
+
+
+def test_it_is_known_how_many_tokens_a_graph_takes() -> None:
+    adapter = adapted("plain")
+    stack = stacked(adapter)
+    assert adapter.graph_tokens == stack.most
+    stack.refused = "it is not wanted"
+    assert adapter.graph_tokens == math.inf
 
 
 def test_prompts_are_run_by_the_layers_themselves() -> None:
