@@ -29,8 +29,8 @@ def test_a_tower_is_run_at_load_so_that_nothing_is_compiled_while_streams_run() 
 
 
 def test_a_slow_tower_is_tried_for_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tower = FakeTower(slice_s=2.0)
-    monkeypatch.setattr("ingot.models.vision.rehearsal.time.monotonic", lambda: tower.now)
+    tower = FakeTower(slice_s=6.0)
+    monkeypatch.setattr("ingot.models.vision.rehearsal.time.process_time", lambda: tower.now)
     Vision(Squares(), sees=True).eyes(tower, 1 << 20)  # type: ignore[arg-type]
     assert len(tower.sliced) == 2
 
