@@ -20,6 +20,7 @@ from tests import engines
 GREEDY = Sampling(temperature=0.0)
 KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 CODEC = PairCodec(CodecName.parse("k8v4"))
+METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
 PLACES = [(kind, device) for device in (None, engines.GPU) for kind in KINDS]
 STEP, TAIL = 128, 64
 """Short, so that short prompts are coded."""
@@ -77,6 +78,17 @@ def together(engine: Engine, requests: list[Request]) -> list[str]:
 def test_a_sequence_is_the_same_alone_and_among_others_though_its_pages_are_coded(engine: Engine) -> None:
     requests = asked(1, *LENGTHS)
     assert together(engine, requests) == alone(engine, requests)
+
+
+def test_where_slabs_are_inputs_of_kernels_pages_are_unpacked_instead() -> None:
+    engine = engines.start("kernel", device=METAL, live=CODEC, context=1024, cache_bytes=1 << 26)
+    try:
+        requests = asked(1, *LENGTHS[1:3], tokens=8, cache=True)
+        assert together(engine, requests) == alone(engine, requests)
+        group = engines.runner_of(engine).rows.groups[0]
+        assert group.coded is not None and group.coded.slots.used > 0
+    finally:
+        engine.close()
 
 
 def test_pages_really_are_coded_and_raw_ones_given_back(place: tuple[str, Device | None]) -> None:
