@@ -23,6 +23,7 @@ from bench.random_models import SHAPES, build, write_tokenizer
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import Ended, Failed, ModelCard, Request, Sampling, Stop
+from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.stream import BlockingStream
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -88,9 +89,10 @@ def started(
     proposers: Sequence[Proposer] = (),
     guessed_tokens: int | None = None,
     look: Callable[[Any], None] = lambda adapter: None,
+    sparse: Callable[[], SparseOffer] | None = None,
 ) -> Engine:
-    """An engine over the model that `make` gives. Both that and `look`, which is shown the adapter, are called in the
-    engine's thread."""
+    """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `sparse`, which makes
+    who scores long prompts, are called in the engine's thread."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), config["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
@@ -101,6 +103,7 @@ def started(
 
         adapter = adapt(make(), config, current())
         look(adapter)
+        offer = None if sparse is None else sparse()
         total = adapter.weight_bytes + int(memory_gb * 1e9)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
         card = ModelCard(
@@ -116,9 +119,15 @@ def started(
             64,
             0,
             adapter.notes,
+            scorer="" if offer is None else offer.scorer.name,
         )
         cache_bytes = int(cache_gb * 1e9)
-        return Loaded(adapter, tokenizer, card, budget, cache_bytes, proposers=proposers, guessed_tokens=guessed_tokens)
+        return Loaded(
+            *(adapter, tokenizer, card, budget, cache_bytes),
+            proposers=proposers,
+            guessed_tokens=guessed_tokens,
+            sparse=offer,
+        )
 
     return Engine(load, Limits(max_sequences=64))
 

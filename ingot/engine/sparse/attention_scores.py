@@ -42,16 +42,16 @@ class Onlookers:
 
     def scored(self, row: Row, tokens: int) -> Scores:
         """The scores of the row's first tokens: smoothed shares of attention, of whichever head and layer has most of
-        it there, and on average over the tokens that asked. Layer by layer, so that little of it exists at once."""
+        it there, for whichever of the tokens that asked. Layer by layer, so that little of it exists at once."""
         best: mx.array | None = None
         for state, passes in self._asked.items():
             if passes:
                 shares = smoothed(attended(joined(passes), state, row, tokens))
-                seen = shares.max(axis=0)
+                seen = shares.max(axis=(0, 1))
                 best = seen if best is None else mx.maximum(best, seen)
                 mx.eval(best)
         assert best is not None, "nothing was asked of any layer"
-        return np.array(best.mean(axis=0), dtype=np.float32)
+        return np.array(best, dtype=np.float32)
 
     @property
     def answered(self) -> int:

@@ -3,7 +3,7 @@ what matters. What it read is kept, so that the next turn of a conversation is r
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import mlx.core as mx
 
@@ -15,8 +15,8 @@ from ingot.engine.sparse.attention_scores import Onlookers
 from ingot.engine.sparse.scorer import Scoring
 from ingot.errors import ModelError, Overloaded
 
-AHEAD = 8
-"""Tokens that it writes."""
+AHEAD = 24
+"""Tokens that it writes, unless its answer ends before: what matters may be looked up only once an answer has begun."""
 
 
 class DraftScorer:
@@ -26,6 +26,7 @@ class DraftScorer:
         """Raises ModelError where what the model attends to cannot be seen."""
         self._model, self._adapter, self._rows = model, model.adapter, model.rows
         self._own: Sequence | None = None  # what is being read, as the draft has it
+        self._rewinds = "recurrent" not in self._rows.kinds
         model.add_holder(self._reserved, lambda: None)
         self._try()
 
@@ -43,7 +44,7 @@ class DraftScorer:
         self._seat(own)
         try:
             yield from self._read(own)
-            asked = self._write(own)
+            asked = self._write(own, sequence.stop_tokens)
             yield
             return asked.scored(_row(own), len(own.prompt))
         finally:
@@ -84,24 +85,39 @@ class DraftScorer:
             reuse.keep(own)
             yield
 
-    def _write(self, own: Sequence) -> Onlookers:
-        """What its last token asks, and the likeliest ones behind it."""
+    def _write(self, own: Sequence, ends: frozenset[int]) -> Onlookers:
+        """What its last token asks, and the likeliest ones behind it, up to one that ends an answer."""
         asked, row = Onlookers(self._rows), _row(own)
-        token = mx.array(own.tokens[-1:], dtype=mx.uint32)
+        if not self._rewinds:
+            with asked:
+                self._chain(own, ends, lambda token, _: self._asking(row, token))
+            return asked
+        # Quickly first, by whatever runs a step at once; then all of them once more, to hear what they ask.
+        written = self._chain(
+            own, ends, lambda token, count: self._adapter.run(self._rows, token, [Part((row,), 1, tentative=count)])
+        )
+        self._rows.rewind(row, len(own.prompt) - 1)
         with asked:
-            for number in range(1 + AHEAD):
-                logits = self._step(row, token)
-                mx.eval(logits, self._rows.pending(), asked.pending())
-                if not number:
-                    own.computed += 1
-                    self._model.reuse.keep(own, last=True)
-                token = mx.argmax(logits, axis=-1).astype(mx.uint32)
+            mx.eval(self._asking(row, mx.array(written, dtype=mx.uint32)), self._rows.pending(), asked.pending())
         return asked
 
-    def _step(self, row: Row, token: mx.array) -> mx.array:
-        """One more token, by the layers' own modules, who tell what it asks: stated positions are in no graph."""
-        position = mx.array([row.position], dtype=mx.int32)
-        return self._adapter.run(self._rows, token, [Part((row,), 1, position, row.position + 1)])
+    def _chain(self, own: Sequence, ends: frozenset[int], step: Callable[[mx.array, int], mx.array]) -> list[int]:
+        """The prompt's last token and those that follow, each computed by `step`, which is told how many these are."""
+        written = own.tokens[-1:]
+        while len(written) <= AHEAD and (len(written) == 1 or written[-1] not in ends):
+            logits = step(mx.array(written[-1:], dtype=mx.uint32), len(written))
+            mx.eval(logits, self._rows.pending())
+            if len(written) == 1:
+                own.computed += 1
+                self._model.reuse.keep(own, last=True)
+            written.append(int(mx.argmax(logits[0])))
+        return written
+
+    def _asking(self, row: Row, tokens: mx.array) -> mx.array:
+        """Some tokens, by the layers' own modules, who tell what they ask: stated positions are in no graph."""
+        begin, end = row.position, row.position + tokens.size
+        stated = mx.arange(begin, end, dtype=mx.int32)
+        return self._adapter.run(self._rows, tokens, [Part((row,), tokens.size, stated, end)], [tokens.size - 1])
 
     def _try(self) -> None:
         """See that layers tell what is asked of them."""
@@ -109,7 +125,7 @@ class DraftScorer:
         try:
             with asked:
                 if self._adapter.mixed:
-                    mx.eval(self._step(row, mx.array([0], dtype=mx.uint32)), self._rows.pending())
+                    mx.eval(self._asking(row, mx.array([0], dtype=mx.uint32)), self._rows.pending())
         finally:
             self._rows.leave(row)
         if not asked.answered:

@@ -73,7 +73,7 @@ def by_stock_layers(kind: str, prompt: tuple[int, ...]) -> np.ndarray:
         seen = mean_of_neighbours(np.array(shares)).max(0)
         best = np.maximum(best, seen) if best.size else seen
         x = layer(x, "causal", None)
-    return best.mean(0)
+    return best.max(0)
 
 
 def test_scores_are_what_the_newest_tokens_attend_to_most_in_any_layer_and_head() -> None:
@@ -101,12 +101,12 @@ def test_a_next_turn_is_read_from_where_the_last_one_ended(monkeypatch: pytest.M
 
     monkeypatch.setattr(Adapter, "run", counting)
     scored(scorer, sequence(prompt[:800]))
-    assert sum(seen) == 800 + AHEAD
+    assert sum(seen) == 800 + 2 * AHEAD
     seen.clear()
     again = sequence(prompt)
     assert scorer.unread(again) == 100
     told, _ = scored(scorer, again)
-    assert sum(seen) == 100 + AHEAD
+    assert sum(seen) == 100 + 2 * AHEAD
     anew, _ = scored(DraftScorer(draft_model()), sequence(prompt))
     np.testing.assert_allclose(told, anew, rtol=0.02, atol=1e-5)
 

@@ -1,0 +1,167 @@
+"""Long prompts of which only what matters is computed: time to the first token, scoring included, against what it
+could be at best, and tokens a second behind it, on random models.
+
+python -m bench.sparse --target llama-150m --draft llama-15m --lengths 2048,8192
+python -m bench.sparse --target llama-8b --draft llama-600m --dtype bfloat16 --lengths 8192,32768,65536
+
+The best gain is 1 / (kept share + time of the draft / time of the target), both for the whole prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from bench.engine import started
+from bench.random_models import SHAPES, build
+from ingot.engine.budget import Budget
+from ingot.engine.draft_model import CATCH_UP, DraftModel
+from ingot.engine.engine import Engine
+from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
+from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.sparse.draft_scorer import DraftScorer
+from ingot.engine.sparse.prefill import SparseOffer
+
+AHEAD = 64
+"""Tokens that are written behind each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    tokens: int
+    dense_s: float
+    sparse_s: float
+    draft_s: float
+    scoring_s: float
+    kept: int
+    dense_speed: float  # tokens a second behind the prompt
+    sparse_speed: float
+
+    @property
+    def gain(self) -> float:
+        return self.dense_s / self.sparse_s
+
+    @property
+    def best(self) -> float:
+        return 1 / (self.kept / self.tokens + self.draft_s / self.dense_s)
+
+
+def shape(name: str, context: int) -> dict[str, Any]:
+    return SHAPES[name] | {"max_position_embeddings": context}
+
+
+def make(name: str, dtype: str, context: int) -> Any:
+    from ingot.models.precision import DTYPES
+
+    return build(shape(name, context), dtype=DTYPES[dtype])
+
+
+def scorer(name: str, dtype: str, context: int, memory_gb: float) -> DraftScorer:
+    from ingot.kernels.device import current
+    from ingot.models.adapter import adapt
+
+    here = current()
+    adapter = adapt(make(name, dtype, context), shape(name, context), here, apart=here.kind == "cpu")
+    total = adapter.weight_bytes + int(memory_gb * 1e9)
+    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=CATCH_UP, rows=4)
+    return DraftScorer(DraftModel(adapter, budget))
+
+
+@contextmanager
+def engine_of(name: str, asked: argparse.Namespace, *, draft: str | None = None) -> Iterator[Engine]:
+    context = max(asked.lengths) + 1024
+    offer = None
+    if draft is not None:
+        offer = lambda: SparseOffer(scorer(draft, asked.dtype, context, asked.memory_gb), 1, asked.keep)  # noqa: E731
+    engine = started(
+        name,
+        shape(name, context),
+        lambda: make(name, asked.dtype, context),
+        memory_gb=asked.memory_gb,
+        context=context,
+        sparse=offer,
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def measure(engine: Engine, tokens: int, seed: int, *, sparse: bool = False) -> Ended:
+    dice = random.Random(f"{tokens} {seed}")
+    request = Request(
+        f"{tokens}-{seed}-{sparse}",
+        (tuple(dice.randrange(30_000) for _ in range(tokens)),),
+        max_tokens=AHEAD,
+        sampling=Sampling(temperature=0.0),
+        stop=Stop(ignore_eos=True),
+        sparse=SparseAsk() if sparse else None,
+    )
+    *_, batch = engine.generate(request)
+    if isinstance(failed := batch[-1], Failed):
+        raise failed.error
+    assert isinstance(batch[-1], Ended)
+    return batch[-1]
+
+
+def best_of(engine: Engine, tokens: int, rounds: int, *, sparse: bool = False) -> Ended:
+    """The quickest of some, behind one that warms up."""
+    ends = [measure(engine, tokens, seed, sparse=sparse) for seed in range(rounds + 1)][1:]
+    return min(ends, key=first_token_s)
+
+
+def first_token_s(end: Ended) -> float:
+    return end.timing.queue + end.timing.prefill
+
+
+def figures(asked: argparse.Namespace) -> list[Figures]:
+    with engine_of(asked.draft, asked) as engine:
+        alone = [first_token_s(best_of(engine, tokens, asked.rounds)) for tokens in asked.lengths]
+    made: list[Figures] = []
+    with engine_of(asked.target, asked, draft=asked.draft) as engine:
+        for tokens, draft_s in zip(asked.lengths, alone, strict=True):
+            dense, thin = best_of(engine, tokens, asked.rounds), best_of(engine, tokens, asked.rounds, sparse=True)
+            [told] = thin.sparse
+            if told.unused is not None:
+                print(f"{tokens}: {told.unused}")
+                continue
+            speeds = [(AHEAD - 1) / end.timing.decode for end in (dense, thin)]
+            seconds = (first_token_s(dense), first_token_s(thin), draft_s, told.scoring_s)
+            made.append(Figures(tokens, *seconds, told.kept, *speeds))
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=SHAPES, default="llama-150m")
+    parser.add_argument("--draft", choices=SHAPES, default="llama-15m")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
+    parser.add_argument("--keep", type=float, default=0.3)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--memory-gb", type=float, default=2.0)
+    asked = parser.parse_args()
+    print("| tokens | dense | sparse | scoring | draft alone | kept | gain | at best | share | decode |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    found = figures(asked)
+    for each in found:
+        print(
+            f"| {each.tokens} | {each.dense_s:.3f} s | {each.sparse_s:.3f} s | {each.scoring_s:.3f} s "
+            f"| {each.draft_s:.3f} s | {each.kept / each.tokens:.2f} | {each.gain:.2f} | {each.best:.2f} "
+            f"| {each.gain / each.best:.2f} | {each.sparse_speed / each.dense_speed:.2f} |"
+        )
+    if len(found) > 1:
+        first, last = found[0], found[-1]
+        exponent = log(last.scoring_s / first.scoring_s) / log(last.tokens / first.tokens)
+        print(f"scoring grows with the length to the power of {exponent:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

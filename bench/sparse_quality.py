@@ -1,0 +1,188 @@
+"""What answers lose where only a part of their prompts is computed, on the foundry's models: by a draft's scores, by
+statistics of tokens, and by chance.
+
+python -m bench.sparse_quality --model dense --samples 16
+
+`recall` is the share of questions about pairs in a text of so many tokens whose answer is right to the last token,
+`tools` the same of tool calls behind a long conversation; `perplexity` is that of the right answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from foundry import corpus
+from foundry.lesson import Lesson, assistant, seeded, user
+from foundry.package import MODELS
+from foundry.recall import recall_lesson
+from foundry.rows import written
+from foundry.shapes import SHAPES
+from foundry.tool_lessons import tool_lesson
+from ingot.engine.request import Request
+from ingot.engine.sequence import Sequence as Reading
+from ingot.engine.sparse.ask import Span
+from ingot.engine.sparse.selection import CHUNK, Scores, always, select
+
+KEEPS = (0.5, 0.3, 0.2, 0.1)
+LENGTHS = (1024, 2048, 3800)
+TAIL = 64
+"""Tokens at the end of a prompt that statistics look for in the rest."""
+Judge = Callable[[tuple[int, ...]], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    task: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    whole: tuple[Span, ...] = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    right: int = 0
+    count: int = 0
+    nats: float = 0.0
+    tokens: int = 0
+    kept: float = 0.0
+
+    def __str__(self) -> str:
+        shares = f"{self.right / self.count:.2f} ({np.exp(self.nats / self.tokens):.2f})"
+        return f"{shares} of {self.kept / self.count:.2f}"
+
+
+def recalls(style: str, length: int, count: int) -> Iterator[Sample]:
+    for seed in range(count):
+        taught = recall_lesson(seeded(seed, held_out=True), length)
+        asked, answer = written(taught, style)
+        yield Sample(f"recall {length}", tuple(asked), tuple(answer))
+
+
+def calls(style: str, length: int, count: int) -> Iterator[Sample]:
+    """Tool calls behind a long text that somebody has talked about before."""
+    prose = corpus.documents(held_out=True)
+    for seed in range(count):
+        chance = seeded(seed, held_out=True)
+        taught = tool_lesson(chance)
+        while taught.kind != "tool":
+            taught = tool_lesson(chance)
+        told = chance.choice(prose)[: 3 * length]
+        asked, answer = written(_behind(taught, told), style)
+        plain, _ = written(taught, style)
+        yield Sample("tools", tuple(asked), tuple(answer), _ends_in_common(asked, plain))
+
+
+def _behind(taught: Lesson, text: str) -> Lesson:
+    """The same lesson, once a text was talked about."""
+    rules = [message for message in taught.messages if message["role"] == "system"]
+    rest = [message for message in taught.messages if message["role"] != "system"]
+    return replace(taught, messages=[*rules, user(f"Text: {text}"), assistant("I have read it."), *rest])
+
+
+def _ends_in_common(long: Sequence[int], short: Sequence[int]) -> tuple[Span, ...]:
+    begin = next((at for at, (one, other) in enumerate(zip(long, short, strict=False)) if one != other), len(short))
+    pairs = zip(reversed(long), reversed(short), strict=False)
+    end = next((at for at, (one, other) in enumerate(pairs) if one != other), len(short))
+    return (0, begin), (len(long) - end, len(long))
+
+
+def by_chance(prompt: tuple[int, ...]) -> Scores:
+    dice = np.random.default_rng(len(prompt))
+    return np.repeat(dice.random(-(-len(prompt) // CHUNK), dtype=np.float32), CHUNK)[: len(prompt)]
+
+
+def by_statistics(prompt: tuple[int, ...]) -> Scores:
+    """How much rarer a token is that also stands at the end."""
+    often, tail = Counter(prompt), set(prompt[-TAIL:])
+    return np.array([1 / often[token] if token in tail else 0.0 for token in prompt], np.float32)
+
+
+class ByDraft:
+    def __init__(self, adapter: Any) -> None:
+        from ingot.engine.budget import Budget
+        from ingot.engine.draft_model import CATCH_UP, DraftModel
+        from ingot.engine.sparse.draft_scorer import DraftScorer
+
+        total = adapter.weight_bytes + (1 << 28)
+        budget = Budget(
+            total, adapter.weight_bytes, adapter.footprint, context=adapter.context, widest=CATCH_UP, rows=1
+        )
+        self._scorer = DraftScorer(DraftModel(adapter, budget))
+
+    def __call__(self, prompt: tuple[int, ...]) -> Scores:
+        scoring = self._scorer.score(Reading(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
+        while True:
+            try:
+                next(scoring)
+            except StopIteration as done:
+                scores: Scores = done.value
+                return scores
+
+
+def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, float]:
+    """Whether a greedy answer to what is kept is the right one, and how many nats the right one takes."""
+    import mlx.core as mx
+
+    from ingot.cache.launch import Part
+
+    rows = adapter.new_rows()
+    row, behind = rows.new(), sample.answer[:-1]
+    tokens = [*(sample.prompt[place] for place in kept.tolist()), *behind]
+    positions = mx.array([*kept.tolist(), *range(len(sample.prompt), len(sample.prompt) + len(behind))], dtype=mx.int32)
+    part = Part((row,), len(tokens), positions, len(sample.prompt) + len(behind))
+    at = range(len(kept) - 1, len(tokens))
+    logits = adapter.run(rows, mx.array(tokens, dtype=mx.uint32), [part], at).astype(mx.float32)
+    wanted = mx.array(sample.answer)
+    likely = mx.take_along_axis(logits - mx.logsumexp(logits, axis=-1, keepdims=True), wanted[:, None], axis=-1)
+    right = bool(mx.all(mx.argmax(logits, axis=-1) == wanted).item())
+    return right, -float(likely.sum().item())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=[name for name in SHAPES if name != "draft"], default="dense")
+    parser.add_argument("--samples", type=int, default=16)
+    asked = parser.parse_args()
+    from ingot.kernels.device import current
+    from ingot.models import adapter as adapters
+
+    here, style = current(), SHAPES[asked.model].style
+    target = adapters.load(MODELS / asked.model, here)
+    draft = adapters.load(MODELS / "draft", here, apart=here.kind == "cpu")
+    judges: dict[str, Judge] = {"draft": ByDraft(draft), "statistics": by_statistics, "chance": by_chance}
+    window = max((group.window or 0 for group in target.new_rows().groups), default=0)
+    samples = [each for length in LENGTHS for each in recalls(style, length, asked.samples)]
+    samples += calls(style, 2000, asked.samples)
+    random.Random(0).shuffle(samples)
+    found: dict[tuple[str, str, float], Tally] = {}
+    for sample in samples:
+        flags = always(len(sample.prompt), sample.whole, window=window)
+        chosen = {("all", 1.0): np.arange(len(sample.prompt))}
+        for name, judge in judges.items():
+            scores = judge(sample.prompt)
+            chosen |= {(name, keep): select(scores, flags, keep) for keep in KEEPS}
+        for (name, keep), kept in chosen.items():
+            right, nats = answered(target, sample, kept)
+            tally = found.setdefault((sample.task, name, keep), Tally())
+            tally.right, tally.count = tally.right + right, tally.count + 1
+            tally.nats, tally.tokens = tally.nats + nats, tally.tokens + len(sample.answer)
+            tally.kept += len(kept) / len(sample.prompt)
+    tasks = [*(f"recall {length}" for length in LENGTHS), "tools"]
+    print(f"{asked.model}: right answers (perplexity of them) of the share that was computed")
+    print(f"| chosen by | share | {' | '.join(tasks)} |")
+    print("|---" * (2 + len(tasks)) + "|")
+    for name, keep in dict.fromkeys((name, keep) for _, name, keep in found):
+        print(f"| {name} | {keep} | {' | '.join(str(found[task, name, keep]) for task in tasks)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
