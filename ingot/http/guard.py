@@ -17,6 +17,7 @@ from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, IngotError, TooLarge, Unauthorized, Unavailable
 from ingot.http.audit import refused
 from ingot.http.edge import Reply, answer_of
+from ingot.http.rates import HEADERS as RATE_HEADERS
 from ingot.http.service import Service
 from ingot.http.tenants import Tenants, tenant_name
 from ingot.protocol.chat.receipts import RECEIPT_HEADERS
@@ -30,6 +31,7 @@ HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?"
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+EXPOSED: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
 PREFLIGHT_AGE_S: Final = 600
 RESTART_S: Final = 5.0  # what clients are told to wait for when the server stops
 
@@ -79,7 +81,7 @@ class Guard:
         if self._check_origin(headers):
             answer.headers += [
                 ("access-control-allow-origin", headers["origin"]),
-                ("access-control-expose-headers", ", ".join(("x-request-id", "retry-after", *RECEIPT_HEADERS))),
+                ("access-control-expose-headers", ", ".join(EXPOSED)),
                 ("vary", "origin"),
             ]
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:

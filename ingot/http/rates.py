@@ -16,6 +16,9 @@ from ingot.errors import RateLimited
 
 MINUTE_S: Final = 60.0
 What = Literal["requests", "tokens"]
+HEADERS: Final = tuple(
+    f"x-ratelimit-{name}-{what}" for what in ("requests", "tokens") for name in ("limit", "remaining")
+)
 
 
 @dataclass(slots=True)
