@@ -15,7 +15,7 @@ from ingot.engine.speculation.proposal import Proposer
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import Adapter
 from ingot.models.heads.eagle import load_eagle
-from ingot.models.heads.finding import find_head
+from ingot.models.heads.finding import find_head, refuse_unknown_head
 from ingot.models.heads.loading import load_head, with_head
 from ingot.models.heads.probe import check_head
 
@@ -65,6 +65,7 @@ def _headed(choice: Choice, folder: Path, adapter: Adapter, dtype: str | None) -
     try:
         source = find_head(folder, adapter.config)
         if source is None:
+            refuse_unknown_head(folder, adapter.config)
             return adapter, ()
         head = load_head(source, adapter, dtype=dtype)
         check_head(head, adapter)

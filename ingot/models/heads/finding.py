@@ -28,6 +28,8 @@ AROUND = ("", "model.", "language_model.", "language_model.model.", "model.langu
 INDEX = "model.safetensors.index.json"
 """What says which file of a checkpoint holds a tensor."""
 _CONVOLUTION = "conv1d.weight"
+_OF_A_HEAD = re.compile(r"(?:^|\.)mtp[._]|\.(?:eh_proj|enorm|hnorm)\.")
+"""Names that only heads have, whatever their family calls the rest."""
 _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, AROUND))})layers\.(\d{{1,6}})\..*")
 
 
@@ -60,6 +62,14 @@ def find_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | None:
         return None
     beside = (head_in(folder / place, config) for place in SIDE_PLACES if (folder / place).exists())
     return next((found for found in beside if found is not None), None) or _among_own(folder, config, wiring)
+
+
+def refuse_unknown_head(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError where the checkpoint of a family whose heads are not known holds what must be one."""
+    family = str(config.get("model_type"))
+    name = next(filter(_OF_A_HEAD.search, Checkpoint(folder).files), None) if head_of(family) is None else None
+    if name is not None:
+        raise ModelError(f"{folder.name} holds a head ({name}), but those of {family} are not known here")
 
 
 def _among_own(folder: Path, config: Mapping[str, Any], wiring: HeadWiring) -> HeadSource | None:

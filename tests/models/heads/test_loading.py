@@ -15,7 +15,7 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, load
-from ingot.models.heads.finding import find_head
+from ingot.models.heads.finding import find_head, refuse_unknown_head
 from ingot.models.heads.head import Head
 from ingot.models.heads.loading import head_rows, load_head
 from ingot.models.probe import apart
@@ -325,3 +325,17 @@ def test_a_file_of_another_kind_beside_a_model_is_no_head(qwen: Made, tmp_path: 
     write(tmp_path, qwen.config, files={"model.safetensors": {**qwen.base, **named(qwen)}})
     (tmp_path / "mtp").write_text("not a folder, nor tensors")
     check(qwen, *loaded(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["longcat_flash", "exaone_moe", "mimo_v2_flash"])
+@pytest.mark.parametrize("name", ["model.mtp.layers.0.eh_proj.weight", "mtp.fc.weight", "model.layers.9.enorm.weight"])
+def test_a_head_of_a_family_whose_heads_are_not_known_is_refused_by_name(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    tensors, config = {"model.norm.weight": mx.ones(4)}, {"model_type": family}
+    write(tmp_path / "without", config, files={"model.safetensors": tensors})
+    refuse_unknown_head(tmp_path / "without", config)
+    write(tmp_path / "with", config, files={"model.safetensors": {**tensors, name: mx.ones(4)}})
+    assert find_head(tmp_path / "with", config) is None
+    with pytest.raises(ModelError, match=rf"with holds a head \({name}\), but those of {family} are not known"):
+        refuse_unknown_head(tmp_path / "with", config)
