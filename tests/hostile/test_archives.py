@@ -13,7 +13,6 @@ import pytest
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveError, write
 from ingot.engine.engine import Engine
 from ingot.errors import Cancelled
-from ingot.http import server
 from tests.engine.test_prefix_files import SECRET, ask, prompts, start
 from tests.http.running import connect, running
 from tests.http.scripted import ScriptedEngine, settings
@@ -151,11 +150,10 @@ def test_an_import_ends_with_its_client(tmp_path: Path) -> None:
         assert endless.stopped.wait(20)
 
 
-def test_an_import_ends_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DRAIN_S", 0.1)
+def test_an_import_ends_with_the_server(tmp_path: Path) -> None:
     engine, endless = ScriptedEngine(), Endless()
     engine.kept = endless  # type: ignore[assignment]
-    with running(engine, settings(archive_key_file=tmp_path / "archive.key")) as url:
+    with running(engine, settings(archive_key_file=tmp_path / "archive.key", drain_s=0.1)) as url:
         connection = connect(url)
         connection.sendall(import_request())
         assert endless.begun.wait(20)
