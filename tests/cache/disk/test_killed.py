@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ def killed(processes: Sequence[subprocess.Popen[str]], after_s: float, folder: P
     """Meanwhile the cap is looked at again and again."""
     until = time.monotonic() + after_s
     while time.monotonic() < until:
-        assert measured(folder) <= CAP
+        assert measured(processes, folder) <= CAP
         time.sleep(0.002)
     for process in processes:
         process.kill()
@@ -42,12 +43,16 @@ def killed(processes: Sequence[subprocess.Popen[str]], after_s: float, folder: P
         assert "WRONG" not in told
 
 
-def measured(folder: Path) -> int:
-    """Files vanish while one looks."""
+def measured(processes: Sequence[subprocess.Popen[str]], folder: Path) -> int:
+    """At an instant, while they stand still: else a file may be counted that made room for the next."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
     try:
         return bytes_in(folder)
-    except FileNotFoundError:
-        return 0
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
 
 
 def check(folder: Path) -> int:
