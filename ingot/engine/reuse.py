@@ -111,7 +111,10 @@ class Reuse:
         """Let an admitted sequence start behind what is known of it."""
         first = sequence.preemptions == 0
         if first:
-            sequence.report = self.explain(sequence.request, sequence.keys, "ram")
+            told = self.explain(sequence.request, sequence.keys, "ram")
+            # In tokens of the prompt as it was sent, also where not all of them are stored.
+            whole, known = len(sequence.whole_prompt), sequence.position(told.known) if sequence.thinned else told.known
+            sequence.report = replace(told, prompt_tokens=whole + sequence.produced, known=known)
         if not self._uses(sequence.request):
             return
         owner = self.owner(sequence.request)

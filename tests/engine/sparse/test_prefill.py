@@ -199,6 +199,13 @@ def test_a_preempted_sequence_goes_on_with_what_was_kept(starting: Starting) -> 
     assert texts == wanted and seen
 
 
+def test_a_cache_report_counts_in_tokens_of_what_was_sent(starting: Starting) -> None:
+    engine, prompt = starting(), some(700)
+    answer(engine, ask(prompt))
+    [told] = ended(answer(engine, ask(prompt))).cache
+    assert (told.prompt_tokens, told.known) == (700, 700) and told.matched == len(kept_of(prompt)) - 1
+
+
 def test_guesses_behind_a_thinned_prompt_change_nothing(starting: Starting) -> None:
     prompt = some(60) * 8
     plain = answer(starting(), ask(prompt, max_tokens=40))
