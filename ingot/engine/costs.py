@@ -8,15 +8,23 @@ LARGEST_EFFICIENT = 128
 """No fixed cost makes chunks of more tokens than this necessary."""
 MEMORY = 0.95
 """How much of what was known is kept at each new measurement."""
+FAR_BELOW = 1 / 3
+"""A measurement that is less than this part of what was expected shows that something else was in those before, such as
+kernels that were compiled when they were first met: they are forgotten."""
 
 
 class CostLine:
     """cost = fixed + slope * size, fitted to recent measurements."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, size: float, cost: float) -> None:
+        if self.known and cost < FAR_BELOW * self.cost(size):
+            self._forget()
         self._n = self._n * MEMORY + 1
         self._x = self._x * MEMORY + size
         self._y = self._y * MEMORY + cost

@@ -41,6 +41,23 @@ def test_what_is_measured_later_weighs_more() -> None:
     assert line.cost(10) == pytest.approx(30, rel=0.05)
 
 
+def test_what_was_paid_once_when_work_was_first_met_is_forgotten_when_it_is_seen_to_be_cheaper() -> None:
+    line = CostLine()
+    line.observe(64, 2400)  # something was compiled
+    line.observe(26, 10)
+    assert line.size_for(1000) == pytest.approx(2600)
+    line.observe(2048, 80)
+    assert line.size_for(1000) > 10_000
+
+
+def test_what_takes_long_once_is_not_all_that_is_known() -> None:
+    line = CostLine()
+    for _ in range(20):
+        line.observe(100, 50)
+    line.observe(100, 2000)
+    assert line.cost(100) < 250
+
+
 def test_without_measurements_the_default_is_used() -> None:
     costs = StepCosts()
     assert costs.tokens_within(100, 0, default=64) == 64
