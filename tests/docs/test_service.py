@@ -1,10 +1,9 @@
-"""Whether the definitions in docs/service.md are sound, and give `ingot serve` flags and settings that it has."""
+"""Whether the definitions in docs/service.md and deploy/ are sound, and give `ingot serve` flags and settings that it has."""
 
 from __future__ import annotations
 
 import configparser
 import json
-import plistlib
 import re
 import shlex
 from pathlib import Path
@@ -41,14 +40,7 @@ def test_the_systemd_unit_starts_the_server() -> None:
     assert unit["Service"]["Environment"] == f"HOME=/var/lib/{folder}"
 
 
-def test_the_launch_agent_starts_the_server() -> None:
-    (text,) = fences(PAGE, "xml")
-    agent = plistlib.loads(text.encode())
-    check(agent["ProgramArguments"])
-    assert agent["Label"] == "ingot"
-
-
 def test_the_container_starts_the_server() -> None:
-    (text,) = fences(PAGE, "dockerfile")
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     check(json.loads(entry))
