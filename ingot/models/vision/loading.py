@@ -65,6 +65,7 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
         part = _module(_part(model, name))
         if part is not _part(model, name):
             own = {f"layers.{path}": weight for path, weight in own.items()}
+        own = _wrapped(part, own)
         _quantize(part, own, config)
         part.load_weights(list(own.items()), strict=True)
         part.eval()
@@ -73,6 +74,14 @@ def _with_weights(folder: Path, config: dict[str, Any], family: TowerFamily) -> 
             raise ModelError(f"{folder.name} holds no {name} of its vision tower. Serve it with --text-only.")
         model[name] = weights[name]
     return model
+
+
+def _wrapped(part: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Weights by the names that they have in `part`: some writers leave out that of its only module."""
+    inside = [*part.children()]
+    if len(inside) != 1 or any(path.startswith(f"{inside[0]}.") for path in weights):
+        return weights
+    return {f"{inside[0]}.{path}": weight for path, weight in weights.items()}
 
 
 def _part(model: Any, name: str) -> Any:

@@ -1,0 +1,62 @@
+"""Gemma 3 with pictures, whose tokens see each other, against transformers on a folder that it saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.cache.launch import Part
+from ingot.kernels.device import Device, current
+from ingot.media.families.registry import processor_in
+from ingot.models.adapter import load
+from tests.models.vision.looking import prompt_with
+from tests.models.vision.test_families import close, unpatched, visual
+from tests.models.vision.tiny_families import CONFIGS, FILES
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.oracle
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    torch.manual_seed(3)
+    stated = CONFIGS["gemma3"]
+    vision = {**stated["vision_config"], "vision_use_head": False}  # as published ones have it
+    config = Gemma3Config(**{**stated, "vision_config": vision, "initializer_range": 0.1})
+    model = Gemma3ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():  # many begin as nothing
+        torch.nn.init.normal_(parameter, std=0.2)
+    folder = tmp_path_factory.mktemp("oracle") / "gemma3"
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(FILES["gemma3"]))
+    return model, folder
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
+def test_pictures_give_the_logits_of_transformers(oracle: tuple[torch.nn.Module, Path], kind: str) -> None:
+    model, folder = oracle
+    device = current() if kind == "cpu" else Device(kind, "acting", current().memory)
+    adapter = load(folder, device, dtype="float32", sees=True)
+    tokens, items = prompt_with(processor_in(folder), 5, ["image", "image", "image"])
+    marked = np.zeros(len(tokens), dtype=np.int64)
+    for begin, end in (run for item in items for run in item.runs):
+        marked[begin:end] = 1
+    pixels = np.concatenate([np.array(unpatched(adapter, item)) for item in items])
+    with torch.no_grad():
+        wanted = model(
+            input_ids=torch.tensor([tokens]),
+            pixel_values=torch.tensor(pixels),
+            token_type_ids=torch.tensor(marked)[None],
+        ).logits[0]
+    rows = adapter.new_rows()
+    mutual = tuple(run for item in items for run in item.runs)
+    part = Part((rows.new(),), len(tokens), mutual=mutual)
+    found = adapter.run(rows, mx.array(tokens), [part], visual=visual(items, adapter, 0, len(tokens)))
+    assert close(found, mx.array(wanted.numpy()))
