@@ -1,4 +1,4 @@
-"""Whether the definitions in docs/service.md and deploy/ are sound, and give `ingot serve` flags and settings that it has."""
+"""Whether the definitions in docs/service.md and deploy/ are sound, and give `ingot serve` flags that it has."""
 
 from __future__ import annotations
 
