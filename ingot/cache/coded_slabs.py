@@ -9,7 +9,7 @@ import mlx.core as mx
 from ingot.cache.page_form import PageForm
 from ingot.cache.pools import CodedStorage, Pool
 from ingot.kernels.paged.kernels import PagedAttention
-from ingot.kernels.paged.shapes import CodedPages
+from ingot.kernels.paged.shapes import CodedPages, CodedShape
 
 
 class CodedSlabs(CodedStorage):
@@ -70,31 +70,23 @@ class CodedSlabs(CodedStorage):
 
 
 class KernelCodedSlabs(CodedSlabs):
-    """Written in place by the kernels of a GPU, which find slabs by their addresses: these arrays stay the same."""
+    """Written in place and read as they lie by the kernels of a GPU, which find slabs by their addresses: these arrays
+    stay the same."""
 
-    def __init__(self, pool: Pool[CodedStorage], form: PageForm, kernel: PagedAttention) -> None:
+    def __init__(self, pool: Pool[CodedStorage], form: PageForm, shape: CodedShape, kernel: PagedAttention) -> None:
         super().__init__(pool, form)
-        self._kernel = kernel
-        shape = form.kernel_shape
-        self._shape = shape if shape is not None and kernel.reads(shape) else None
-        self._constants = None if self._shape is None else self._shape.constants(form.sizes[1])
-        self._addresses: mx.array | None = None
+        self._kernel, self._shape = kernel, shape
+        self._constants = shape.constants(form.sizes[1])
         self._pages: CodedPages | None = None
         self._stored = mx.zeros(1, mx.int32)
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether a kernel attends to them as they lie."""
-        return self._shape is not None
-
     def provide(self) -> None:
-        if len(self.slabs) != len(self._pool.slabs) or self._addresses is None:
+        if len(self.slabs) != len(self._pool.slabs) or self._pages is None:
             super().provide()
             mx.eval(self.slabs)
-            self._addresses = self._kernel.locate(self.slabs)
-            mx.eval(self._addresses)
-            if self._shape is not None and self._constants is not None:
-                self._pages = CodedPages(self._shape, self._constants, self._addresses)
+            addresses = self._kernel.locate(self.slabs)
+            mx.eval(addresses)
+            self._pages = CodedPages(self._shape, self._constants, addresses)
 
     @property
     def pages(self) -> CodedPages:
@@ -104,19 +96,17 @@ class KernelCodedSlabs(CodedSlabs):
         return self._pages
 
     def put(self, slots: Sequence[int], pages: mx.array) -> None:
-        self.provide()
-        assert self._addresses is not None
         numbers = mx.array(self._pool.encoded[list(slots)])
-        self._stored = self._kernel.store(pages.view(mx.int32), numbers, self._addresses, self._stored)
+        self._stored = self._kernel.store(pages.view(mx.int32), numbers, self.pages.addresses, self._stored)
 
     def join(self, first: int) -> None:
         mx.eval(self._stored)
         super().join(first)
-        self._addresses = None
+        self._pages = None
 
     def trim(self) -> None:
         super().trim()
-        self._addresses = None
+        self._pages = None
 
     def pending(self) -> list[mx.array]:
         return [self._stored]

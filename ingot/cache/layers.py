@@ -173,9 +173,9 @@ class AppendState(LayerState):
 
     def _made(self, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> SlabStorage:
         kernel = None if self.kernels is None else self.kernels.attention(Shape(heads, heads, *sizes, PAGE), dtype)
-        if kernel is None:
+        if self.kernels is None or kernel is None:
             return SlabStorage(self.group, heads, sizes, dtype)
-        return KernelStorage(self.group, heads, sizes, dtype, kernel)
+        return KernelStorage(self.group, heads, sizes, dtype, kernel, self.kernels.reads)
 
     def kernel_rows(self, storage: KernelStorage, mixed: Mixed, numbers: Sequence[int]) -> KernelRows:
         """The rows of some launches of a mixed one, as the kernels take them."""

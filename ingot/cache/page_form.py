@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
 
 from ingot.cache.codecs.affine import Affine
 from ingot.cache.codecs.codec import Codec
@@ -22,6 +23,7 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.codecs.turbo import Turbo
 from ingot.cache.pages import PAGE
 from ingot.kernels import native
+from ingot.kernels.paged.coded_check import SAMPLED, CodedSample
 from ingot.kernels.paged.shapes import CodedShape, CodedSide
 
 ALIGNMENT: Final = 16
@@ -106,6 +108,14 @@ class PageForm:
             return None
         sides = _affine(self.codec.keys, keys), _affine(self.codec.values, values)
         return CodedShape(*sides, centre.begin, self.head_bytes)
+
+    def sample(self, shape: CodedShape) -> CodedSample:
+        """Pages that kernels are compared over, in which keys have something in common."""
+        random = np.random.default_rng(5)
+        keys, values = (random.standard_normal((SAMPLED, self.heads, PAGE, size), np.float32) for size in self.sizes)
+        keys += 3 * random.standard_normal((1, self.heads, 1, self.sizes[0]), np.float32)
+        pages = self.encode(mx.array(keys).astype(self.dtype), mx.array(values).astype(self.dtype))
+        return CodedSample(shape, pages.view(mx.int32), *self.decode(pages))
 
     def encode(self, keys: mx.array, values: mx.array) -> mx.array:
         """Keys and values [pages, heads, PAGE, size] as bytes [pages, heads, head_bytes]."""

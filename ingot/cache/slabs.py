@@ -8,7 +8,7 @@ Only the engine thread may call anything here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -20,7 +20,7 @@ from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.cache.pools import CodedStorage, PageIndex, Pool
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
-from ingot.kernels.paged.shapes import CodedPages
+from ingot.kernels.paged.shapes import CodedPages, CodedShape
 from ingot.kernels.paged.turning import Turning
 
 
@@ -138,9 +138,16 @@ class KernelStorage(SlabStorage):
     """
 
     def __init__(
-        self, group: PageGroup, heads: int, sizes: tuple[int, int], dtype: mx.Dtype, kernel: PagedAttention
+        self,
+        group: PageGroup,
+        heads: int,
+        sizes: tuple[int, int],
+        dtype: mx.Dtype,
+        kernel: PagedAttention,
+        reads: Callable[[CodedShape], bool],
     ) -> None:
-        self._kernel = kernel
+        """`reads` says whether kernels attend to pages in fewer bits as they lie."""
+        self._kernel, self._reads = kernel, reads
         super().__init__(group, heads, sizes, dtype)
         self._token = mx.zeros(1, mx.int32)
         self._slabs: Slabs | None = None
@@ -149,15 +156,16 @@ class KernelStorage(SlabStorage):
             group.join(kernel.most_slabs)
 
     def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
-        if self._kernel.most_slabs is not None:
-            return super()._made_coded(pool, form)  # kernels that take slabs as inputs read none in fewer bits
-        return KernelCodedSlabs(pool, form, self._kernel)
+        shape = form.kernel_shape
+        if shape is None or not self._reads(shape):
+            return super()._made_coded(pool, form)
+        return KernelCodedSlabs(pool, form, shape, self._kernel)
 
     def reads(self, rows: KernelRows) -> bool:
         """Whether the kernels see all that these rows do."""
         if not rows.coded:
             return True
-        return rows.most <= MOST_QUERIES and isinstance(self.coded, KernelCodedSlabs) and self.coded.is_readable
+        return rows.most <= MOST_QUERIES and isinstance(self.coded, KernelCodedSlabs)
 
     def provide(self) -> None:
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:

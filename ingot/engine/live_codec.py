@@ -9,12 +9,11 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.codecs.turbo import Turbo
 from ingot.cache.layers import AppendState
 from ingot.cache.page_form import PageForm
-from ingot.cache.pages import PAGE
 from ingot.engine.form import form_of
 from ingot.errors import ConfigError
 from ingot.kernels import native
-from ingot.kernels.paged.shapes import Shape
 from ingot.models.adapter import Adapter
+from ingot.models.layers.attention import check_coded
 
 
 def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
@@ -42,6 +41,8 @@ def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
     for form in forms:
         if (problem := form.problem() or _unread(adapter, form)) is not None:
             raise _refused(codec, problem)
+    if adapter.kernels is not None:
+        _compare(adapter, forms)
     footprint = replace(adapter.footprint, coded=sum(form.token_bytes for form in forms))
     return replace(
         adapter, live=codec, footprint=footprint, steps=None, notes=(*adapter.notes, *_remarks(adapter, forms))
@@ -67,12 +68,21 @@ def _unread(adapter: Adapter, form: PageForm) -> str | None:
     return f"the native kernels read no heads of {form.sizes[0]} and {form.sizes[1]} in it"
 
 
+def _compare(adapter: Adapter, forms: Sequence[PageForm]) -> None:
+    """A GPU's kernels over pages in fewer bits with plain operations: those that differ read none."""
+    for form in set(forms):
+        if (shape := form.kernel_shape) is not None:
+            check_coded(adapter.model, form.sample(shape))
+
+
 def _remarks(adapter: Adapter, forms: Sequence[PageForm]) -> list[str]:
     said = []
     if any(window is not None for window, _ in adapter.footprint.groups):
         said.append("kv_codec leaves layers that see a window raw: they keep little")
     if not all(_is_read(adapter, form) for form in forms):
-        said.append("kv_codec has no kernel for this model here: what is coded is unpacked for every step, slower")
+        wrong = [] if adapter.kernels is None else sorted({*filter(None, adapter.kernels.wrong_coded.values())})
+        why = f"a kernel {wrong[0]}" if wrong else "there is no kernel for this model here"
+        said.append(f"kv_codec is unpacked for every step, slower: {why}")
     return said
 
 
@@ -81,10 +91,7 @@ def _is_read(adapter: Adapter, form: PageForm) -> bool:
     if adapter.device.kind == "cpu":
         return form.native is not None
     shape, kernels = form.kernel_shape, adapter.kernels
-    if shape is None or kernels is None:
-        return False
-    kernel = kernels.attention(Shape(form.heads, form.heads, *form.sizes, PAGE), form.dtype)
-    return kernel is not None and kernel.reads(shape)
+    return shape is not None and kernels is not None and kernels.reads(shape)
 
 
 def _refused(codec: PairCodec, problem: str) -> ConfigError:

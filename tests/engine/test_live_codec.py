@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from bench import random_models
+from ingot.cache import tail
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.coded_slabs import KernelCodedSlabs
 from ingot.cache.tail import STEP
 from ingot.engine.budget import Budget
 from ingot.engine.live_codec import with_live_codec
 from ingot.errors import ConfigError
 from ingot.kernels import native
-from tests import tiny
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import KernelText
+from ingot.kernels.paged import kernels
+from ingot.models.adapter import Adapter, adapt
+from tests import engines, launches, tiny
 
 CODEC = PairCodec(CodecName.parse("k8v4"))
+READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_dim": 64}
+"""Heads that a GPU's kernels read in fewer bits."""
+emulated = pytest.mark.skipif(not kernels.available(engines.GPU), reason="kernels run nowhere here")
+
+
+def live_on_a_gpu() -> Adapter:
+    model = random_models.build(READ, spread=0.2, dtype=mx.bfloat16)
+    return with_live_codec(adapt(model, READ, engines.GPU), CODEC)
 
 
 @pytest.mark.skipif(not native.available(), reason="without native kernels pages are unpacked")
@@ -49,3 +66,32 @@ def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> No
     plain, coded = (budget.longest(1 << 20) for budget in budgets)
     assert coded > 1.5 * plain > STEP
     assert budgets[1].longest(1 << 20, exact=True) == plain
+
+
+@emulated
+@pytest.mark.parametrize(("new", "said"), [("* 2.0f", "differs by"), ("summ", "does not run")])
+def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_said(
+    new: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            body = text.body.replace("+ besides_it;", f"{new} + besides_it;")
+            return text._replace(body=body) if "_attend_coded_" in text.name else text
+
+    monkeypatch.setattr(tail, "STEP", 128)
+    monkeypatch.setattr(tail, "TAIL", 64)
+    right = live_on_a_gpu()
+    monkeypatch.setattr(kernels, "launcher", lambda device: Broken())
+    wrong = live_on_a_gpu()
+    assert not any("kv_codec" in note for note in right.notes)
+    [note] = [note for note in wrong.notes if "kv_codec" in note]
+    assert note.startswith("kv_codec is unpacked for every step, slower: a kernel") and said in note
+    found = []
+    for adapter, reads in ((right, True), (wrong, False)):
+        rows = adapter.new_rows()
+        row = rows.new()
+        launches.computed(adapter, rows, row, [5] * 192)
+        found.append(launches.decoded(adapter, rows, [row], [7]))
+        assert row.tables[0].coded == 2
+        assert [isinstance(each.coded, KernelCodedSlabs) for each in rows.groups[0].storages] == [reads] * 2
+    assert float(mx.abs(found[0] - found[1]).max()) < 2**-5 * float(mx.abs(found[0]).max())

@@ -11,9 +11,10 @@ from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.packed.checked import CheckedPacked
+from ingot.kernels.paged.coded_check import CodedSample, check_coded
 from ingot.kernels.paged.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck, slab_counts
-from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.shapes import CodedShape, Shape
 from ingot.kernels.paged.tuning import Tuning, choices
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
 from ingot.kernels.paged.turning_check import check_turning
@@ -30,6 +31,8 @@ class CheckedKernels:
         self._right: dict[Key, Tuning] = {}  # and how they are cut
         self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
+        self.wrong_coded: dict[tuple[CodedShape, Shape, mx.Dtype, float, float | None], str | None] = {}
+        """Why such attention does not read such pages in fewer bits; None where it is right."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
         self.dense = CheckedDense(device)
@@ -77,6 +80,17 @@ class CheckedKernels:
                 self._right[key] = tuning
                 return
             self.wrong[key] = wrong
+
+    def check_coded(self, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None) -> None:
+        """Compare an attention over pages like these, where it has a kernel for them."""
+        key = (sample.shape, attention.shape, attention.dtype, scale, cap)
+        if key not in self.wrong_coded and sample.suits(attention) and attention.reads(sample.shape):
+            self.wrong_coded[key] = check_coded(self._device, attention, sample, scale=scale, cap=cap)
+
+    def reads(self, coded: CodedShape) -> bool:
+        """Whether pages in fewer bits are read as they lie: by attention that was compared, all of which was right."""
+        found = [why for (shape, *_), why in self.wrong_coded.items() if shape == coded]
+        return bool(found) and not any(found)
 
     def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
         """None where there is no kernel for such layers that is right."""

@@ -366,8 +366,20 @@ class PagedAttention:
     def _part(self, width: int) -> tuple[int, int]:
         return self._tuning.part(width * self._shape.group, self._dtype, self._size)
 
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._dtype
+
+    def coded_widths(self, coded: CodedShape) -> list[int]:
+        """Like `widths`, of the kernels that read such pages."""
+        return sorted({self._cut(width, coded).attend: width for width in WIDTHS}.values())
+
     def reads(self, coded: CodedShape) -> bool:
-        """Whether there is a kernel for pages in fewer bits."""
+        """Whether there is a kernel for pages in fewer bits; whether it is right, `check_coded` says."""
         cut = self._tuning
         if cut.matrix is None or self._dtype.size != 2 or cut.slabs or self._window:
             return False

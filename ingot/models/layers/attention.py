@@ -19,6 +19,7 @@ from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
 from ingot.cache.positions import Positions
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.paged.coded_check import CodedSample
 from ingot.models.families.description import Wiring
 from ingot.models.families.registry import wiring_of
 from ingot.models.layers.modules import adopt
@@ -292,6 +293,13 @@ def mixed_attention(
     replacement._into = None if replacement._turning is None else _into(replacement)
     replacement._out = None if replacement._turning is None else product_of(replacement[wiring.out])
     return replacement
+
+
+def check_coded(model: nn.Module, sample: CodedSample) -> None:
+    """Compare all attention by kernels of a GPU that reads pages like these in fewer bits."""
+    for _, module in model.named_modules():
+        if isinstance(module, MixedAttention) and module._paged is not None:
+            module._paged.check_coded(sample)
 
 
 def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:

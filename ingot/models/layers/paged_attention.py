@@ -11,6 +11,7 @@ from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.kernels.paged.coded_check import CodedSample
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention
 from ingot.kernels.paged.shapes import Shape
 
@@ -56,6 +57,12 @@ class KernelAttention:
                     return attended
                 found |= _parted(attended, mixed, numbers)
         return found
+
+    def check_coded(self, sample: CodedSample) -> None:
+        """Compare what its tokens that see all places read of pages like these: of what it was probed with."""
+        for (window, _), kernel in self._made.items():
+            if window is None and kernel is not None:
+                self._kernels.check_coded(kernel, sample, scale=self._scale, cap=self._cap)
 
     def _of(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
         if (window, dtype) not in self._made:
