@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ingot.engine.engine import Engine, Limits
+from ingot.engine.request import Ended, Request
 from tests import engines, tiny
 from tests.http.running import connect, post, running
 from tests.http.scripted import settings
@@ -172,11 +173,10 @@ def test_a_request_ends_at_its_deadline(client: httpx.Client) -> None:
 
 def test_a_full_queue_says_when_to_come_back(client: httpx.Client, engine: Engine) -> None:
     # Not all that there is room for, as whoever left a moment ago may still be on the way out.
-    with client.stream("POST", "/v1/completions", json=LONG | {"n": 6, "stream": True}) as running:
-        assert running.status_code == 200
-        next(running.iter_lines())
-        with held(engine):
-            made = client.post("/v1/completions", json=LONG | {"n": 5})
+    with held(engine):
+        others = engine.generate(Request("six", ((1, 2, 3),), n=6, max_tokens=4))
+        made = client.post("/v1/completions", json=LONG | {"n": 5})
+    assert isinstance([event for batch in others for event in batch][-1], Ended)
     assert made.status_code == 429, made.text[:600]
     assert made.json()["error"]["code"] == "overloaded"
     assert int(made.headers["retry-after"]) >= 1

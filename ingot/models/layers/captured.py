@@ -25,6 +25,7 @@ from ingot.cache.slabs import KernelStorage
 from ingot.kernels.dense.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.driver import CudaError
+from ingot.kernels.gpu.kinds import Rehearsal
 from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.scores import Score
 from ingot.kernels.paged.kernels import MOST_QUERIES, ROOMS, WIDTHS, Bound, PagedAttention, room_of, token_slots
@@ -140,6 +141,9 @@ class Stack:
         """Graphs, so far."""
         self.refused: str | None = None
         """Why no graphs are used."""
+        rehearsal, words = Rehearsal(), mx.zeros(0, mx.int32)
+        lay(rehearsal, words, words, words)
+        where.prepare(rehearsal.kinds)
 
     @property
     def most(self) -> int:

@@ -208,7 +208,7 @@ async def test_what_breaks_a_stream_is_told_in_the_stream() -> None:
 async def test_a_request_that_outlives_its_deadline_is_ended_by_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "GRACE_S", 0.0)
     engine = ScriptedEngine(None)
-    made = await call(build_app(engine, settings(request_timeout_s=0.02)), body=ASK)
+    made = await call(build_app(engine, settings(request_timeout_s=0.3)), body=ASK)
     assert (made.status, made.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert engine.streams[0].closed.is_set()
 
