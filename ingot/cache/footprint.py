@@ -28,6 +28,7 @@ class Footprint:
     scratch: int = 0  # held beside the weights, whatever runs
     tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
     coded: int = 0  # per token of a row that lies behind its tail, where every one is kept in fewer bits; 0: none is
+    unpacked: int = 0  # per token before the end of a launch, where keys and values in fewer bits are unpacked for it
 
     @property
     def token(self) -> int:

@@ -176,6 +176,10 @@ class PageIndex:
         self._numbers = [mx.array(own, dtype=mx.int32) for own in numbers]
         self._by_heads: dict[int, list[mx.array]] = {}
 
+    @property
+    def has_coded(self) -> bool:
+        return any(coded for coded, _ in self.runs)
+
     def numbers(self, heads: int) -> list[mx.array]:
         """Of each run [heads * pages]: where its pages are found in a slab [pages * heads, ...], head by head. Made
         once for all layers."""

@@ -18,6 +18,7 @@ from ingot.cache.groups import PageGroup, Run, Storage
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.cache.pools import CodedStorage, PageIndex, Pool
+from ingot.cache.unpacking import Piece, paced, slices
 from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
 from ingot.kernels.paged.kernels import Rows as KernelRows
 from ingot.kernels.paged.shapes import CodedPages, CodedShape
@@ -79,14 +80,19 @@ class SlabStorage(Storage):
                     slabs[to_slab][to_number, :, :tokens] = slabs[from_slab][from_number, :, :tokens]
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
-        read = [
-            self._unpacked(slab, numbers)
-            if coded
-            else (self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers))
-            for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True)
-        ]
-        keys, values = zip(*read, strict=True)
+        pieces = self._pieces(index)
+        keys, values = zip(*(paced(pieces) if index.has_coded else pieces), strict=True)
         return _behind_one_another(keys), _behind_one_another(values)
+
+    def _pieces(self, index: PageIndex) -> Iterator[Piece]:
+        """Keys and values of pages of the same slab and form, so many at once as are to be unpacked."""
+        for (coded, slab), numbers in zip(index.runs, index.numbers(self.heads), strict=True):
+            if coded:
+                own = numbers.reshape(self.heads, -1)
+                for some in slices(own.shape[1]):
+                    yield self._unpacked(slab, own[:, some].reshape(-1))
+            else:
+                yield self._read(self.keys, slab, numbers), self._read(self.values, slab, numbers)
 
     def _read(self, slabs: list[mx.array], slab: int, numbers: mx.array) -> mx.array:
         """[1, heads, pages * PAGE, size] of some pages of a slab, head by head."""

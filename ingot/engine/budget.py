@@ -40,7 +40,7 @@ class Budget:
     def _part_bytes(self, tokens: int, context: int) -> int:
         shape = self.footprint
         at_once = tokens if shape.tile is None else min(tokens, shape.tile)
-        return tokens * shape.activation + at_once * shape.score * context
+        return tokens * shape.activation + (at_once * shape.score + shape.unpacked) * context
 
     def runs(self, parts: Iterable[tuple[int, int]]) -> bool:
         """Whether parts of `(tokens, context)` each fit in one forward pass."""

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.codecs.turbo import Turbo
+from ingot.cache.footprint import Footprint
 from ingot.cache.layers import AppendState
 from ingot.cache.page_form import PageForm
+from ingot.cache.unpacking import scratch_bytes, unpacked_bytes
 from ingot.engine.form import form_of
 from ingot.errors import ConfigError
 from ingot.kernels import native
@@ -44,6 +46,8 @@ def with_live_codec(adapter: Adapter, codec: PairCodec) -> Adapter:
     if adapter.kernels is not None:
         _compare(adapter, forms)
     footprint = replace(adapter.footprint, coded=sum(form.token_bytes for form in forms))
+    if adapter.device.kind != "cpu" or not native.available():
+        footprint = _with_unpacking(footprint, forms)
     return replace(
         adapter, live=codec, footprint=footprint, steps=None, notes=(*adapter.notes, *_remarks(adapter, forms))
     )
@@ -66,6 +70,15 @@ def _unread(adapter: Adapter, form: PageForm) -> str | None:
     if adapter.device.kind != "cpu" or not native.available() or form.native is not None:
         return None
     return f"the native kernels read no heads of {form.sizes[0]} and {form.sizes[1]} in it"
+
+
+def _with_unpacking(footprint: Footprint, forms: Sequence[PageForm]) -> Footprint:
+    """Prompts see pages unpacked, one layer's at a time."""
+    return replace(
+        footprint,
+        scratch=footprint.scratch + max(map(scratch_bytes, forms)),
+        unpacked=max(map(unpacked_bytes, forms)),
+    )
 
 
 def _compare(adapter: Adapter, forms: Sequence[PageForm]) -> None:

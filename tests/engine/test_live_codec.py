@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from bench import random_models
-from ingot.cache import tail
+from ingot.cache import tail, unpacking
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.coded_slabs import KernelCodedSlabs
@@ -27,6 +27,8 @@ from tests import engines, launches, tiny
 CODEC = PairCodec(CodecName.parse("k8v4"))
 READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_dim": 64}
 """Heads that a GPU's kernels read in fewer bits."""
+CONTEXT, WIDTH = 1024, 17
+"""Tokens that lie in fewer bits, and of a prompt behind them: more than kernels read those for."""
 emulated = pytest.mark.skipif(not kernels.available(engines.GPU), reason="kernels run nowhere here")
 
 
@@ -95,3 +97,28 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
         assert row.tables[0].coded == 2
         assert [isinstance(each.coded, KernelCodedSlabs) for each in rows.groups[0].storages] == [reads] * 2
     assert float(mx.abs(found[0] - found[1]).max()) < 2**-5 * float(mx.abs(found[0]).max())
+
+
+@emulated
+def test_what_prompts_over_coded_pages_take_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "STEP", 128)
+    monkeypatch.setattr(tail, "TAIL", 64)
+    monkeypatch.setattr(unpacking, "AT_ONCE", 2)
+    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    adapter = live_on_a_gpu()
+    rows = adapter.new_rows()
+    row = rows.new()
+    while row.length < CONTEXT:
+        launches.computed_last(adapter, rows, row, [5] * (tail.launch_end(row.length) - row.length))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    launches.computed_last(adapter, rows, row, [5] * WIDTH)
+    found = mx.get_peak_memory() - before
+    footprint = replace(adapter.footprint, score=4 * 3 * READ["num_attention_heads"])  # it is not fused here
+    without = replace(footprint, scratch=0, unpacked=0)
+    predicted, short = (
+        Budget(1 << 30, 0, each, context=CONTEXT, widest=WIDTH, rows=1).pass_bytes([(WIDTH, row.length)]) + each.scratch
+        for each in (footprint, without)
+    )
+    assert short < found <= predicted, "more than attention alone takes, and no more than is said"

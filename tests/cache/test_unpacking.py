@@ -1,0 +1,52 @@
+"""Pages in fewer bits are unpacked some at a time."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from ingot.cache import unpacking
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.groups import PageGroup
+from ingot.cache.pages import PAGE, Table
+from ingot.cache.slabs import SlabStorage
+from ingot.kernels import native
+
+PAGES, CODED, FEW = 64, 61, 4
+HEADS, SIZE = 2, 64
+
+
+@pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo3"])
+def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    group = PageGroup(0, None, codec=PairCodec(CodecName.parse(codec)))
+    table = Table(group.pages)
+    table.grow(0, PAGES * PAGE)
+    group.provide()
+    storage = SlabStorage(group, HEADS, (SIZE, SIZE), mx.bfloat16)
+    keys, values = (mx.random.normal((PAGES * PAGE, HEADS, SIZE)).astype(mx.bfloat16) for _ in range(2))
+    storage.write(
+        keys, values, [(place * PAGE, PAGE, group.slot_of(table.numbers[place]), 0) for place in range(PAGES)]
+    )
+    mx.eval(storage.pending())
+    fresh = table.encode(CODED)
+    assert group.coded is not None and storage.coded is not None
+    group.coded.provide()
+    group.encode(fresh)
+    assert len(group.coded.slabs) == 1, "which would be read at once"
+
+    def unpacked(at_once: int) -> tuple[mx.array, mx.array, int]:
+        monkeypatch.setattr(unpacking, "AT_ONCE", at_once)
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        found = storage.gathered(group.index(table.numbers, table.coded))
+        mx.eval(found)
+        return *found, mx.get_peak_memory() - before
+
+    few, whole = unpacked(FEW), unpacked(PAGES)
+    assert all(mx.array_equal(one, other).item() for one, other in zip(few[:2], whole[:2], strict=True))
+    monkeypatch.setattr(unpacking, "AT_ONCE", FEW)
+    form = storage.coded.form
+    assert few[2] <= PAGES * PAGE * unpacking.unpacked_bytes(form) + unpacking.scratch_bytes(form) < whole[2]
