@@ -18,6 +18,8 @@ def folder(tmp_path: Path) -> Path:
         store.write(*record([number] * 50))
     other = opened(tmp_path, model="another")
     other.write(*record([9] * 50, key=KEY | {"model": "another"}))
+    store.close()  # which puts its index in order
+    other.close()
     (tmp_path / "somebody's").write_bytes(b"x" * 1000)
     return tmp_path
 
