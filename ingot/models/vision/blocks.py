@@ -26,6 +26,7 @@ ROWS = {"cpu": 512, "cuda": 8192, "metal": 4096}
 CPU_WORK = 1 << 27
 """Rows of a slice by the square of their width, where a processor computes them: some hundredths of a second."""
 FEWEST_ROWS = 32
+"""Slices are so many rows, or a multiple: what merges neighbouring patches takes several at once."""
 FUSED_SIZES = (64, 80, 128)
 """Sizes of heads that GPUs attend with in one kernel."""
 
@@ -40,7 +41,7 @@ class Slicing:
         """For a tower whose rows are so wide."""
         rows = ROWS[device.kind]
         if device.kind == "cpu":
-            rows = min(rows, max(FEWEST_ROWS, CPU_WORK // width**2))
+            rows = min(rows, max(1, CPU_WORK // (FEWEST_ROWS * width**2)) * FEWEST_ROWS)
         return cls(rows, device.unfused_attention)
 
     def queries(self, heads: int, keys: int) -> int:

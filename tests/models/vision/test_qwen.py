@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import ModelError
-from ingot.kernels.device import current
+from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
 from ingot.media.layout import ClipHeader, ClipWish, PictureWish
 from ingot.media.size import Size
@@ -93,3 +93,22 @@ def test_a_checkpoint_without_weights_of_its_tower_says_how_to_serve_it(checkpoi
     assert has_tower(config)
     with pytest.raises(ModelError, match="--text-only"):
         load_tower(tmp_path, config, current())
+
+
+def test_slices_of_wide_towers_end_where_patches_are_merged(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are small, and as many rows as a processor has time for need not be a multiple of four."""
+    processor, random = processor_in(checkpoint), np.random.default_rng(2)
+    side = 8 * processor.unit
+    layout = processor.picture(Size(side, side), PictureWish())
+    item = item_at(0, "image", layout, [drawn_frame(random, side, side)])
+    wanted = looked(tower_of(checkpoint), item)
+    width = load_config(checkpoint)["vision_config"]
+    monkeypatch.setattr(blocks, "CPU_WORK", 45 * int(width.get("embed_dim") or width["hidden_size"]) ** 2)
+    found = looked(tower_of(checkpoint), item)
+    for one, other in zip(found.arrays, wanted.arrays, strict=True):
+        assert mx.abs(one - other).max().item() < 1e-4
+
+
+@pytest.mark.parametrize("width", [768, 1152, 1280, 1408])
+def test_so_do_those_of_published_ones(width: int) -> None:
+    assert blocks.Slicing.on(Device("cpu", "acting", 1 << 30), width).rows % 16 == 0
