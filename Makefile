@@ -6,20 +6,26 @@ BIN := $(VENV)/bin
 ARGS ?=
 # tests that run at once; 0 runs them one after another
 JOBS ?= 2
+# when a test that takes its time has hung
+FOREIGN := --timeout=900 -o faulthandler_timeout=1000
+AT_LENGTH := --timeout=3600 -o faulthandler_timeout=3700
 # tests that also run by the rules of GPUs
-AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_cached.py equality/test_heads.py cache/test_rows.py cache/test_records.py \
-	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_block_layers.py)
+AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_adapters.py equality/test_cached.py equality/test_heads.py cache/test_rows.py cache/test_records.py \
+	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_block_layers.py ranks/test_answers.py)
 # cpu, cuda or none; tools/setup finds out when it is empty
 BACKEND ?=
 export BACKEND
+# Tests start many processes: what one has compiled, the next need not, even where images ask for clean folders.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve test test-as-gpus test-slow test-clients test-oracle test-packages packages sanitize bench check format setup clean
+.PHONY: help serve test test-as-gpus test-slow soak test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
 	@echo "make test-slow     the same at length, in minutes"
+	@echo "make soak          keep a server busy for half an hour        ARGS='--minutes 5' for less"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
@@ -36,7 +42,7 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not clients and not oracle and not packages and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
 
 # What GPUs would decide, on a machine that has none. Tests that choose those rules by themselves ran already.
@@ -48,15 +54,19 @@ test-as-gpus: $(VENV)/.ready-test
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=thorough -m "slow or hypothesis" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=thorough $(AT_LENGTH) -m "slow or hypothesis" $(ARGS)
+
+soak: $(VENV)/.ready-test $(VENV)/.ready-kernels
+	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done
+	$(BIN)/python -m bench.soak $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -m clients $(ARGS)
+	$(BIN)/python -m pytest $(FOREIGN) -m clients $(ARGS)
 
 test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -m oracle $(ARGS)
+	$(BIN)/python -m pytest $(FOREIGN) -m oracle $(ARGS)
 
 packages: $(VENV)/.ready-package
 	tools/package $(ARGS)
@@ -64,7 +74,7 @@ packages: $(VENV)/.ready-package
 test-packages: $(VENV)/.ready-test $(VENV)/.ready-package
 	tools/package
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -m packages $(ARGS)
+	$(BIN)/python -m pytest $(FOREIGN) -m packages $(ARGS)
 
 sanitize: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	tools/sanitize $(ARGS)

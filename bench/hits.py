@@ -20,7 +20,7 @@ from ingot.cache.encoding import LossyEncoding
 from ingot.cache.launch import Part
 from ingot.cache.records import Record, put, take
 from ingot.cache.rows import Row
-from ingot.engine.form import form_of
+from ingot.models.form import form_of
 
 # isort: split
 import mlx.core as mx

@@ -86,7 +86,7 @@ class Trial:
         if self.device.kind == "cpu":
             return ReservedStorage(group, self.layers, shape.kv_heads, sizes, self.dtype)
         kernel = paged_attention(self.device, Shape(shape.kv_heads, shape.kv_heads, *sizes), self.dtype, scale=1.0)
-        return KernelStorage(group, shape.kv_heads, sizes, self.dtype, kernel, kernel.reads)
+        return KernelStorage(group, shape.kv_heads, sizes, self.dtype, kernel, kernel)
 
     def _fill(self, group: PageGroup, storage: Any, tables: Sequence[Table]) -> None:
         for table in tables:

@@ -35,12 +35,16 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, voca
 SHAPES: dict[str, dict[str, Any]] = {
     # Its arithmetic is nothing, so that what is measured is the cost of running steps at all.
     "dispatch": _llama(64, 128, 8, 4, 2, 512),
+    # Few layers and heads, to stand beside a larger one.
+    "llama-5m": _llama(128, 512, 2, 2, 1, 32000),
     # To read its weights takes most of a step's time where few tokens are computed.
     "llama-15m": _llama(256, 1024, 6, 4, 2, 32000),
     "llama-150m": _llama(1024, 4096, 8, 16, 4, 32000),
     "llama-1b": _llama(2048, 8192, 16, 32, 8, 128256),
     "llama-600m": _llama(1024, 3072, 28, 16, 8, 128256),
+    "llama-1.7b": _llama(2048, 6144, 28, 16, 8, 128256),
     "llama-8b": _llama(4096, 14336, 32, 32, 8, 128256),
+    "llama-32b": _llama(5120, 27648, 64, 40, 8, 128256),
 }
 
 

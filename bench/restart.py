@@ -2,11 +2,13 @@
 
 python -m bench.restart                        the packaged model with 7,000 tokens, the foundry's hybrid with 16,000
 python -m bench.restart --model PATH --tokens 1000 --rounds 5 --json figures.json
+python -m bench.restart --parts streams        one of both figures alone
 
 For each model: a server computes a conversation and stops; others start on its folder, one after another, and each is
 asked for the next turn with the cache and then, in the same process, without. Seconds to the first token of both, their
 ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: a stream's
-speed while records of other prompts have to leave memory, with a disk that takes them over the same without one.
+speed while records of other prompts have to leave memory, with a disk that takes them over the same without one, and
+the longest wait for a token of both.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from bench.restore import ended, request
@@ -32,6 +35,7 @@ from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
 
 HYBRID = Path(__file__).parent.parent / "foundry" / "models" / "hybrid"
+PARTS = ("restarts", "streams")
 WANTED = 20.0
 """How many times sooner the first token must come than cold."""
 TAIL = 16
@@ -54,6 +58,15 @@ class Restarted:
         return self.cold / self.warm
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """A stream's speed while records spill, over that of one without a disk; the longest waits for a token of both."""
+
+    speed: float
+    wait: float
+    plain_wait: float
+
+
 def first_token_s(engine: Engine, name: str, tokens: Sequence[int], *, cache: bool) -> tuple[float, int]:
     """From the request to its first token, and how many tokens were taken over."""
     began = time.perf_counter()
@@ -65,11 +78,10 @@ def first_token_s(engine: Engine, name: str, tokens: Sequence[int], *, cache: bo
     return spent, last.usage.cached_tokens
 
 
-def measured(settings: Settings, folder: Path, tokens: list[int], rounds: int) -> list[Restarted]:
+def measured(settings: Settings, folder: Path, tokens: list[int], rounds: int) -> Iterator[Restarted]:
     engine = opened(settings, folder)
     ended(engine, request("before", tokens, output=8, cache=True))
     engine.close()
-    found = []
     for number in range(rounds):
         engine = opened(settings, folder)
         ended(engine, request("warming", [1, 2, 3], output=4, cache=False))
@@ -78,9 +90,8 @@ def measured(settings: Settings, folder: Path, tokens: list[int], rounds: int) -
         cold, _ = first_token_s(engine, f"cold{number}", longer, cache=False)
         totals = engine.kept.status("").totals.disk
         assert totals is not None and matched >= len(tokens) - 1, f"only {matched} tokens came back"
-        found.append(Restarted(warm, cold, matched, totals.promoted_bytes, totals.promotion_s))
         engine.close()
-    return found
+        yield Restarted(warm, cold, matched, totals.promoted_bytes, totals.promotion_s)
 
 
 def longer(folder: Path, made: Path, tokens: int) -> Path:
@@ -103,37 +114,64 @@ def opened(settings: Settings, folder: Path) -> Engine:
     return start_engine(settings, folder, name="model", source="a folder")
 
 
-def stream_rate(engine: Engine, name: str, beside: Sequence[Sequence[int]]) -> float:
-    """Tokens a second of a stream while prompts are computed beside it, one after another."""
+def streamed(engine: Engine, name: str, beside: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Tokens a second of a stream while prompts are computed beside it, one after another, and the longest wait for
+    one."""
     stream = engine.generate(request(f"{name}-stream", [1, 2, 3], output=400, cache=False))
     next(iter(stream))
-    began = time.perf_counter()
+    times, tokens = [time.perf_counter()], 0
     others = [
         engine.generate(request(f"{name}-{number}", each, output=1, cache=True)) for number, each in enumerate(beside)
     ]
-    tokens = sum(len(batch) for batch in stream)
-    spent = time.perf_counter() - began
+    for batch in stream:
+        times.append(time.perf_counter())
+        tokens += len(batch)
     for other in others:
         list(other)
-    return tokens / spent
+    return tokens / (times[-1] - times[0]), max(later - earlier for earlier, later in pairwise(times))
 
 
-def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab: int, rounds: int) -> list[float]:
-    """A stream's speed while records spill for want of memory, over the same without a disk; alternating."""
+def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab: int, rounds: int) -> list[Streams]:
+    """A stream while records spill for want of memory, and the same without a disk; alternating."""
     small = replace(settings, cache_memory="24MB")
     plain, spilling = (
         opened(replace(small, cache_dir=None, cache_disk_free_gb=5.0), folder),
         opened(small, folder),
     )
-    ratios = []
+    found = []
     for number in range(rounds):
         beside = [[rng.randrange(vocab) for _ in range(600)] for _ in range(4)]
         order = (plain, spilling) if number % 2 == 0 else (spilling, plain)
-        rates = {engine: stream_rate(engine, f"s{number}", beside) for engine in order}
-        ratios.append(rates[spilling] / rates[plain])
+        figures = {engine: streamed(engine, f"s{number}", beside) for engine in order}
+        (rate, wait), (plain_rate, plain_wait) = figures[spilling], figures[plain]
+        found.append(Streams(rate / plain_rate, wait, plain_wait))
     plain.close()
     spilling.close()
-    return ratios
+    return found
+
+
+def told_restarts(name: str, rounds: Iterable[Restarted]) -> list[Restarted]:
+    """The same, when each was told as soon as it was there."""
+    found = []
+    for each in rounds:
+        first, second = f"{1000 * each.warm:.0f} ms after a restart", f"{1000 * each.cold:.0f} ms cold"
+        read = f"{each.read_bytes / 1e6:.0f} MB read in {1000 * each.read_s:.0f} ms"
+        print(f"{name}, {each.matched} tokens: {first}, {second}, {each.ratio:.1f} times as long; {read}", flush=True)
+        found.append(each)
+    ratio = statistics.median(each.ratio for each in found)
+    verdict = "as wanted" if ratio >= WANTED else f"less than the {WANTED:.0f} that are wanted"
+    print(f"{name}: {ratio:.1f} times sooner than cold ({verdict})", flush=True)
+    return found
+
+
+def tell_streams(name: str, rounds: Sequence[Streams]) -> None:
+    speeds = sorted(each.speed for each in rounds)
+    wait, plain = (1000 * statistics.median(getattr(each, of) for each in rounds) for of in ("wait", "plain_wait"))
+    print(
+        f"{name}: a stream is {statistics.median(speeds):.3f} times as fast while records spill ({speeds[0]:.3f} to "
+        f"{speeds[-1]:.3f}); its longest wait for a token is {wait:.0f} ms, without a disk {plain:.0f}",
+        flush=True,
+    )
 
 
 def main() -> int:
@@ -141,34 +179,26 @@ def main() -> int:
     parser.add_argument("--model", help="a folder or a packaged model (default: the packaged model and the hybrid)")
     parser.add_argument("--tokens", type=int, default=7000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     wanted = [(given.model, given.tokens)] if given.model else [(DEFAULT_MODEL, 7000), (str(HYBRID), 16_000)]
     figures: dict[str, object] = {"surroundings": surroundings()}
     for model, tokens in wanted:
-        rng = random.Random(0)
+        name, rng = Path(model).name, random.Random(0)
+        found: dict[str, object] = {"tokens": tokens}
         with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as made:
             folder = longer(locate(model, Settings(), TerminalProgress()).path, Path(made), tokens)
             settings = Settings(cache_dir=Path(kept), cache_disk_free_gb=0.0)
             prompt = [rng.randrange(1000) for _ in range(tokens)]
-            rounds = measured(settings, folder, prompt, given.rounds)
-            ratio = statistics.median(each.ratio for each in rounds)
-            streams = measured_streams(settings, folder, rng, 1000, given.rounds)
-        figures[Path(model).name] = {
-            "tokens": tokens,
-            "rounds": [asdict(each) | {"ratio": each.ratio} for each in rounds],
-            "ratio": ratio,
-            "streams": streams,
-        }
-        for each in rounds:
-            print(
-                f"{Path(model).name}, {tokens} tokens: {1000 * each.warm:.0f} ms after a restart, "
-                f"{1000 * each.cold:.0f} ms cold, {each.ratio:.1f} times as long; {each.read_bytes / 1e6:.0f} MB read "
-                f"in {1000 * each.read_s:.0f} ms"
-            )
-        verdict = "as wanted" if ratio >= WANTED else f"less than the {WANTED:.0f} that are wanted"
-        print(f"{Path(model).name}: {ratio:.1f} times sooner than cold ({verdict})")
-        print(f"{Path(model).name}: a stream is {statistics.median(streams):.3f} times as fast while records spill")
+            if "restarts" in given.parts:
+                rounds = told_restarts(name, measured(settings, folder, prompt, given.rounds))
+                found["restarts"] = [asdict(each) | {"ratio": each.ratio} for each in rounds]
+            if "streams" in given.parts:
+                streams = measured_streams(settings, folder, rng, 1000, given.rounds)
+                tell_streams(name, streams)
+                found["streams"] = [asdict(each) for each in streams]
+        figures[name] = found
     if given.json:
         given.json.write_text(json.dumps(figures, indent=2))
     return 0

@@ -33,17 +33,53 @@ class Running:
 
 
 @contextmanager
-def ingot(folder: Path, log: Path, streams: int, *, own_kernels: bool = False) -> Iterator[Running]:
-    """`ingot serve`, with its defaults, which take 32 sequences at once. Without its own kernels it computes with
-    MLX's, as the servers do that it is compared with."""
-    flags = ["--port", "0", "--log-level", "warning"]
+def ingot(
+    folder: Path | None, log: Path, streams: int, *, own_kernels: bool = False, flags: Sequence[str] = ()
+) -> Iterator[Running]:
+    """`ingot serve`, with its defaults, which take 32 sequences at once, and `flags`, which name the models where there
+    is no folder. Without its own kernels it computes with MLX's, as the servers do that it is compared with."""
+    flags = ["--port", "0", "--log-level", "warning", *flags]
     if streams > 32:
         flags += ["--max-sequences", str(streams)]
-    command = [sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags]
+    command = [sys.executable, "-m", "ingot.cli.main", "serve", *([] if folder is None else [str(folder)]), *flags]
     kernels = {} if own_kernels else {"INGOT_KERNELS": "blas"}
     with _process(command, log, kernels) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
         yield Running("ingot", Client(url), "default", process.pid)
+
+
+@contextmanager
+def replica(folder: Path, log: Path, name: str) -> Iterator[Running]:
+    """`ingot serve` as one of several that are the same to their clients."""
+    flags = ["--port", "0", "--log-level", "warning", "--served-model-name", name, "--memory", "2GB"]
+    with _process([sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags], log) as process:
+        url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
+        yield Running("ingot", Client(url), name, process.pid)
+
+
+@contextmanager
+def smg(program: Path, behind: Sequence[Running], log: Path, name: str, flags: Sequence[str]) -> Iterator[Running]:
+    """The router SMG before servers of one model, once it knows all of them."""
+    port, metrics = _free_port(), _free_port()
+    told = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1"]
+    told += ["--prometheus-port", str(metrics), "--worker-urls", *(each.client.url for each in behind)]
+    client = Client(f"http://127.0.0.1:{port}")
+
+    def knows_all() -> str | None:
+        try:
+            workers = client.get("/workers")["workers"]
+        except ServerError:
+            return None
+        return client.url if sum(worker["is_healthy"] for worker in workers) == len(behind) else None
+
+    with _process([str(program), "launch", *told, *flags], log) as process:
+        _wait("smg", process, log, knows_all)
+        yield Running("smg", client, name, process.pid)
+
+
+def send(server: Running, number: int) -> None:
+    """A signal to a server."""
+    os.kill(server.pid, number)
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Long prompts of which only what matters is computed: time to the first token, scoring included, against what it
-could be at best, and tokens a second behind it, on random models.
+could be at best, and tokens a second behind it, on random models or the foundry's.
 
-python -m bench.sparse --target llama-150m --draft llama-15m --lengths 2048,8192
-python -m bench.sparse --target llama-8b --draft llama-600m --dtype bfloat16 --lengths 8192,32768,65536
+python -m bench.sparse --target llama-15m --draft llama-5m --lengths 8192,32768 --warm-up 2048
+python -m bench.sparse --target dense --draft draft --lengths 8192,32768 --warm-up 2048
+python -m bench.sparse --target llama-8b --draft llama-600m --dtype bfloat16 --memory-gb 24 --lengths 8192,32768,65536
+python -m bench.sparse --target llama-32b --draft llama-1.7b --dtype bfloat16 --memory-gb 40 --lengths 8192,32768,65536
 
-The best gain is 1 / (kept share + time of the draft / time of the target), both for the whole prompt.
+The best gain is 1 / (kept share + time of the draft / time of the target), both for the whole prompt. What the
+foundry's models say behind so many tokens means nothing, but takes as long.
 """
 
 from __future__ import annotations
@@ -20,14 +23,19 @@ from typing import Any
 
 from bench.engine import started
 from bench.random_models import SHAPES, build
+from foundry.package import MODELS
+from foundry.shapes import SHAPES as TRAINED
 from ingot.engine.budget import Budget
-from ingot.engine.draft_model import CATCH_UP, DraftModel
+from ingot.engine.draft_model import AT_ONCE, DraftModel
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
 from ingot.engine.sparse.draft_scorer import DraftScorer
 from ingot.engine.sparse.prefill import SparseOffer
+from ingot.upstream import load_config, load_model
 
+WORDS = 500
+"""Tokens that prompts are made of: all shapes have them."""
 AHEAD = 64
 """Tokens that are written behind each prompt."""
 
@@ -53,13 +61,18 @@ class Figures:
 
 
 def shape(name: str, context: int) -> dict[str, Any]:
-    return SHAPES[name] | {"max_position_embeddings": context}
+    config = load_config(MODELS / name) if name in TRAINED else SHAPES[name]
+    return config | {"max_position_embeddings": context}
 
 
 def make(name: str, dtype: str, context: int) -> Any:
     from ingot.models.precision import DTYPES
 
-    return build(shape(name, context), dtype=DTYPES[dtype])
+    if name not in TRAINED:
+        return build(shape(name, context), dtype=DTYPES[dtype])
+    model, _ = load_model(MODELS / name)
+    model.set_dtype(DTYPES[dtype])
+    return model
 
 
 def scorer(name: str, dtype: str, context: int, memory_gb: float) -> DraftScorer:
@@ -67,9 +80,9 @@ def scorer(name: str, dtype: str, context: int, memory_gb: float) -> DraftScorer
     from ingot.models.adapter import adapt
 
     here = current()
-    adapter = adapt(make(name, dtype, context), shape(name, context), here, apart=here.kind == "cpu")
+    adapter = adapt(make(name, dtype, context), shape(name, context), here)
     total = adapter.weight_bytes + int(memory_gb * 1e9)
-    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=CATCH_UP, rows=4)
+    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=AT_ONCE, rows=4)
     return DraftScorer(DraftModel(adapter, budget))
 
 
@@ -97,7 +110,7 @@ def measure(engine: Engine, tokens: int, seed: int, *, sparse: bool = False) -> 
     dice = random.Random(f"{tokens} {seed}")
     request = Request(
         f"{tokens}-{seed}-{sparse}",
-        (tuple(dice.randrange(30_000) for _ in range(tokens)),),
+        (tuple(dice.randrange(WORDS) for _ in range(tokens)),),
         max_tokens=AHEAD,
         sampling=Sampling(temperature=0.0),
         stop=Stop(ignore_eos=True),
@@ -110,9 +123,10 @@ def measure(engine: Engine, tokens: int, seed: int, *, sparse: bool = False) -> 
     return batch[-1]
 
 
-def best_of(engine: Engine, tokens: int, rounds: int, *, sparse: bool = False) -> Ended:
+def best_of(engine: Engine, tokens: int, asked: argparse.Namespace, *, sparse: bool = False) -> Ended:
     """The quickest of some, behind one that warms up."""
-    ends = [measure(engine, tokens, seed, sparse=sparse) for seed in range(rounds + 1)][1:]
+    measure(engine, min(tokens, asked.warm_up or tokens), 0, sparse=sparse)
+    ends = [measure(engine, tokens, 1 + round, sparse=sparse) for round in range(asked.rounds)]
     return min(ends, key=first_token_s)
 
 
@@ -120,41 +134,42 @@ def first_token_s(end: Ended) -> float:
     return end.timing.queue + end.timing.prefill
 
 
-def figures(asked: argparse.Namespace) -> list[Figures]:
+def figures(asked: argparse.Namespace) -> Iterator[Figures]:
     with engine_of(asked.draft, asked) as engine:
-        alone = [first_token_s(best_of(engine, tokens, asked.rounds)) for tokens in asked.lengths]
-    made: list[Figures] = []
+        alone = [first_token_s(best_of(engine, tokens, asked)) for tokens in asked.lengths]
     with engine_of(asked.target, asked, draft=asked.draft) as engine:
         for tokens, draft_s in zip(asked.lengths, alone, strict=True):
-            dense, thin = best_of(engine, tokens, asked.rounds), best_of(engine, tokens, asked.rounds, sparse=True)
+            dense, thin = best_of(engine, tokens, asked), best_of(engine, tokens, asked, sparse=True)
             [told] = thin.sparse
             if told.unused is not None:
-                print(f"{tokens}: {told.unused}")
+                print(f"{tokens}: {told.unused}", flush=True)
                 continue
             speeds = [(AHEAD - 1) / end.timing.decode for end in (dense, thin)]
             seconds = (first_token_s(dense), first_token_s(thin), draft_s, told.scoring_s)
-            made.append(Figures(tokens, *seconds, told.kept, *speeds))
-    return made
+            yield Figures(tokens, *seconds, told.kept, *speeds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=SHAPES, default="llama-150m")
-    parser.add_argument("--draft", choices=SHAPES, default="llama-15m")
+    parser.add_argument("--target", choices=[*SHAPES, *TRAINED], default="llama-150m")
+    parser.add_argument("--draft", choices=[*SHAPES, *TRAINED], default="llama-15m")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
     parser.add_argument("--keep", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-up", type=int, help="tokens of the prompt that warms up, if not as many: for CPUs")
     parser.add_argument("--memory-gb", type=float, default=2.0)
     asked = parser.parse_args()
     print("| tokens | dense | sparse | scoring | draft alone | kept | gain | at best | share | decode |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    found = figures(asked)
-    for each in found:
+    found: list[Figures] = []
+    for each in figures(asked):
+        found.append(each)
         print(
             f"| {each.tokens} | {each.dense_s:.3f} s | {each.sparse_s:.3f} s | {each.scoring_s:.3f} s "
             f"| {each.draft_s:.3f} s | {each.kept / each.tokens:.2f} | {each.gain:.2f} | {each.best:.2f} "
-            f"| {each.gain / each.best:.2f} | {each.sparse_speed / each.dense_speed:.2f} |"
+            f"| {each.gain / each.best:.2f} | {each.sparse_speed / each.dense_speed:.2f} |",
+            flush=True,
         )
     if len(found) > 1:
         first, last = found[0], found[-1]

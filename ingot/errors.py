@@ -42,6 +42,12 @@ class BadMedia(BadRequest):
     code = "invalid_media"
 
 
+class AdapterError(BadRequest):
+    """A LoRA adapter that cannot be read, or not be honoured by the model that it is for."""
+
+    code = "invalid_adapter"
+
+
 class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 

@@ -1,5 +1,7 @@
 import gc
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -23,8 +25,8 @@ settings.load_profile("quick")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a `sampled` test one in so many is quick. The number divides no parameter's count of values, so
-    that each value has its turn."""
+    """Of the cases of a `sampled` test one in so many is quick. The number shares no divisor with the count of values
+    that vary fastest, so that each of them has its turn."""
     cases: Counter[tuple[str, str]] = Counter()
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -39,6 +41,25 @@ def pytest_collection_finish() -> None:
     """What was imported stays: nobody has to look through it for garbage again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test marked `alone` counts what its whole process holds: threads of tests before it must not be in there."""
+    if pyfuncitem.get_closest_marker("alone") is None or "INGOT_TEST_ALONE" in os.environ:
+        return None
+    test = [str(pyfuncitem.path) + "::" + pyfuncitem.name, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *test],
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, "INGOT_TEST_ALONE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+    return True
 
 
 @pytest.fixture

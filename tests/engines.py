@@ -17,7 +17,9 @@ from ingot.config import Settings
 from ingot.engine.budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.live_codec import with_live_codec
+from ingot.engine.kv_events.news import Teller
+from ingot.engine.loop import Loop
+from ingot.engine.loras import NamedLoras
 from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
 from ingot.engine.runner import Runner
 from ingot.engine.sparse.prefill import SparseOffer
@@ -26,6 +28,7 @@ from ingot.engine.start_encoders import offer
 from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
+from ingot.models.live_codec import with_live_codec
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests import tiny
 from tests.scripted import Wait
@@ -84,11 +87,15 @@ def start(
     live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
     sparse: Callable[[], SparseOffer] | None = None,
+    teller: Teller | None = None,
+    loras: Mapping[str, Path] | None = None,
+    loop: Loop | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
     gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
     into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
-    `sparse` makes who scores long prompts."""
+    `sparse` makes who scores long prompts, `teller` is told what is kept, `loras` are the folders of adapters, and
+    `loop` is one that it shares with other engines."""
 
     def load() -> Loaded:
         from ingot.kernels import native
@@ -124,6 +131,10 @@ def start(
             proposers=tuple(proposer.name for proposer in proposers),
             scorer="" if scoring is None else scoring.scorer.name,
         )
+        named = None if loras is None else NamedLoras(adapter, most=64, most_rank=64)
+        for lora, where in (loras or {}).items():
+            assert named is not None
+            named.load(lora, where)
         offered = offer(encoders or {}, Settings(), current(), 1 << 30)
         kept = (
             None
@@ -143,15 +154,17 @@ def start(
             guessed_tokens=guessed_tokens,
             disk=kept,
             sparse=scoring,
+            teller=teller,
+            loras=named,
         )
 
     tokenizer = tiny_tokenizer()
-    return Engine(load, limits or Limits())
+    return Engine(load, limits or Limits(), loop)
 
 
 def runner_of(engine: Engine) -> Runner:
     """What the engine thread computes with, to look at while nothing runs."""
-    return engine._generation._runner
+    return engine._generation._books.runner
 
 
 def post(engine: Engine, letter: Callable[[], None]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.live_codec import with_live_codec
 from ingot.engine.looks import Eyes, LookMemory, Looks
+from ingot.engine.loras import NamedLoras
 from ingot.engine.request import ModelCard, Request, Sampling, Stop
+from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
@@ -18,6 +20,7 @@ from ingot.media.item import MediaItem
 from ingot.models.adapter import load
 from ingot.models.heads.finding import find_head
 from ingot.models.heads.loading import load_head, with_head
+from ingot.models.live_codec import with_live_codec
 from tests.engines import DISK_LIMITS, tiny_tokenizer
 
 ROOMY = LookMemory(1 << 26, 1 << 22)
@@ -36,8 +39,11 @@ def start_seeing(
     disk: Path | None = None,
     headed: bool = False,
     live: PairCodec = RAW_CODEC,
+    sparse: SparseOffer | None = None,
+    loras: Mapping[str, Path] | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses."""
+    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses; `sparse` says
+    who scores prompts, `loras` are the folders of adapters."""
 
     def loaded() -> Loaded:
         from ingot.kernels import native
@@ -50,6 +56,10 @@ def start_seeing(
             assert source is not None
             adapter = with_head(adapter, load_head(source, adapter))
         adapter = with_live_codec(adapter, live)
+        named = None if loras is None else NamedLoras(adapter, most=64, most_rank=64)
+        for name, where in (loras or {}).items():
+            assert named is not None
+            named.load(name, where)
         total = adapter.weight_bytes + memory
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=widest, rows=32)
         card = ModelCard(
@@ -64,6 +74,7 @@ def start_seeing(
             memory_budget=total,
             max_sequences=32,
             created=0,
+            scorer="" if sparse is None else sparse.scorer.name,
         )
         return Loaded(
             adapter,
@@ -75,6 +86,8 @@ def start_seeing(
             guessed_tokens=3 if headed else None,
             processor=processor_in(folder),
             eyes=Eyes(adapter.tower, looking),
+            sparse=sparse,
+            loras=named,
             disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS),
         )
 

@@ -221,3 +221,26 @@ def test_a_codec_is_known_by_name_and_needs_prefixes_to_keep() -> None:
     assert load({"cache_codec": "affine8/turbo3"}, {}).settings.cache_codec == "affine8/turbo3"
     assert "did you mean turbo4" in refusal(flags={"cache_codec": "turbo44"})
     assert "choose one" in refusal(flags={"cache_codec": "turbo4", "prefix_cache": False})
+
+
+def test_adapters_are_named_by_pairs_and_objects() -> None:
+    settings = Settings(lora_modules=("a=/x", '{"name": "b"', '"path": "/y"}'), adapter_path=Path("/z/c"))
+    assert [(lora.name, str(lora.path)) for lora in settings.loras] == [("a", "/x"), ("b", "/y"), ("c", "/z/c")]
+    assert settings.default_lora == "c"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(["a"], ["a="], ["a:b=/x"], ["=/x"], ["a=/x", "a=/y"]),
+        *(['{"name": "a"}'], ['{"name": "a"'], ['{"name": "a", "path": "/x", "rank": 4}']),
+    ],
+)
+def test_what_is_no_adapter_is_refused(wrong: list[str]) -> None:
+    with pytest.raises(ConfigError, match="lora_modules"):
+        Settings(lora_modules=tuple(wrong))
+
+
+def test_more_adapters_than_there_may_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 adapters are named, and max_loras is 1"):
+        Settings(lora_modules=("a=/x", "b=/y"), max_loras=1)

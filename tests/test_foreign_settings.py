@@ -201,3 +201,29 @@ def test_what_vllm_keeps_live_states_in_is_a_live_codec(dtype: str, codec: str) 
 def test_numbers_that_no_live_codec_has_are_refused(dtype: str, said: str) -> None:
     message = refusal(kv_cache_dtype=dtype)
     assert message.startswith("--kv-cache-dtype") and said in message
+
+
+def test_vllms_words_say_where_events_are_told() -> None:
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "replay_endpoint": "tcp://*:5558", "topic": "kv"}
+    settings = load({"kv_events_config": json.dumps(config)}, {}).settings
+    assert (settings.kv_events, settings.kv_events_replay) == ("tcp://*:5557", "tcp://*:5558")
+    assert settings.kv_events_topic == "kv"
+
+
+@pytest.mark.parametrize("config", [{}, {"enable_kv_cache_events": False}, {"publisher": "null"}])
+def test_events_that_are_not_asked_for_are_not_told(config: dict[str, Any]) -> None:
+    assert load({"kv_events_config": json.dumps(config)}, {}).settings.kv_events is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"buffer_steps": 5}, "buffer_steps"),
+        ({"enable_kv_cache_events": True, "publisher": "kafka"}, "kafka"),
+        ({"enable_kv_cache_events": 1}, "true or false"),
+        ({"enable_kv_cache_events": True, "endpoint": "5557"}, "tcp://HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_honoured_of_events_is_named(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({"kv_events_config": json.dumps(config)}, {})

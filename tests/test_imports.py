@@ -15,8 +15,8 @@ MODULES = {
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
-    *("cli", "agents", "http", "mcp", "protocol", "engine", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "media", "observe", "web", "errors", "version"),
+    *("cli", "agents", "http", "mcp", "protocol", "engine", "ranks", "models", "cache", "kernels"),
+    *("upstream", "config", "text", "media", "observe", "web", "errors", "heap", "version"),
 )
 """From the top down. Imports go down, or stay."""
 CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine"), ("config", "cache")}
@@ -29,7 +29,15 @@ WITHOUT = {
     "cli": MLX,
     "models": ("ingot.text",),
 }
-ENGINE_NOUNS = ("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.sparse.ask")
+ENGINE_NOUNS = (
+    *("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.cache_branch", "ingot.engine.health"),
+    *(
+        "ingot.engine.hearing.request",
+        "ingot.engine.speaking.request",
+        "ingot.engine.sparse.ask",
+        "ingot.engine.fleet.standing",
+    ),
+)
 """What protocol and http may know of the engine at run time."""
 
 

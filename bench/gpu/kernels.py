@@ -14,8 +14,8 @@ from bench.gpu.scale import Scale
 from bench.paged import Trial, seconds
 from ingot.kernels.delta.kernels import DeltaShape, Spans, delta_kernels
 from ingot.kernels.device import current
-from ingot.kernels.paged.kernels import ordered
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import ordered
 from ingot.upstream import import_upstream
 
 ROUNDS = 5

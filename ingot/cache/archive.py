@@ -57,11 +57,12 @@ class ArchivedRecord(StoredRecord):
 
     salt: str
     parent: int  # the number of an earlier piece, or -1
+    lora: str = ""  # the digest of the adapter that its states went through
 
     @classmethod
-    def of(cls, record: StoredRecord, *, salt: str, parent: int) -> ArchivedRecord:
+    def of(cls, record: StoredRecord, *, salt: str, parent: int, lora: str = "") -> ArchivedRecord:
         own = {each.name: getattr(record, each.name) for each in fields(StoredRecord)}
-        return cls(**own, salt=salt, parent=parent)
+        return cls(**own, salt=salt, parent=parent, lora=lora)
 
 
 def write(
@@ -100,7 +101,7 @@ def _header(key: Mapping[str, str], pieces: Sequence[ArchivedRecord]) -> bytes:
 
 
 def _listed(piece: ArchivedRecord) -> dict[str, Any]:
-    return {"salt": piece.salt, "parent": piece.parent, **listed(piece)}
+    return {"salt": piece.salt, "parent": piece.parent, "lora": piece.lora, **listed(piece)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +186,14 @@ def _check_key(stated: object, key: Mapping[str, str]) -> None:
 
 
 def _piece(stated: dict[str, Any]) -> ArchivedRecord:
-    return ArchivedRecord(**fields_of(stated), salt=str(stated["salt"]), parent=int(stated["parent"]))
+    salt, lora = str(stated["salt"]), str(stated.get("lora", ""))
+    return ArchivedRecord(**fields_of(stated), salt=salt, parent=int(stated["parent"]), lora=lora)
 
 
 def _check_tree(pieces: Sequence[ArchivedRecord]) -> None:
     for number, piece in enumerate(pieces):
         parent = pieces[piece.parent] if 0 <= piece.parent < number else None
         begins = 0 if piece.parent == -1 else parent.end if parent is not None else -1
-        same = parent is None or parent.salt == piece.salt
+        same = parent is None or (parent.salt, parent.lora) == (piece.salt, piece.lora)
         if piece.begin != begins or not same or not piece.whole:
             raise _damaged(f"its piece {number} does not fit the others")

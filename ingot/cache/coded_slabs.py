@@ -75,7 +75,7 @@ class KernelCodedSlabs(CodedSlabs):
 
     def __init__(self, pool: Pool[CodedStorage], form: PageForm, shape: CodedShape, kernel: PagedAttention) -> None:
         super().__init__(pool, form)
-        self._kernel, self._shape = kernel, shape
+        self._kernel, self.shape = kernel, shape
         self._constants = shape.constants(form.sizes[1])
         self._pages: CodedPages | None = None
         self._stored = mx.zeros(1, mx.int32)
@@ -86,7 +86,7 @@ class KernelCodedSlabs(CodedSlabs):
             mx.eval(self.slabs)
             addresses = self._kernel.locate(self.slabs)
             mx.eval(addresses)
-            self._pages = CodedPages(self._shape, self._constants, addresses)
+            self._pages = CodedPages(self.shape, self._constants, addresses)
 
     @property
     def pages(self) -> CodedPages:

@@ -26,6 +26,20 @@ class KVDelta:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
+    @property
+    def coded(self) -> int:
+        """Pages that are in fewer bits, from the first on."""
+        return 0
+
+    @property
+    def raw(self) -> KVDelta:
+        """The tokens behind those."""
+        return self
+
+    def with_coded(self, pages: int) -> KVDelta:
+        """The same with no more pages in fewer bits than so many."""
+        return self
+
     def behind(self, begin: int, whole: int) -> KVDelta:
         """What lies behind a token, of a record that begins at `whole`. What reaches back before that does so still."""
         if self.begin < whole or self.begin >= begin:

@@ -15,7 +15,7 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.deltas import Deltas, KVDelta, arrays_of
 from ingot.cache.groups import PageGroup
 from ingot.cache.layers import AppendState
-from ingot.cache.packing import Form, LooseRecord, laid, laid_part, loosened
+from ingot.cache.packing import Form, LooseRecord, as_stored, laid, laid_part, loosened
 from ingot.cache.pages import Table
 from ingot.cache.records import KVPart, Record
 from ingot.cache.rows import Rows
@@ -23,7 +23,7 @@ from ingot.errors import ConfigError
 
 
 class RecordEncoding:
-    """Raw: what leaves its pages stays as it is, bit for bit."""
+    """What leaves its pages stays as it is, bit for bit: raw, or in the fewer bits that live pages are in."""
 
     lossy = False
 
@@ -38,7 +38,7 @@ class RecordEncoding:
 
     def loose(self, record: Record) -> LooseRecord:
         """A record as it is written to files."""
-        return loosened(self._rows, record)
+        return as_stored(self._rows, record)
 
     def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
         """A record that was read from one; `before` are those of the tokens before it."""
@@ -73,7 +73,7 @@ class LossyEncoding(RecordEncoding):
     def form(self, form: Form) -> Form:
         sample = replace(form.sample, deltas=self._encoded(form.sample.deltas))
         mx.eval(sample.arrays())
-        return replace(form, sample=sample)
+        return replace(form, sample=sample, pages=(None,) * len(form.pages))
 
     def loose(self, record: Record) -> LooseRecord:
         return LooseRecord(record.begin, record.end, self._deltas(record), record.checkpoint)

@@ -15,6 +15,19 @@ EARLIER_BYTES = 256 << 20
 aside for it at most; where that does not do, only those before all of the tokens are kept."""
 
 
+class Gathered(NamedTuple):
+    """Bytes of a token in one layer, where pages are laid one behind another before they are attended to; 0 where they
+    are read as they lie."""
+
+    few: int = 0  # for launches of up to `width` tokens a row,
+    many: int = 0  # and of more
+    width: int = 0
+    unpacked: int = 0  # of more, where kernels unpack pages into memory that all layers share
+
+
+NOTHING_GATHERED = Gathered()
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes. A row is a sequence's states; a token is one position of it."""
@@ -28,7 +41,7 @@ class Footprint:
     scratch: int = 0  # held beside the weights, whatever runs
     tile: int | None = None  # tokens of a launch whose scores exist at once; None: all of them
     coded: int = 0  # per token of a row that lies behind its tail, where every one is kept in fewer bits; 0: none is
-    unpacked: int = 0  # per token before the end of a launch, where keys and values in fewer bits are unpacked for it
+    gathered: Gathered = NOTHING_GATHERED  # per token before the end of a launch
 
     @property
     def token(self) -> int:

@@ -19,6 +19,7 @@ class Forest:
     def __init__(self, shares: Shares) -> None:
         self._roots: dict[str, dict[Owner, Node]] = {}  # by tenant
         self.shares = shares
+        self.changes = 0
 
     # Finding
 
@@ -58,6 +59,14 @@ class Forest:
         """As whom something of a tenant's is kept."""
         return list(self._roots.get(tenant, {}))
 
+    def first(self, owner: Owner) -> list[Node]:
+        """The nodes that an owner's paths begin with."""
+        root = self._root(owner)
+        return [] if root is None else list(root.children.values())
+
+    def roots(self, tenant: str) -> list[Node]:
+        return list(self._roots.get(tenant, {}).values())
+
     def _root(self, owner: Owner) -> Node | None:
         return self._roots.get(owner.tenant, {}).get(owner)
 
@@ -71,6 +80,7 @@ class Forest:
         """Have a record in memory, another one than before, or none any more."""
         before, after = (0 if each is None else each.nbytes for each in (node.record, record))
         node.record = record
+        self.changes += 1
         self.shares.add(node.tenant, after - before)
 
     def recount(self) -> None:
@@ -104,6 +114,7 @@ class Forest:
         known = self.walk(owner, tokens)[1]
         if known < entry.begin:
             return False
+        self.changes += 1
         for node in self._cut(owner, tokens, (entry.begin, known)):
             part = filed.part(node.begin, node.end)
             if node.begin >= entry.begin and not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
@@ -127,6 +138,7 @@ class Forest:
 
     def prune(self, node: Node) -> None:
         """Forget a node, and what goes on from it, none of which is in memory."""
+        self.changes += 1
         parent = node.parent
         assert parent is not None
         del parent.children[node.tokens[0]]
@@ -143,12 +155,14 @@ class Forest:
 
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
-        freed = sum(
-            node.record.nbytes for owner in self.owners(tenant) for node in self.nodes(owner) if node.record is not None
-        )
+        held = self.shares.total
+        for owner in self.owners(tenant):
+            for node in self.nodes(owner):
+                # A tree refers to itself: what its nodes hold would wait for the garbage collector, which may run in
+                # any thread, and pages are this one's.
+                self.hold(node, None)
         self._roots.pop(tenant, None)
-        self.shares.add(tenant, -freed)
-        return freed
+        return held - self.shares.total
 
     def check(self) -> None:
         held: Counter[str] = Counter()

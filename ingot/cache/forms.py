@@ -1,7 +1,7 @@
 """In which memory pages lie where live keys and values are coded: raw, in fewer bits, or both for a while.
 
-A page begins raw. It is encoded once, when the first row sees it so; its raw form goes as soon as no running row sees
-that any more, whatever records hold it. Pure Python: no mlx, no arrays.
+A page begins raw, unless it is read from a file. It is encoded once, when the first row sees it so; its raw form goes
+as soon as no running row sees that any more, whatever records hold it. Pure Python: no mlx, no arrays.
 """
 
 from __future__ import annotations
@@ -69,11 +69,20 @@ class Forms:
 
     def begin(self, page: int) -> None:
         """Somebody takes a page that nobody had."""
+        self._know(page)
+        self.raw_of[page] = self.raw.take()
+
+    def begin_coded(self, page: int) -> None:
+        """A row takes a page that nobody had, and sees it coded."""
+        self._know(page)
+        self.coded_of[page] = self.coded.take()
+        self._coded_rows[page] = 1
+
+    def _know(self, page: int) -> None:
         while len(self.raw_of) <= page:
             for places in (self.raw_of, self.coded_of):
                 places.append(NOWHERE)
             self._coded_rows.append(0)
-        self.raw_of[page] = self.raw.take()
 
     def end(self, page: int) -> None:
         """Nobody has it any more."""

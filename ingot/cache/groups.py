@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -126,6 +127,11 @@ class PageGroup(Pool[Storage]):
         """Where its raw form lies."""
         return page if self.pages.forms is None else self.pages.forms.raw_of[page]
 
+    def coded_slots(self, pages: Sequence[int]) -> list[int]:
+        """Where the coded forms of the first pages lie, up to one that has none."""
+        forms = self.pages.forms
+        return [] if forms is None else [forms.coded_of[page] for page in takewhile(forms.is_coded, pages)]
+
     def raw_slots(self, pages: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The same of many."""
         numbers: np.ndarray[Any, np.dtype[np.int32]] = np.frombuffer(pages, np.int32)
@@ -142,6 +148,15 @@ class PageGroup(Pool[Storage]):
         ]
         return np.concatenate([~self.coded.encoded[coded], raw[table.coded :]])
 
+    def seen_slots(self, table: Table) -> bytes:
+        """Where a row's pages lie as it sees them, the first `coded` in fewer bits; as int32."""
+        forms = self.pages.forms
+        if forms is None or not table.coded:
+            return self.raw_slots(table.numbers).tobytes()
+        raw = self.raw_slots(table.numbers[table.coded :])
+        coded = np.frombuffer(forms.coded_of, np.int32)[np.frombuffer(table.numbers, np.int32)[: table.coded]]
+        return coded.tobytes() + raw.tobytes()
+
     def native_table(self, table: Table) -> native.PageTable:
         """A row's pages as the native kernels take them."""
         forms = self.pages.forms
@@ -157,14 +172,20 @@ class PageGroup(Pool[Storage]):
 
     def encode(self, pages: Sequence[int]) -> None:
         """Put full pages into fewer bits, in all layers. The caller has provided for it."""
+        self.encode_slots(*self.both_slots(pages))
+        self.pages.settle(pages)
+
+    def both_slots(self, pages: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where pages that have both forms lie: raw, and in fewer bits."""
         forms = self.pages.forms
         assert forms is not None
-        raw, coded = [forms.raw_of[page] for page in pages], [forms.coded_of[page] for page in pages]
+        return [forms.raw_of[page] for page in pages], [forms.coded_of[page] for page in pages]
+
+    def encode_slots(self, raw: Sequence[int], coded: Sequence[int]) -> None:
         for storage in self.storages:  # one by one: what is computed on the way takes much memory
             made = storage.encode(raw, coded)
             assert storage.coded is not None
             mx.eval(made, storage.coded.pending())
-        self.pages.settle(pages)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy the beginnings of pages in all layers."""

@@ -34,6 +34,7 @@ class Row:
     position: int = 0
     before: Before | None = None  # where it stood before tokens that may be taken back
     exact: bool = False  # what it stores stays as it was computed, where others' goes into fewer bits
+    lora: int = 0  # the slot of the adapter that it goes through; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,11 @@ class Launch:
         if self.stated is not None:
             return self.stated
         return mx.array([first + number for first in self.positions for number in range(self.width)], dtype=mx.int32)
+
+    def every(self, step: int) -> Launch:
+        """Each `step`-th token of its only row, as a launch: to compute what they ask, and store nothing."""
+        stated = self.explicit[..., step - 1 :: step]
+        return Launch(self.rows, stated.shape[-1], self.starts, self.positions, stated)
 
     def within(self, begin: int, end: int) -> Launch:
         """Tokens [begin, end) of its only row, as a launch."""

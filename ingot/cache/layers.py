@@ -6,99 +6,28 @@ keep a state that only moves forward, in a slot for each row. Only the engine th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
-from ingot.cache.arrays import as_long, copied, with_rows
 from ingot.cache.groups import PageGroup, Run, Storage
-from ingot.cache.launch import Launch, LaunchSpan, Mask, Masks, Mixed, Parted
+from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
+from ingot.cache.layer_state import LayerKind, LayerState
 from ingot.cache.masks import mutually_visible, visible
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.pools import PageIndex
-from ingot.cache.positions import Offset
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.cache.reserved import ReservedStorage
 from ingot.cache.slabs import KernelStorage, SlabStorage
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.kernels.paged.shapes import Shape
-from ingot.upstream import ArraysCache, caches
+from ingot.upstream import caches
 
-LayerKind = Literal["append", "window", "recurrent"]
-
-
-class LayerState:
-    """What the three kinds share: the launch that they are the caches of."""
-
-    kind: LayerKind
-
-    def __init__(self) -> None:
-        self.launch: Launch | None = None
-        self.mixed: Mixed | None = None
-        self.neighbours: Sequence[Any] = ()  # all layers' states, this one among them
-
-    @property
-    def open_launch(self) -> Launch:
-        assert self.launch is not None, "a layer state is used outside a launch"
-        return self.launch
-
-    @property
-    def whole(self) -> Mixed | None:
-        """The mixed launch that is open, unless one of its launches is being computed."""
-        return self.mixed if self.launch is None else None
-
-    @property
-    def opened(self) -> Launch | Mixed:
-        return self.open_launch if self.whole is None else self.whole
-
-    @contextmanager
-    def computing(self, launch: Launch) -> Iterator[None]:
-        """While this is open, the state is the cache of one launch, which may be part of a mixed one."""
-        self.open(launch)
-        try:
-            yield
-        finally:
-            self.close()
-
-    def open(self, launch: Launch) -> None:
-        self.launch = launch
-
-    def close(self) -> None:
-        self.launch = None
-
-    @property
-    def offset(self) -> Offset:
-        return self.opened.offset
-
-    @property
-    def pieces(self) -> Sequence[LaunchSpan]:
-        """The sequences that are being computed."""
-        return self.opened.pieces
-
-    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Mask | Parted:
-        if self.whole is None:
-            return self._mask(width, return_array, window_size)
-        parts = tuple(self._mask_of(part, return_array, window_size) for part in self.whole.parts)
-        return None if all(part is None for part in parts) else self._masks(parts, window_size)
-
-    def _mask_of(self, part: Launch, return_array: bool, window_size: int | None) -> Mask:
-        with self.computing(part):
-            return self._mask(part.width, return_array, window_size)
-
-    def _masks(self, parts: tuple[Mask, ...], window_size: int | None) -> Parted:
-        """The masks of the launches of a mixed one."""
-        assert self.whole is not None
-        return Parted(self.whole, parts)
-
-    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
-        """Which of its sequence's tokens each token of the open launch sees."""
-        raise NotImplementedError
-
-    def pending(self) -> list[mx.array]:
-        """What was written to since the last time."""
-        raise NotImplementedError
+Choice = Callable[[mx.array, float, int], mx.array | None]
+"""(queries [tokens, heads, size], their scale, the place of the launch's first token): see `PageChoice`."""
 
 
 class AppendState(LayerState):
@@ -117,11 +46,20 @@ class AppendState(LayerState):
         """Of the GPU that it lives on."""
         self.onlooker: Callable[[Any], None] | None = None
         """Is told what tokens ask of the keys, by attention that is ours, while somebody looks on."""
+        self.choice: Choice | None = None
+        """Says which pages of its only row tokens see, by what some of them ask, while somebody reads so."""
+        self.shown: mx.array | None = None
+        """What it said of the launch that is being computed; None: they see all."""
 
     @property
     def stored(self) -> Storage:
         assert self.storage is not None, "nothing was written yet"
         return self.storage
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody hears what tokens ask of the keys: then layers are computed one after another."""
+        return self.onlooker is not None or self.choice is not None
 
     def reserve(self, heads: int, size: int, dtype: mx.Dtype) -> ReservedStorage | None:
         """Storage for the native kernels; None where there is another already. `dtype` is what keys and values are
@@ -175,7 +113,7 @@ class AppendState(LayerState):
         kernel = None if self.kernels is None else self.kernels.attention(Shape(heads, heads, *sizes, PAGE), dtype)
         if self.kernels is None or kernel is None:
             return SlabStorage(self.group, heads, sizes, dtype)
-        return KernelStorage(self.group, heads, sizes, dtype, kernel, self.kernels.reads)
+        return KernelStorage(self.group, heads, sizes, dtype, kernel, self.kernels)
 
     def kernel_rows(self, storage: KernelStorage, mixed: Mixed, numbers: Sequence[int]) -> KernelRows:
         """The rows of some launches of a mixed one, as the kernels take them."""
@@ -187,7 +125,27 @@ class AppendState(LayerState):
             counts = [part.width for part in parts for _ in part.rows]
             mixed.memo[key] = storage.rows(tables, lengths, counts)
         rows: KernelRows = mixed.memo[key]
-        return rows
+        return rows if self.shown is None else rows.narrowed(self.shown, PAGE)
+
+    @contextmanager
+    def choosing(self, queries: mx.array, scale: float, mixed: Mixed) -> Iterator[None]:
+        """While this is open, the tokens of a launch of one row, some of which ask so, see what is chosen for them."""
+        assert self.choice is not None
+        [[start]] = [part.starts for part in mixed.parts]
+        self.shown = self.choice(queries, scale, start)
+        try:
+            yield
+        finally:
+            self.shown = None
+
+    def seen(self, table: Table, start: int) -> tuple[Sequence[int], int]:
+        """The pages of a row that tokens from place `start` on see, their own among them, and the place that this one
+        has there."""
+        if self.shown is None:
+            return table.numbers, start - table.first * PAGE
+        chosen: list[int] = self.shown.tolist()  # type: ignore[assignment]
+        own = start // PAGE
+        return [*(table.numbers[page] for page in chosen), *table.numbers[own:]], len(chosen) * PAGE + start % PAGE
 
     def tables(self, launch: Launch) -> list[Table]:
         return [row.tables[self.group.number] for row in launch.rows]
@@ -196,6 +154,8 @@ class AppendState(LayerState):
         """Keys and values [rows, heads, tokens, size] that the open launch's rows hold, from each one's first page on,
         with zeros behind shorter ones."""
         launch = self.open_launch
+        if self.shown is not None:
+            return self._shown_keys_and_values(launch)
         seen = _gathering(launch, self.group)
         read = [self.stored.gathered(index) for index in seen.indexes]
         keys, values = (_stacked(list(parts)) for parts in zip(*read, strict=True))
@@ -205,6 +165,13 @@ class AppendState(LayerState):
             # not even with a weight of zero.
             keys, values = (mx.where(seen.shown, part, mx.zeros((), part.dtype)) for part in (keys, values))
         return keys, values
+
+    def _shown_keys_and_values(self, launch: Launch) -> tuple[mx.array, mx.array]:
+        [table], [start] = self.tables(launch), launch.starts
+        pages, place = self.seen(table, start)
+        keys, values = self.stored.gathered(self.group.index(pages, 0))
+        end = place + launch.width
+        return keys[:, :, :end], values[:, :, :end]
 
     def firsts(self, launch: Launch) -> list[int]:
         """The place of the first token that each row holds."""
@@ -323,112 +290,6 @@ def runs_of(opened: Launch | Mixed, group: PageGroup) -> list[Run]:
     return runs
 
 
-class RecurrentState(LayerState, ArraysCache):
-    """Convolution tails, SSM and gated-delta states. An ArraysCache, since models tell recurrent layers by that."""
-
-    kind: LayerKind = "recurrent"
-    left_padding = None
-    lengths = None  # no launch is padded
-
-    def __init__(self, parts: int, slots: int = 1) -> None:
-        LayerState.__init__(self)
-        self.cache: list[mx.array | None] = [None] * parts
-        self._slots = slots
-        self._written: set[int] = set()
-        self.goes_back = False
-        """Whether who computes it natively gives earlier states, too."""
-        self.wanted = 0  # of these, for how many of a launch's last tokens
-        self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # and the slots that they are of
-
-    # What rows ask for.
-
-    def resize(self, slots: int) -> None:
-        self._slots = slots
-        self.cache = [None if part is None else with_rows(part, slots) for part in self.cache]
-        mx.eval(self.arrays())
-
-    def arrays(self) -> list[mx.array]:
-        return [part for part in self.cache if part is not None]
-
-    def pending(self) -> list[mx.array]:
-        return self.arrays()
-
-    def row(self, slot: int) -> list[mx.array | None]:
-        """Copies of the row's state, in memory of their own; None where the model keeps nothing."""
-        return [None if part is None else copied(part[slot : slot + 1]) for part in self.cache]
-
-    def put(self, slot: int, parts: Sequence[mx.array | None]) -> None:
-        """Give a row a state that `row` gave, which stays as it is."""
-        for index, part in enumerate(parts):
-            if part is not None:
-                # A copy: with one slot, what is stored would be all of the state, and states are written in place.
-                self._store(index, slice(slot, slot + 1), copied(part))
-
-    def earlier(self, slot: int) -> tuple[Sequence[mx.array], int]:
-        """What the row's state was without the last tokens of the launch: parts for all its rows, and which it is."""
-        parts, slots = self._earlier
-        return parts, slots.index(slot)
-
-    def forget_earlier(self) -> None:
-        self.wanted, self._earlier = 0, ((), [])
-
-    def _store(self, index: int, slots: slice | mx.array, rows: mx.array) -> None:
-        part = self.cache[index]
-        if part is None:
-            part = mx.zeros((self._slots, *rows.shape[1:]), rows.dtype)
-        # A history of the newest tokens grows with its sequence at first; before that lies nothing.
-        part, rows = as_long(part, rows), as_long(rows, part)
-        part[slots] = rows
-        self.cache[index] = part
-
-    # What layers that are computed natively ask for.
-
-    def lend(self, *rows: tuple[int, ...]) -> list[mx.array]:
-        """All slots' parts, of these shapes a row, for whoever writes them in place and gives them back."""
-        parts = [
-            mx.zeros((self._slots, *shape), mx.float32) if part is None else part.astype(mx.float32)
-            for part, shape in zip(self.cache, rows, strict=True)
-        ]
-        self.cache = [None] * len(parts)
-        return parts
-
-    def regain(self, parts: Sequence[mx.array]) -> None:
-        """The parts, and behind them the earlier ones, as many as `wanted`."""
-        self.cache, earlier = list(parts[: len(self.cache)]), parts[len(self.cache) :]
-        self._earlier = (earlier, [slot for _, _, slot, _ in self.pieces] if earlier else [])
-
-    # What mlx-lm's models ask for.
-
-    def open(self, launch: Launch) -> None:
-        self._written = set()
-        super().open(launch)
-
-    def __getitem__(self, index: int) -> mx.array | None:
-        launch, part = self.open_launch, self.cache[index]
-        # Models know a sequence's beginning by the lack of a state, which need not be the same to them as zeros.
-        if part is None or (not any(launch.starts) and index not in self._written):
-            return None
-        return part[_slots_of(launch)]
-
-    def __setitem__(self, index: int, value: mx.array) -> None:
-        self._written.add(index)
-        self._store(index, _slots_of(self.open_launch), value)
-
-    def advance(self, count: int) -> None:
-        """Lengths belong to the rows, which are longer when the launch ends."""
-
-    def _mask(self, width: int, return_array: bool, window_size: int | None) -> Mask:
-        return None
-
-
-def _slots_of(launch: Launch) -> slice | mx.array:
-    """Where its rows' states lie: as they lie, where that is one behind another."""
-    slots = [row.slot for row in launch.rows]
-    if slots == list(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0], slots[0] + len(slots))
-    return launch.slots
-
-
 class GroupState(LayerState):
     """Several states of one layer, as models with two mixers in a layer ask for."""
 
@@ -451,6 +312,11 @@ class GroupState(LayerState):
 
     def __getitem__(self, index: int) -> LayerState:
         return self.caches[index]
+
+
+def parts_of(layers: Iterable[LayerState]) -> list[LayerState]:
+    """The states of all layers, those of one that has several among them."""
+    return [part for layer in layers for part in (layer.caches if isinstance(layer, GroupState) else [layer])]
 
 
 def state_for(asked: Any, margin: int = 0) -> LayerState:

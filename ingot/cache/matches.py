@@ -9,7 +9,7 @@ from typing import Literal
 from ingot.cache.codecs.names import RAW
 from ingot.cache.records import Record
 
-Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt"]
+Reason = Literal["complete", "new_turn", "unseen", "diverged", "evicted", "checkpoint", "salt", "adapter"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,22 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.cache.archive import ArchiveError
+from ingot.cache.checkpoint import Checkpoint
+from ingot.cache.coded_deltas import CodedDelta
 from ingot.cache.deltas import TOKENS, Deltas, KVDelta, arrays_of
 from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
+from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Table
-from ingot.cache.records import Checkpoint, KVPart, Record, kept_part
+from ingot.cache.records import KVPart, Record, kept_part
 from ingot.cache.rows import Rows
 from ingot.cache.stored import StoredRecord, TensorShape
 
@@ -42,8 +45,7 @@ class LooseRecord:
     checkpoint: Checkpoint | None
 
     def arrays(self) -> list[mx.array]:
-        states = [array for layer in self.checkpoint or () for array in layer if array is not None]
-        return arrays_of(self.deltas) + states
+        return arrays_of(self.deltas) + ([] if self.checkpoint is None else self.checkpoint.arrays())
 
     def behind(self, begin: int) -> LooseRecord:
         """What of it lies behind a token. What reaches back before it does so still."""
@@ -57,21 +59,55 @@ class LooseRecord:
         deltas = tuple(delta if delta is None else delta.before(end, self.begin) for delta in self.deltas)
         return replace(self, end=end, deltas=deltas, checkpoint=None)
 
+    @property
+    def coded(self) -> int:
+        """Pages in fewer bits, from the first on, in the layers that have some."""
+        return max((delta.coded for delta in self.deltas if delta is not None), default=0)
+
+    def with_coded(self, pages: int) -> LooseRecord:
+        """The same with no more of them than so many."""
+        return replace(self, deltas=tuple(delta if delta is None else delta.with_coded(pages) for delta in self.deltas))
+
 
 def loosened(rows: Rows, record: Record) -> LooseRecord:
-    """Of a record that has its pages."""
-    deltas = tuple(_delta(state, record) if isinstance(state, AppendState) else None for state in rows.states)
-    return LooseRecord(record.begin, record.end, deltas, record.checkpoint)
+    """Of a record that has its pages, which are unpacked."""
+    return _loose(rows, record, _delta)
 
 
-def _delta(state: AppendState, record: Record) -> KVDelta:
-    part = record.parts[state.group.number]
+def as_stored(rows: Rows, record: Record) -> LooseRecord:
+    """The same, with whole pages in fewer bits as they lie, where they are."""
+    return _loose(rows, record, _stored_delta)
+
+
+def _loose(rows: Rows, record: Record, delta: Callable[[AppendState, KVPart], KVDelta]) -> LooseRecord:
+    deltas = (
+        delta(state, record.parts[state.group.number]) if isinstance(state, AppendState) else None
+        for state in rows.states
+    )
+    return LooseRecord(record.begin, record.end, tuple(deltas), record.checkpoint)
+
+
+def _delta(state: AppendState, part: KVPart) -> KVDelta:
     if part.begin >= part.end:
         return KVDelta(part.begin, part.end, ())
-    first = part.table.first * PAGE
-    whole = state.stored.gathered(state.group.index(part.table.numbers))
-    arrays = tuple(array[:, :, part.begin - first : part.end - first] for array in whole)
-    return KVDelta(part.begin, part.end, arrays)
+    return KVDelta(part.begin, part.end, _tokens(state, part, part.begin))
+
+
+def _stored_delta(state: AppendState, part: KVPart) -> KVDelta:
+    slots = part.group.coded_slots(part.table.numbers[: part.end // PAGE - part.table.first])
+    if not slots:
+        return _delta(state, part)
+    coded, raw = state.stored.coded, (part.table.first + len(slots)) * PAGE
+    assert coded is not None
+    rest = _tokens(state, part, raw) if raw < part.end else ()
+    return CodedDelta(part.begin, part.end, (coded.read(slots), *rest), coded.form)
+
+
+def _tokens(state: AppendState, part: KVPart, begin: int) -> tuple[mx.array, ...]:
+    """The keys and values of tokens from `begin` on."""
+    first = begin // PAGE
+    whole = state.stored.gathered(state.group.index(part.table.numbers[first - part.table.first :]))
+    return tuple(array[:, :, begin - first * PAGE : part.end - first * PAGE] for array in whole)
 
 
 def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
@@ -89,15 +125,16 @@ def laid_part(rows: Rows, group: PageGroup, before: Sequence[Record], deltas: De
         if delta is not None and isinstance(state, AppendState) and state.group is group
     ]
     begin, end = states[0][0].begin, states[0][0].end
-    table, held = _begun(group, before, begin)
+    coded = [(delta, state) for delta, state in states if isinstance(delta, CodedDelta)]
+    table, held = _begun_coded(rows, group, coded) if coded else _begun(group, before, begin)
     copies = table.grow(held, end)
     rows.provide(group)
     if copies:
         group.copy(copies)
     for delta, state in states:
-        if delta.arrays:
+        if delta.raw.arrays:
             # What nobody has of the page before it will not be seen, but is read by plain operations.
-            keys, values = (_by_token(array, begin - held) for array in delta.arrays)
+            keys, values = (_by_token(array, delta.raw.begin - held) for array in delta.raw.arrays)
             state.stored.write(keys, values, _runs(group, table, held, end))
     return kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin)
 
@@ -111,6 +148,19 @@ def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Tabl
             page = part.table.numbers[number - part.table.first]
             return Table(group.pages, number, [page]), min(begin, part.end)
     return Table(group.pages, number), number * PAGE
+
+
+def _begun_coded(rows: Rows, group: PageGroup, states: Sequence[tuple[CodedDelta, AppendState]]) -> tuple[Table, int]:
+    """A table of the pages in fewer bits, as whole as they are, and where they end."""
+    table = Table(group.pages, states[0][0].begin // PAGE)
+    slots = group.coded_slots(table.add_coded(states[0][0].coded))
+    assert group.coded is not None
+    rows.provide(group.coded)
+    for delta, state in states:
+        assert state.stored.coded is not None
+        state.stored.coded.put(slots, delta.arrays[0])
+    mx.eval([state.stored.coded.pending() for _, state in states if state.stored.coded is not None])
+    return table, table.end * PAGE
 
 
 def _by_token(array: mx.array, blank: int) -> mx.array:
@@ -161,22 +211,36 @@ def unpacked(piece: StoredRecord, data: Sequence[bytes | memoryview]) -> LooseRe
 def _checkpoint(piece: StoredRecord, arrays: Iterator[mx.array]) -> Checkpoint | None:
     if piece.checkpoint is None:
         return None
-    return tuple(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
+    return Checkpoint(tuple(next(arrays) if there else None for there in layer) for layer in piece.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What this model's records look like: one of them, and by layer its group and whether that keeps only a window."""
+    """What this model's records look like: one of them, and by layer its group and whether that keeps only a window,
+    and what its pages are in fewer bits, where they may be written so."""
 
     sample: LooseRecord
     groups: tuple[tuple[int, bool] | None, ...]
+    pages: tuple[PageForm | None, ...]
 
 
-def check_fits(record: LooseRecord, form: Form) -> None:
-    """Raises ArchiveError unless the record holds what one of this model's does: a wrong shape would otherwise only be
-    found in the middle of a step that others share, and a gap would show what a page held before."""
+def fitted(record: LooseRecord, form: Form) -> LooseRecord:
+    """A record that was read, whose pages in fewer bits are known for what they are. Raises ArchiveError unless it
+    holds what one of this model's does: a wrong shape would otherwise only be found in the middle of a step that others
+    share, and a gap would show what a page held before."""
+    if len(record.deltas) == len(form.pages):
+        known = tuple(_known(delta, pages) for delta, pages in zip(record.deltas, form.pages, strict=True))
+        record = replace(record, deltas=known)
     if not _fits(record, form):
         raise ArchiveError("The file holds other states than this model's.")
+    return record
+
+
+def _known(delta: KVDelta | None, pages: PageForm | None) -> KVDelta | None:
+    """Raw keys and values are two arrays; pages come before them, or alone."""
+    if delta is None or pages is None or len(delta.arrays) not in (1, 3) or delta.arrays[0].ndim != 3:
+        return delta
+    return CodedDelta(delta.begin, delta.end, delta.arrays, pages)
 
 
 def _fits(record: LooseRecord, form: Form) -> bool:
@@ -202,7 +266,7 @@ def _in_place(delta: KVDelta, record: LooseRecord, form: Form, layer: int) -> bo
     kind = form.groups[layer]
     assert kind is not None
     first = record.deltas[form.groups.index(kind)]
-    if first is None or (first.begin, first.end, bool(first.arrays)) != (delta.begin, delta.end, bool(delta.arrays)):
+    if first is None or _extent(first) != _extent(delta):
         return False
     if not kind[1]:
         return (delta.begin, delta.end) == (record.begin, record.end) and bool(delta.arrays)
@@ -211,7 +275,14 @@ def _in_place(delta: KVDelta, record: LooseRecord, form: Form, layer: int) -> bo
     return 0 <= delta.begin < delta.end == record.end
 
 
+def _extent(delta: KVDelta) -> tuple[int, int, bool, int]:
+    return delta.begin, delta.end, bool(delta.arrays), delta.coded
+
+
 def _same_shapes(mine: KVDelta, theirs: KVDelta) -> bool:
+    if isinstance(mine, CodedDelta) and not mine.is_sound:
+        return False
+    mine = mine.raw
     if not mine.arrays:
         return True
     if len(mine.arrays) != len(theirs.arrays):

@@ -28,6 +28,8 @@ from ingot.kernels.paged.shapes import CodedShape, CodedSide
 
 ALIGNMENT: Final = 16
 """Bytes."""
+VERSION: Final = 1
+"""Of how pages are laid out: another one's bytes cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class PageForm:
     def problem(self) -> str | None:
         """Why there is no such form, if so."""
         return self.codec.problem(self.sizes)
+
+
+def in_one(pages: mx.array) -> mx.array:
+    """Pages [pages, heads, PAGE, size] one behind another: [1, heads, pages * PAGE, size]."""
+    return pages.swapaxes(0, 1).reshape(1, pages.shape[1], -1, pages.shape[3])
 
 
 def _affine(codec: Affine, pieces: Sequence[Piece]) -> CodedSide:

@@ -64,17 +64,28 @@ class Pages:
 
     def take(self) -> int:
         """An empty page, held by one row."""
+        page = self._taken(0)
+        if self.forms is not None:
+            self.forms.begin(page)
+        return page
+
+    def take_coded(self) -> int:
+        """A full page, held by one row, that has no form but the one in fewer bits: it is the caller's to write."""
+        assert self.forms is not None
+        page = self._taken(PAGE)
+        self.forms.begin_coded(page)
+        return page
+
+    def _taken(self, written: int) -> int:
         if not self._free:
             self._free.append(self.made)
             for count in (self._by_rows, self._by_records, self._written):
                 count.append(0)
         page = heapq.heappop(self._free)
-        self._written[page] = 0
+        self._written[page] = written
         self._by_rows[page] = 1
         self.running += 1
         self.taken += 1
-        if self.forms is not None:
-            self.forms.begin(page)
         return page
 
     def hold(self, pages: Iterable[int], *, kept: bool) -> None:
@@ -225,6 +236,13 @@ class Table:
             return []
         seen, self.coded = self.numbers[self.coded : count], count
         return self.pages.encode(seen)
+
+    def add_coded(self, count: int) -> Sequence[int]:
+        """Full pages behind those it has, all of them seen in fewer bits: they are the caller's to write."""
+        assert self.coded == len(self.numbers), "a page in fewer bits stands behind a raw one"
+        self.numbers.extend(self.pages.take_coded() for _ in range(count))
+        self.coded += count
+        return self.numbers[self.coded - count :]
 
     @property
     def end(self) -> int:

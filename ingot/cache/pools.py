@@ -15,7 +15,7 @@ import numpy as np
 from ingot.cache.forms import Slots
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Pages
-from ingot.kernels.paged.kernels import page_number
+from ingot.kernels.paged.slabs import page_number
 
 SMALLEST_SLAB = 4
 """Pages."""
@@ -101,10 +101,22 @@ class Pool(Generic[Kind]):
         """Have no more slabs than `most`: the smallest neighbours become one, and are copied. What growing foresees
         needs none of that; groups that share a budget may."""
         while len(self.slabs) > most:
-            first = min(range(len(self.slabs) - 1), key=lambda slab: self.slabs[slab] + self.slabs[slab + 1])
-            for storage in self.storages:
-                storage.join(first)
-            self.slabs[first : first + 2] = [self.slabs[first] + self.slabs[first + 1]]
+            self._join(min(range(len(self.slabs) - 1), key=lambda slab: self.slabs[slab] + self.slabs[slab + 1]))
+        self._number()
+
+    def _join(self, first: int) -> None:
+        for storage in self.storages:
+            storage.join(first)
+        self.slabs[first : first + 2] = [self.slabs[first] + self.slabs[first + 1]]
+
+    def grow_like(self, slabs: Sequence[int]) -> None:
+        """Have the slabs that another pool of the same pages has come to by growing: some of those that are here may
+        have become one, and others are new."""
+        for number, pages in enumerate(slabs):
+            while number + 1 < len(self.slabs) and self.slabs[number] < pages:
+                self._join(number)
+        self.slabs += slabs[len(self.slabs) :]
+        assert self.slabs == list(slabs), "slabs do not come from one another"
         self._number()
 
     def _number(self) -> None:
@@ -128,11 +140,16 @@ class Pool(Generic[Kind]):
         occupied = self.slots.occupied
         while self.slabs and sum(self.slabs[:-1]) >= occupied:
             self.slabs.pop()
+        self.keep(len(self.slabs))
+        self.slots.trim(min(self.slots.made, sum(self.slabs)))
+        return True
+
+    def keep(self, count: int) -> None:
+        """Have the first `count` slabs alone, and nothing in slots that nobody has."""
+        del self.slabs[count:]
         self._ends = list(accumulate(self.slabs))
         for storage in self.storages:
             storage.trim()
-        self.slots.trim(min(self.slots.made, sum(self.slabs)))
-        return True
 
 
 class CodedStorage(Stored):

@@ -30,6 +30,7 @@ from ingot.cache.evicted import Evicted
 from ingot.cache.eviction import EvictionQueue, removable, worth_of
 from ingot.cache.forest import Forest
 from ingot.cache.matches import Explanation, Match, Needs, Reason, codec_of
+from ingot.cache.outline import outline
 from ingot.cache.records import Record
 from ingot.cache.resuming import Reach, Tier, is_complete, resumable, sees, within
 from ingot.cache.shares import Shares
@@ -259,6 +260,23 @@ class PrefixIndex:
         """An owner's, or all of them."""
         return self._forest.nodes(owner)
 
+    def first(self, owner: Owner) -> list[Node]:
+        """The nodes that an owner's paths begin with."""
+        return self._forest.first(owner)
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever what is kept does not stay the same."""
+        return self._forest.changes
+
+    @property
+    def tenants(self) -> list[str]:
+        return self._forest.tenants
+
+    def outline(self, tenant: str, most: int) -> list[tuple[Node, int | None, int]]:
+        """What was used most of a tenant's; see `outline`."""
+        return outline(self._forest.roots(tenant), most)
+
     def owners(self, tenant: str) -> list[Owner]:
         """As whom something of a tenant's is kept."""
         return self._forest.owners(tenant)
@@ -273,15 +291,17 @@ class PrefixIndex:
             return "complete"
         if self._evicted.holds(owner.words, tokens, known):
             return "evicted"
-        if self._elsewhere(owner, tokens) - known >= TELLING:
+        if self._elsewhere(owner, tokens, lambda other: other.salt != owner.salt) - known >= TELLING:
             return "salt"
+        if self._elsewhere(owner, tokens, lambda other: other.lora != owner.lora) - known >= TELLING:
+            return "adapter"
         if theirs:
             return "diverged"
         return "new_turn" if known else "unseen"
 
-    def _elsewhere(self, owner: Owner, tokens: Sequence[int]) -> int:
-        """How many of `tokens` are known under another salt of the same tenant."""
-        others = (each for each in self.owners(owner.tenant) if each.salt != owner.salt)
+    def _elsewhere(self, owner: Owner, tokens: Sequence[int], differs: Callable[[Owner], bool]) -> int:
+        """How many of `tokens` are known of an owner of the same tenant's that differs so."""
+        others = (each for each in self.owners(owner.tenant) if differs(each))
         return max((self._forest.walk(other, tokens)[1] for other in itertools.islice(others, SALTS)), default=0)
 
     # Changing

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.names import RAW
 from ingot.cache.deltas import Deltas, split
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Row
-from ingot.cache.layers import RecurrentState
 from ingot.cache.pages import PAGE, Table, joined, pages_of
 from ingot.cache.rows import Rows
 
@@ -70,10 +70,6 @@ class KVPart:
         return self.group.bytes_of([*filter(self.group.pages.is_idle, self.table.numbers)])
 
 
-Checkpoint = tuple[tuple[mx.array | None, ...], ...]
-"""The parts of each layer's state; empty for layers that are not recurrent."""
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     begin: int
@@ -106,10 +102,10 @@ class Record:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return sum(array.nbytes for array in self.checkpoint_arrays())
+        return 0 if self.checkpoint is None else self.checkpoint.nbytes
 
     def checkpoint_arrays(self) -> list[mx.array]:
-        return [array for layer in self.checkpoint or () for array in layer if array is not None]
+        return [] if self.checkpoint is None else self.checkpoint.arrays()
 
     def split(self, at: int) -> tuple[Record, Record]:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
@@ -152,7 +148,7 @@ def take(rows: Rows, row: Row, begin: int, back: int | None = None) -> Record:
     Window layers begin there too, or at `back`, where nobody has what a token at its end sees of earlier ones.
     """
     parts = [kept_part(group, row, begin if back is None or group.window is None else back) for group in rows.groups]
-    return Record(begin, row.length, tuple(parts), checkpoint_of(rows, row))
+    return Record(begin, row.length, tuple(parts), rows.checkpoint(row))
 
 
 def kept_part(group: PageGroup, row: Row, first: int) -> KVPart:
@@ -163,15 +159,6 @@ def kept_part(group: PageGroup, row: Row, first: int) -> KVPart:
     kept = map(group.pages.is_kept, table.numbers[max(0, begin // PAGE - table.first) :])
     paid = begin // PAGE + next((number for number, known in enumerate(kept) if not known), table.end)
     return KVPart(group, begin, end, table.part(begin, end), paid)
-
-
-def checkpoint_of(rows: Rows, row: Row) -> Checkpoint | None:
-    if "recurrent" not in rows.kinds:
-        return None
-    copies = tuple(tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in rows.states)
-    # Now: the next launch writes to the slots, and could not do so in place while these wait to be made.
-    mx.async_eval([copy for layer in copies for copy in layer if copy is not None])
-    return copies
 
 
 def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:
@@ -187,11 +174,10 @@ def put(rows: Rows, row: Row, records: Sequence[Record], length: int) -> None:
         if table is None or reach(records, group.number, oldest) < length:
             raise RuntimeError(f"records of group {group.number} do not reach from token {oldest} to {length}")
         tables.append(table)
-    for number, state in enumerate(rows.states):
-        if isinstance(state, RecurrentState):
-            checkpoint = records[-1].checkpoint
-            assert checkpoint is not None and records[-1].end == length
-            state.put(row.slot, checkpoint[number])
+    if "recurrent" in rows.kinds:
+        checkpoint = records[-1].checkpoint
+        assert checkpoint is not None and records[-1].end == length
+        rows.resume(row, checkpoint)
     row.tables = tuple(tables)
     row.length = row.position = length
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.groups import PageGroup, Run, Storage
-from ingot.cache.page_form import PageForm
+from ingot.cache.page_form import PageForm, in_one
 from ingot.cache.pages import PAGE, PageCopy
 from ingot.cache.pools import SMALLEST_SLAB, CodedStorage, PageIndex, Pool
 from ingot.kernels import native
@@ -62,7 +62,7 @@ class ReservedStorage(Storage):
         for (coded, _), slots in zip(index.runs, index.slots, strict=True):
             if coded:
                 for read, pages in zip((keys, values), self.decoded(slots), strict=True):
-                    read.append(_in_one(pages))
+                    read.append(in_one(pages))
             else:
                 keys += [self.keys[0][slot : slot + 1] for slot in slots]
                 values += [self.values[0][slot : slot + 1] for slot in slots]
@@ -81,11 +81,6 @@ class ReservedStorage(Storage):
 
     def pending(self) -> list[mx.array]:
         return [self.keys[0], self.values[0]]
-
-
-def _in_one(pages: mx.array) -> mx.array:
-    """Pages [pages, heads, PAGE, size] one behind another: [1, heads, pages * PAGE, size]."""
-    return pages.swapaxes(0, 1).reshape(1, pages.shape[1], -1, pages.shape[3])
 
 
 class CodedReserve(CodedStorage):

@@ -16,14 +16,17 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
-from ingot.cache.layers import AppendState, GroupState, LayerKind, LayerState, RecurrentState
-from ingot.cache.pages import Table
+from ingot.cache.layer_state import LayerKind, LayerState
+from ingot.cache.layers import AppendState, parts_of
+from ingot.cache.pages import PageCopy, Table
 from ingot.cache.pools import Pool
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.cache.tail import coded_pages
 
 
@@ -37,6 +40,7 @@ class Rows:
         earlier: int = EARLIER_BYTES,
         codec: PairCodec | None = None,
         coded_bytes: int = 0,
+        windows: Sequence[int | None] = (),
     ) -> None:
         """States may take `most` bytes, if that is given; a token takes so many in each group, if that is known.
         Recurrent states before each of the tokens that may be taken back may take `earlier` bytes besides.
@@ -46,10 +50,12 @@ class Rows:
 
         With a `codec`, layers that keep every token have all but a tail of them in fewer bits (`tail.py`), of which a
         token takes `coded_bytes`, if that is known.
+
+        There are groups for all `windows`, None for layers that keep every token, also where no layer here has one.
         """
         self.layers, self.beside, self._most, self._earlier_bytes = layers, list(beside), most, earlier
-        self.states = [part for layer in (*layers, *beside) for part in _parts(layer)]
-        self.groups = _grouped(self.states, token_bytes or (), codec, coded_bytes)
+        self.states = parts_of((*layers, *beside))
+        self.groups = _grouped(self.states, token_bytes or (), codec, coded_bytes, windows)
         self.codec = codec
         self.when_encoded: Callable[[], None] = lambda: None
         """Called when pages take less than before."""
@@ -89,14 +95,13 @@ class Rows:
         """The arrays that were written to since the last time."""
         return [array for state in self.states for array in state.pending()]
 
-    def new(self, *, exact: bool = False) -> Row:
-        """A row without tokens. One that is `exact` has all of them as they were computed."""
+    def new(self, *, exact: bool = False, lora: int = 0) -> Row:
+        """A row without tokens. One that is `exact` has all of them as they were computed; `lora` is the slot of the
+        adapter that it goes through."""
         if not self._free:
             self._free = list(range(self._slots, 2 * self._slots))
-            self._slots *= 2
-            for state in self._recurrent:
-                state.resize(self._slots)
-        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups), exact=exact)
+            self._resize(2 * self._slots)
+        return Row(self._free.pop(0), tuple(Table(group.pages) for group in self.groups), exact=exact, lora=lora)
 
     def leave(self, row: Row) -> None:
         """Whatever records hold of it stays."""
@@ -110,11 +115,15 @@ class Rows:
         assert self.count == 0
         trimmed = [group.trim() for group in self.groups]
         if self._slots > 1:
-            self._slots, self._free = 1, [0]
-            for state in self._recurrent:
-                state.resize(1)
+            self._free = [0]
+            self._resize(1)
             return True
         return any(trimmed)
+
+    def _resize(self, slots: int) -> None:
+        self._slots = slots
+        for state in self._recurrent:
+            state.resize(slots)
 
     @contextmanager
     def launch(self, parts: Sequence[Part], *, mixed: bool = True) -> Iterator[list[LayerState]]:
@@ -143,7 +152,7 @@ class Rows:
 
     @contextmanager
     def _opened(self, layers: Sequence[LayerState], launches: tuple[Launch, ...], *, mixed: bool) -> Iterator[None]:
-        whole, states = Mixed(launches) if mixed else None, [part for layer in layers for part in _parts(layer)]
+        whole, states = Mixed(launches) if mixed else None, parts_of(layers)
         for state in states:
             state.neighbours = states  # no longer than for this, as they would keep each other alive
             state.mixed = whole
@@ -164,8 +173,7 @@ class Rows:
             if group.window is None:
                 copies = [copy for row, end in ends for copy in row.tables[group.number].grow(row.length, end)]
                 self.provide(group)
-                if copies:
-                    group.copy(copies)
+                self._copy(group, copies)
         try:
             yield
         finally:
@@ -230,6 +238,23 @@ class Rows:
             table.rewind(length)
         return length
 
+    def checkpoint(self, row: Row) -> Checkpoint | None:
+        """A copy of the row's recurrent states; None where layers have none."""
+        if "recurrent" not in self.kinds:
+            return None
+        copies = Checkpoint(
+            tuple(state.row(row.slot)) if isinstance(state, RecurrentState) else () for state in self.states
+        )
+        # Now: the next launch writes to the slots, and could not do so in place while these wait to be made.
+        mx.async_eval(copies.arrays())
+        return copies
+
+    def resume(self, row: Row, checkpoint: Checkpoint) -> None:
+        """Give a row the recurrent states that were copied."""
+        for state, parts in zip(self.states, checkpoint, strict=True):
+            if isinstance(state, RecurrentState):
+                state.put(row.slot, parts)
+
     def codec_of(self, row: Row) -> str:
         """What some of the row's tokens went through, or what they were computed from."""
         return str(self.codec.name) if self.codec is not None and any(table.coded for table in row.tables) else RAW
@@ -240,9 +265,12 @@ class Rows:
             if group.coded is not None:
                 fresh = [page for launch in launches for row in launch.rows for page in _due(row, group)]
                 if fresh:
-                    self._provide(group.coded)
-                    group.encode(fresh)
+                    self.provide(group.coded)
+                    self._encode_pages(group, fresh)
                     self.when_encoded()
+
+    def _encode_pages(self, group: PageGroup, pages: Sequence[int]) -> None:
+        group.encode(pages)
 
     def _make_room(self, launches: Sequence[Launch]) -> None:
         for group in self.groups:
@@ -253,14 +281,14 @@ class Rows:
                 for copy in row.tables[group.number].grow(start, start + launch.width)
             ]
             self.provide(group)
-            if copies:
-                group.copy(copies)
+            self._copy(group, copies)
 
-    def provide(self, group: PageGroup) -> None:
-        """See that there is memory for every page of a group."""
-        self._provide(group)
+    def _copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
+        if copies:
+            group.copy(copies)
 
-    def _provide(self, pool: Pool[Any]) -> None:
+    def provide(self, pool: Pool[Any]) -> None:
+        """See that there is memory for every page of a group in one form: a group is the pool of its raw ones."""
         if not pool.provided:
             pool.provide(self._most, 0 if self._most is None else self._most - self._stored)
 
@@ -287,25 +315,25 @@ def _opened(part: Part) -> Launch:
     return Launch(part.rows, part.width, starts, positions, part.positions, part.tentative, part.mutual)
 
 
-def _parts(layer: LayerState) -> list[LayerState]:
-    return layer.caches if isinstance(layer, GroupState) else [layer]
-
-
 def _due(row: Row, group: PageGroup) -> list[int]:
     """Pages that are to be encoded before the row's next launch."""
     return [] if row.exact else row.tables[group.number].encode(coded_pages(row.length))
 
 
 def _grouped(
-    states: Sequence[LayerState], token_bytes: Sequence[int], codec: PairCodec | None, coded_bytes: int
+    states: Sequence[LayerState],
+    token_bytes: Sequence[int],
+    codec: PairCodec | None,
+    coded_bytes: int,
+    windows: Sequence[int | None],
 ) -> tuple[PageGroup, ...]:
     """A group for the append layers and one for each window, known to their states. What forgets stays raw."""
     paged = [state for state in states if isinstance(state, AppendState)]
-    windows = dict.fromkeys(state.window for state in paged)
-    sizes = token_bytes or [0] * len(windows)
+    distinct = dict.fromkeys((*windows, *(state.window for state in paged)))
+    sizes = token_bytes or [0] * len(distinct)
     groups = {
         window: PageGroup(number, window, size, codec if window is None else None, coded_bytes)
-        for number, (window, size) in enumerate(zip(windows, sizes, strict=True))
+        for number, (window, size) in enumerate(zip(distinct, sizes, strict=True))
     }
     for state in paged:
         state.group = groups[state.window]

@@ -8,8 +8,9 @@ Only the engine thread may call anything here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -19,9 +20,11 @@ from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, PageCopy, Table
 from ingot.cache.pools import CodedStorage, PageIndex, Pool
 from ingot.cache.unpacking import Piece, paced, slices
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Slabs, ordered, page_copies, token_slots
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import MOST_QUERIES, page_copies, token_slots
+from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.kernels.paged.shapes import CodedPages, CodedShape
+from ingot.kernels.paged.slabs import Slabs, ordered
 from ingot.kernels.paged.turning import Turning
 
 
@@ -81,6 +84,8 @@ class SlabStorage(Storage):
 
     def gathered(self, index: PageIndex) -> tuple[mx.array, mx.array]:
         pieces = self._pieces(index)
+        if index.has_coded:
+            mx.eval(self.keys, self.values)  # what layers before this one gathered is gone then
         keys, values = zip(*(paced(pieces) if index.has_coded else pieces), strict=True)
         return _behind_one_another(keys), _behind_one_another(values)
 
@@ -135,6 +140,16 @@ class SlabStorage(Storage):
         return [slabs[slab] for slab in written for slabs in (self.keys, self.values)]
 
 
+class CodedKernels(Protocol):
+    """Says what kernels do with pages in fewer bits."""
+
+    def reads(self, coded: CodedShape) -> bool:
+        """Whether they attend to them as they lie."""
+
+    def unpacks(self, coded: CodedShape) -> bool:
+        """Whether they unpack them for prompts."""
+
+
 class KernelStorage(SlabStorage):
     """Written in place by the kernels of a GPU, whatever still reads it. The slabs' arrays stay the same; a token
     orders what is read behind what was written.
@@ -150,10 +165,9 @@ class KernelStorage(SlabStorage):
         sizes: tuple[int, int],
         dtype: mx.Dtype,
         kernel: PagedAttention,
-        reads: Callable[[CodedShape], bool],
+        kernels: CodedKernels,
     ) -> None:
-        """`reads` says whether kernels attend to pages in fewer bits as they lie."""
-        self._kernel, self._reads = kernel, reads
+        self._kernel, self._kernels = kernel, kernels
         super().__init__(group, heads, sizes, dtype)
         self._token = mx.zeros(1, mx.int32)
         self._slabs: Slabs | None = None
@@ -163,7 +177,7 @@ class KernelStorage(SlabStorage):
 
     def _made_coded(self, pool: Pool[CodedStorage], form: PageForm) -> CodedSlabs:
         shape = form.kernel_shape
-        if shape is None or not self._reads(shape):
+        if shape is None or not self._kernels.reads(shape):
             return super()._made_coded(pool, form)
         return KernelCodedSlabs(pool, form, shape, self._kernel)
 
@@ -171,7 +185,9 @@ class KernelStorage(SlabStorage):
         """Whether the kernels see all that these rows do."""
         if not rows.coded:
             return True
-        return rows.most <= MOST_QUERIES and isinstance(self.coded, KernelCodedSlabs)
+        if not isinstance(self.coded, KernelCodedSlabs):
+            return False
+        return rows.most <= MOST_QUERIES or self._kernels.unpacks(self.coded.shape)
 
     def provide(self) -> None:
         if len(self.keys) != len(self._group.slabs) or self._slabs is None:

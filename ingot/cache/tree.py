@@ -16,10 +16,11 @@ class Owner(NamedTuple):
     tenant: str = ""
     salt: str = ""
     exact: bool = False  # takes and leaves nothing that went through a codec, where others do
+    lora: str = ""  # the digest of the adapter that the states went through
 
     @property
-    def words(self) -> tuple[str, str, str]:
-        return self.tenant, self.salt, "exact" if self.exact else ""
+    def words(self) -> tuple[str, str, str, str]:
+        return self.tenant, self.salt, "exact" if self.exact else "", self.lora
 
 
 @dataclass(eq=False, slots=True)

@@ -8,6 +8,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from ingot.cache import tail
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE
 
@@ -15,6 +16,8 @@ AT_ONCE = 32
 """Pages."""
 NUMBER_BYTES: Final = 16
 """What a number takes at most while it is unpacked by plain operations, in whatever codec."""
+ENCODED_NUMBER_BYTES: Final = 32
+"""The same while it is encoded."""
 
 Piece = tuple[mx.array, mx.array]
 
@@ -24,9 +27,14 @@ def scratch_bytes(form: PageForm) -> int:
     return 2 * AT_ONCE * PAGE * form.heads * sum(form.sizes) * NUMBER_BYTES
 
 
+def encoding_bytes(form: PageForm) -> int:
+    """What is held while the pages of a layer are put into fewer bits, all that are at once."""
+    return tail.STEP * form.heads * sum(form.sizes) * ENCODED_NUMBER_BYTES
+
+
 def unpacked_bytes(form: PageForm) -> int:
-    """What comes of a token: pieces, and all of them one behind another."""
-    return 2 * form.heads * sum(form.sizes) * form.dtype.size
+    """What comes of a token."""
+    return form.heads * sum(form.sizes) * form.dtype.size
 
 
 def slices(pages: int) -> Iterator[slice]:

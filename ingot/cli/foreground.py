@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -19,21 +20,43 @@ PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """The program's exit code, or 128 and the number of the signal that ended it. Raises IngotError."""
     started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that came while it was being started
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        for program in started:
-            program.send_signal(number)
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
 
     def stay(number: int, frame: FrameType | None) -> None:
         pass
 
-    with _handling({**dict.fromkeys(BY_TERMINAL, stay), **dict.fromkeys(PASSED_ON, pass_on)}):
+    handlers = {**dict.fromkeys((*BY_TERMINAL, signal.SIGCHLD), stay), **dict.fromkeys(PASSED_ON, pass_on)}
+    with _handling(handlers), _bell() as bell:
         try:
-            started.append(subprocess.Popen(command, env=environment))
+            program = subprocess.Popen(command, env=environment)
         except OSError as error:
             raise IngotError(f"cannot start {command[0]}: {error.strerror}") from error
-        code = started[0].wait()
+        started.append(program)
+        for number in early:
+            program.send_signal(number)
+        while (code := program.poll()) is None:
+            bell.recv(1024)
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _bell() -> Iterator[socket.socket]:
+    """Something to read whenever a signal has come: one that another thread takes, or that comes just before this one
+    goes to sleep, does not wake it."""
+    ours, rings = socket.socketpair()
+    with ours, rings:
+        rings.setblocking(False)
+        before = signal.set_wakeup_fd(rings.fileno(), warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def local_server(settings: Settings) -> Iterator[str]:
-    """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them."""
+def local_server(settings: Settings, *, encoders: bool = False) -> Iterator[str]:
+    """Yields the server's URL. Interrupts are the caller's: the server runs in a thread that never sees them. Models
+    that make vectors and scores are left out, unless it is for `encoders`."""
     from ingot.http.server import listen, make_server
 
     private = replace(
@@ -27,8 +28,8 @@ def local_server(settings: Settings) -> Iterator[str]:
         port=0,
         api_key_file=None,
         warm_prompts=None,
-        embedding_model=None,
-        rerank_model=None,
+        embedding_model=settings.embedding_model if encoders else None,
+        rerank_model=settings.rerank_model if encoders else None,
     )
     ready: Future[str] = Future()
     try:

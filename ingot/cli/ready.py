@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
-from ingot.engine.encoder_request import EncoderCard
-from ingot.engine.request import ModelCard
-from ingot.text.formats.registry import FoundFormat
+if TYPE_CHECKING:
+    from ingot.engine.encoder_request import EncoderCard
+    from ingot.engine.fleet.standing import Standing
+    from ingot.engine.hearing.request import HearingCard
+    from ingot.engine.request import ModelCard
+    from ingot.engine.speaking.request import SpeakingCard
+    from ingot.text.formats.registry import FoundFormat
 
 QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
@@ -23,9 +28,11 @@ def ready_record(
     needs_key: bool,
     chats: bool = True,
     encoders: Iterable[EncoderCard] = (),
+    hearing: HearingCard | None = None,
+    speaking: SpeakingCard | None = None,
 ) -> str:
-    """One record: the ready line, one for each encoder, a note for each thing that is guessed or could be faster, a
-    curl to paste. `chats` says whether there is a chat template."""
+    """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
+    a curl to paste. `chats` says whether there is a chat template."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.formats or card.dtype})",
@@ -39,7 +46,31 @@ def ready_record(
     )
     notes = [f"note: {note}" for note in (*card.notes, *(_guessed(found) if chats else [NO_CHAT]))]
     further = [_further(encoder) for encoder in encoders]
-    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key, chats)}"))
+    further += [] if hearing is None else [_hears(hearing)]
+    further += [] if speaking is None else [_speaks(speaking)]
+    first = TRIES["chat"] if chats else GOES_ON
+    return "\n".join((" | ".join(facts), *further, *notes, f"try: {_curl(url, needs_key, *first)}"))
+
+
+def fleet_record(url: str, standings: Iterable[Standing], memory: int, *, needs_key: bool) -> str:
+    """The same of several models: a line for each, with how it stands."""
+    each = list(standings)
+    count = f"{len(each)} model{'' if len(each) == 1 else 's'}"
+    kinds = [one.kind for one in each]
+    kind = "chat" if "chat" in kinds else kinds[0]
+    return "\n".join(
+        (
+            f"ready: {url} | {count} | memory budget {memory / 1e9:.1f} GB",
+            *map(_stands, each),
+            f"try: {_curl(url, needs_key, *TRIES[kind])}",
+        )
+    )
+
+
+def _stands(one: Standing) -> str:
+    why = f": {one.failure}" if one.failure else ""
+    facts = (one.kind, *(["pinned"] if one.pinned else []), f"{one.state}{why}")
+    return f"model: {', '.join((one.name, *one.aliases))} ({', '.join(facts)})"
 
 
 def _guessed(found: FoundFormat) -> list[str]:
@@ -53,7 +84,30 @@ def _further(card: EncoderCard) -> str:
     return f"also: {card.name} ({card.dtype}) for {purpose} | inputs of {card.length} tokens"
 
 
-def _curl(url: str, needs_key: bool, chats: bool) -> str:
+def _hears(card: HearingCard) -> str:
+    heard = "English" if len(card.languages) == 1 else f"{len(card.languages)} languages"
+    return f"also: {card.name} ({card.dtype}) for transcription | hears {heard}"
+
+
+def _speaks(card: SpeakingCard) -> str:
+    return f"also: {card.name} ({card.dtype}) for speech | {len(card.voices)} voices"
+
+
+def _curl(url: str, needs_key: bool, path: str, given: str) -> str:
     key = ' -H "Authorization: Bearer $INGOT_API_KEY"' if needs_key else ""
-    path, body = ("chat/completions", QUESTION) if chats else ("completions", BEGINNING)
-    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return f"curl {url}/v1/{path}{key} {given}"
+
+
+def _body(value: object) -> str:
+    return f"-H 'Content-Type: application/json' -d '{json.dumps(value)}'"
+
+
+TRIES: Final = {
+    "chat": ("chat/completions", _body(QUESTION)),
+    "embedding": ("embeddings", _body({"input": "Why is the sky blue?"})),
+    "rerank": ("rerank", _body({"query": "Why is the sky blue?", "documents": ["It scatters light.", "It rains."]})),
+    "audio": ("audio/transcriptions", "-F file=@speech.mp3"),
+    "speech": ("audio/speech", _body({"input": "The sky is blue."}) + " -o speech.mp3"),
+}
+"""What to ask a model of each kind for first: where, and with what."""
+GOES_ON: Final = ("completions", _body(BEGINNING))

@@ -1,7 +1,7 @@
 """`ingot replay FILE`: run a request again that a server captured (`--capture`), and show where the answers part.
 
-Here, the model is loaded with the captured settings, and answers are compared token for token. With `--url` another
-server is asked, and texts are compared.
+Here, the model is loaded with the captured settings, and answers are compared token for token; vectors and scores
+number for number, which may differ in their last digits. With `--url` another server is asked, and texts are compared.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ingot.errors import ConfigError, IngotError
 
 ABOUT = "Run a captured request again, here or on another server, and show where the answers part."
 VERSION: Final = 1
+ROUNDING: Final = 1e-3  # of a vector's largest number
 SHOWN: Final = 60  # characters of each text from where they part
 Json = Mapping[str, Any]
 
@@ -73,6 +74,8 @@ def read(path: Path) -> Json:
 
 def body_of(record: Json) -> dict[str, Any]:
     """The body that gives the same answer, at once: with the seed that was used."""
+    if is_encoding(record):
+        return dict(record["body"])
     body = dict(record["body"]) | {"stream": False}
     if record["path"].startswith("/api/"):
         return body | {"options": {**(body.get("options") or {}), "seed": record["seed"]}}
@@ -99,7 +102,8 @@ def replayed(record: Json, settings: Settings) -> Json:
     from ingot.cli.local_server import local_server
 
     with tempfile.TemporaryDirectory(prefix="ingot-replay-") as folder:
-        with local_server(replace(settings, capture=Path(folder), responses_store="off")) as url:
+        private = replace(settings, capture=Path(folder), capture_requests="all", responses_store="off")
+        with local_server(private, encoders=is_encoding(record)) as url:
             _asked(Client(url, settings.api_key), record)
         [written] = Path(folder).glob("*.json")  # all is written when the server has stopped
         return read(written)
@@ -120,8 +124,24 @@ def notes(record: Json, again: Json) -> list[str]:
 
 
 def differences(record: Json, again: Json) -> list[Difference | None]:
-    """Of each answer's tokens."""
-    return [token_difference(number, *pair) for number, pair in enumerate(_paired(record, again["answers"]))]
+    """Of each answer's tokens, or numbers."""
+    difference = number_difference if is_encoding(record) else token_difference
+    return [difference(number, *pair) for number, pair in enumerate(_paired(record, again["answers"]))]
+
+
+def is_encoding(record: Json) -> bool:
+    """Whether vectors or scores were asked for."""
+    return any("numbers" in answer for answer in record["answers"])
+
+
+def number_difference(number: int, before: Json, after: Json) -> Difference | None:
+    """Where numbers part by more than what rounding in other batches makes of the largest."""
+    pairs = list(zip(before["numbers"], after["numbers"], strict=True))
+    near = ROUNDING * max((abs(one) for one, _ in pairs), default=0.0)
+    parted = next((place for place, (one, other) in enumerate(pairs) if abs(one - other) > near), None)
+    if parted is None:
+        return None
+    return Difference(number, f"number {parted} of {len(pairs)}", *(f"{value:.6g}" for value in pairs[parted]))
 
 
 def token_difference(number: int, before: Json, after: Json) -> Difference | None:
@@ -172,7 +192,7 @@ def texts_in(path: str, answer: Any) -> list[str]:
             return [answer["message"]["content"]]
         case "/api/generate":
             return [answer["response"]]
-    raise ConfigError(f"requests to {path} cannot be run again")
+    raise ConfigError(f"requests to {path} cannot be compared with another server's: leave out --url")
 
 
 def _tell(record: Json, found: Sequence[Difference | None]) -> int:
@@ -180,6 +200,7 @@ def _tell(record: Json, found: Sequence[Difference | None]) -> int:
     for one in parted:
         print(one)
     if not parted:
-        tokens = sum(len(answer["tokens"]) for answer in record["answers"])
-        print(f"the same: {len(record['answers'])} answers, {tokens} tokens")
+        counted = "numbers" if is_encoding(record) else "tokens"
+        count = sum(len(answer[counted]) for answer in record["answers"])
+        print(f"the same: {len(record['answers'])} answers, {count} {counted}")
     return 1 if parted else 0

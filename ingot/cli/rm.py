@@ -22,12 +22,12 @@ class Removable:
 
 def run(arguments: list[str]) -> int:
     parser = CommandParser("rm", ABOUT)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a name that `ingot models` lists")
+    parser.add_argument("named", nargs="+", metavar="MODEL", help="a name that `ingot models` lists")
     parser.flag("--yes", action="store_true", help="remove them without asking")
     add_settings(parser, ("the model", "the rest"), leave_out=("offline", "context", "dtype", "chat_template"))
     namespace = parser.parse(arguments)
     models_dir = settle(namespace).settings.models_dir.expanduser()
-    found = [removable(name, models_dir) for name in namespace.models]
+    found = [removable(name, models_dir) for name in namespace.named]
     if "yes" not in vars(namespace) and not _agreed(found):
         print("nothing was removed", file=sys.stderr)
         return 1

@@ -10,8 +10,10 @@ from ingot.config.field import Setting
 from ingot.config.foreign import FOREIGN
 from ingot.config.keys import ApiKey, own_key_problem, read_keys
 from ingot.config.memory import GIB, memory_bytes
-from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
+from ingot.config.model_entries import ModelEntry, lone_entry, model_entries
+from ingot.config.settings import SETTINGS, Settings
 from ingot.config.sources import Config, load
+from ingot.config.table import DEFAULT_MODEL
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -20,11 +22,14 @@ __all__ = [
     "SETTINGS",
     "ApiKey",
     "Config",
+    "ModelEntry",
     "Setting",
     "Settings",
     "is_loopback",
     "load",
+    "lone_entry",
     "memory_bytes",
+    "model_entries",
     "own_key_problem",
     "read_keys",
 ]

@@ -54,6 +54,12 @@ def alias_problem(aliases: tuple[str, ...]) -> str | None:
     return None
 
 
+def endpoint_problem(endpoint: str) -> str | None:
+    if re.fullmatch(r"tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+", endpoint):
+        return None
+    return f"{endpoint[:100]!r} is no endpoint: write tcp://HOST:PORT or ipc://PATH"
+
+
 def mcp_problem(path: Path) -> str | None:
     from ingot.mcp.config import read_servers, require_sdk
 
@@ -75,6 +81,18 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
     from ingot.protocol.schema.template_variables import variables_problem
 
     return variables_problem(variables)
+
+
+def format_problem(name: str) -> str | None:
+    from ingot.text.formats.registry import format_problem
+
+    return format_problem(name)
+
+
+def thinking_problem(name: str) -> str | None:
+    from ingot.text.formats.registry import thinking_problem
+
+    return thinking_problem(name)
 
 
 def codec_problem(name: str) -> str | None:

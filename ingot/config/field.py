@@ -57,6 +57,19 @@ class Setting:
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
+    def from_toml(self, value: Any, place: str) -> Any:
+        """A value of a TOML file as the setting has it."""
+        if self.kind is float and type(value) is int:
+            return float(value)
+        if self.kind is tuple and isinstance(value, list):
+            return tuple(value)
+        if self.kind is Path and isinstance(value, str) and value:
+            path = Path(value).expanduser()
+            if not path.is_absolute():
+                raise ConfigError(f"{place}: a path in the file must be absolute or start with ~")
+            return path
+        return value
+
     def checked(self, value: Any, place: str) -> Any:
         """`value` within the type and the limits, paths with their ~ expanded; else ConfigError, naming `place`."""
         if value is None and self.optional:

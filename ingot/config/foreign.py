@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingot.config.field import Given, Setting, setting, settings_of
@@ -35,13 +35,14 @@ UNHEEDED: Final = {
         "is not supported: how much is guessed is measured. Leave it out",
     ),
     "disable_by_batch_size": "is not supported: guessing stops by itself where it does not pay. Leave it out",
-    "draft_tensor_parallel_size": "is not supported: a model runs on one device. Send 1, or leave it out",
+    "draft_tensor_parallel_size": "is not supported: a draft runs on one device, rank 0's. Send 1, or leave it out",
 }
 """Its keys that a recipe may hold and that cannot be honoured."""
 HARMLESS: Final = (("draft_tensor_parallel_size", 1),)
 """What asks for nothing."""
 
-
+EVENTS: Final = {"endpoint": "kv_events", "replay_endpoint": "kv_events_replay", "topic": "kv_events_topic"}
+"""Keys of vLLM's that say where events of what is kept are told, and settings of ours."""
 KV_DTYPES: Final = {
     "auto": "raw",
     "int8_per_token_head": "affine8",
@@ -56,12 +57,13 @@ KV_DTYPES: Final = {
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """What a foreign setting says: who guesses ahead, as `speculate` takes it, and how many tokens; what kept prefixes
-    are put into; or what live keys and values are."""
+    are put into; what live keys and values are; or where events are told."""
 
     words: str | None = None
     tokens: Any = None
     codec: str | None = None
     live: str | None = None
+    events: Mapping[str, str] = field(default_factory=dict)  # by our setting's name
 
 
 def on_problem(on: bool) -> str | None:
@@ -94,6 +96,14 @@ def vllm_problem(config: dict[str, Any]) -> str | None:
     return None
 
 
+def events_problem(config: dict[str, Any]) -> str | None:
+    try:
+        from_events(config)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignSettings:
     speculative_config: dict[str, Any] | None = setting(
@@ -112,6 +122,12 @@ class ForeignSettings:
         None,
         f"vLLM's way to say --kv-codec: {', '.join(KV_DTYPES)}; each is the codec of ours with as many bits",
         check=dtype_problem,
+    )
+    kv_events_config: dict[str, Any] | None = setting(
+        None,
+        "vLLM's way to say --kv-events, --kv-events-replay and --kv-events-topic, as JSON: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}',
+        check=events_problem,
     )
     num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
     mtp_num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
@@ -146,6 +162,24 @@ def _words(method: str, model: str | None) -> str:
     return "mtp" if own_head else "lookup"
 
 
+def from_events(config: Mapping[str, Any]) -> Meaning:
+    """Raises ConfigError for whatever cannot be honoured, by its name."""
+    said = {name: value for name, value in config.items() if value is not None}
+    on, publisher = said.pop("enable_kv_cache_events", False), said.pop("publisher", "zmq")
+    if not isinstance(on, bool):
+        raise ConfigError("'enable_kv_cache_events' must be true or false")
+    if publisher not in ("zmq", "null"):
+        raise ConfigError(f"the publisher {str(publisher)[:100]!r} is not known; known are zmq and null")
+    for name, value in said.items():
+        if name not in EVENTS:
+            raise ConfigError(f"{name[:100]!r} is not known; known are {', '.join(EVENTS)}")
+        if not isinstance(value, str):
+            raise ConfigError(f"{name!r} must be text")
+    if not on or publisher == "null":
+        return Meaning()
+    return Meaning(events={EVENTS[name]: value for name, value in {"endpoint": "tcp://*:5557", **said}.items()})
+
+
 FOREIGN: Final[Mapping[str, Setting]] = {known.name: known for known in settings_of(ForeignSettings)}
 MEANINGS: Final[Mapping[str, Callable[[Any], Meaning]]] = {
     "speculative_config": from_vllm,
@@ -155,6 +189,7 @@ MEANINGS: Final[Mapping[str, Callable[[Any], Meaning]]] = {
     "turbo_kv_bits": lambda bits: Meaning(codec=f"turbo{bits}"),
     "kv_cache_quantization": lambda on: Meaning(codec="affine8"),
     "kv_cache_dtype": lambda dtype: Meaning(live=KV_DTYPES[dtype]),
+    "kv_events_config": from_events,
     "num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
     "mtp_num_draft_tokens": lambda tokens: Meaning(tokens=tokens),
 }
@@ -170,7 +205,8 @@ def in_our_words(source: Iterable[Given]) -> list[Given]:
     tokens = [_as("speculate_tokens", given, meaning.tokens) for given, meaning in meant if meaning.tokens is not None]
     codecs = [_as("cache_codec", given, meaning.codec) for given, meaning in meant if meaning.codec is not None]
     live = [_as("kv_codec", given, meaning.live) for given, meaning in meant if meaning.live is not None]
-    made = [*own, *_joined(words), *tokens, *codecs, *live]
+    events = [_as(name, given, value) for given, meaning in meant for name, value in meaning.events.items()]
+    made = [*own, *_joined(words), *tokens, *codecs, *live, *events]
     _refuse_twice(made)
     return made
 

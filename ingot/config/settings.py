@@ -1,6 +1,7 @@
-"""The settings: every field with its default, its help text and its limits.
+"""The settings, as the rest of the program has them.
 
-A `Settings` that exists is valid: every limit is checked when one is made, whoever makes it.
+A `Settings` that exists is valid: every limit is checked when one is made, whoever makes it, and so is what settings
+say together.
 """
 
 from __future__ import annotations
@@ -8,284 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ingot.config.checks import (
-    alias_problem,
-    codec_problem,
-    host_problem,
-    is_loopback,
-    mcp_problem,
-    media_hosts_problem,
-    names_problem,
-    origin_problem,
-    override_problem,
-    speculate_problem,
-    variables_problem,
-)
-from ingot.config.field import Setting, setting, settings_of
-from ingot.config.keys import key_file_problem, key_problem, own_key_problem
-from ingot.config.memory import GIB, KIB, MIB, memory_problem
+from ingot.config.checks import is_loopback
+from ingot.config.field import Setting, settings_of
+from ingot.config.loras import LoraModule, is_lora_name, lora_modules
+from ingot.config.memory import MIB
+from ingot.config.ranks import ranks_problem
+from ingot.config.table import SettingsTable
 from ingot.errors import ConfigError
-from ingot.text.formats.registry import format_problem, thinking_problem
-from ingot.text.prompt.prompt_files import prompt_file_problem
-from ingot.text.tokens.generation_config import setting_problem as generation_config_problem
-
-DEFAULT_MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    model: str = setting(
-        DEFAULT_MODEL,
-        "local folder, .gguf file, hub id, or the name of a packaged model",
-        section="the model",
-        positional="MODEL",
-    )
-    models_dir: Path = setting(Path("~/.cache/ingot/models"), "where fetched and converted models are kept")  # noqa: RUF009
-    offline: bool = setting(False, "never use the network: only models that are already here")
-    context: int | None = setting(
-        None, "longest sequence, in tokens (default: what the model was trained for)", low=1, high=1 << 24
-    )
-    dtype: str | None = setting(
-        None,
-        "float32, bfloat16 or float16, of weights and states (default: what suits the device)",
-        choices=("float32", "bfloat16", "float16"),
-    )
-    served_model_name: tuple[str, ...] = setting(
-        (), "names to serve the model under instead of its own; answers carry the first", check=names_problem
-    )
-    alias: tuple[str, ...] = setting(
-        (), "further names, also patterns, for served models: claude-*=default", check=alias_problem
-    )
-    text_only: bool = setting(False, "serve a model that takes pictures without its vision tower, for text alone")
-    media_hosts: tuple[str, ...] = setting(
-        (),
-        "hosts that pictures and clips may be fetched from, also *.example.org; by default none, and files come with "
-        "the request",
-        check=media_hosts_problem,
-        also=("--allowed-media-domains",),
-    )
-    chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")  # noqa: RUF009
-    template_history: str = setting(
-        "stable",
-        "stable: past turns stay in the prompt as they were computed; official: as the chat template rewrites them",
-        choices=("stable", "official"),
-    )
-    trust_special_tokens: bool = setting(
-        False,
-        "let the text of control tokens, such as <|im_end|>, in messages, tools and their results be those tokens",
-    )
-
-    tool_format: str | None = setting(
-        None, "how the model writes tool calls (default: what its chat template shows)", check=format_problem
-    )
-    thinking_format: str | None = setting(
-        None, "how the model marks its thinking (default: what its chat template shows)", check=thinking_problem
-    )
-    generation_config: str = setting(
-        "auto",
-        "whose generation_config.json says how tokens are chosen where a request does not: auto for the model's own, "
-        "none, or a folder",
-        check=generation_config_problem,
-    )
-    override_generation_config: dict[str, Any] | None = setting(  # noqa: RUF009
-        None,
-        'what to use instead of it, as JSON: {"temperature": 0.6}; known are temperature, top_p, top_k, min_p and '
-        "repetition_penalty",
-        check=override_problem,
-    )
-    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
-        None, "variables of the chat template, as JSON, where a request does not set them", check=variables_problem
-    )
-    thinking: str = setting(
-        "auto",
-        "on, off, or auto for what the chat template does, where a request says nothing",
-        choices=("on", "off", "auto"),
-    )
-    thinking_budget: int | None = setting(
-        None, "most tokens of thinking, where a request says nothing (default: no limit)", low=0, high=1 << 24
-    )
-
-    embedding_model: str | None = setting(
-        None, "a model that makes vectors of texts, given like MODEL (none by default)", section="further models"
-    )
-    rerank_model: str | None = setting(
-        None, "a model that scores documents against a query, given like MODEL (none by default)"
-    )
-
-    host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door")
-    port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
-    api_key: str | None = setting(
-        None, "key that clients must send (Bearer or x-api-key)", secret=True, check=key_problem
-    )
-    api_key_file: Path | None = setting(  # noqa: RUF009
-        None,
-        "a file of further keys: one a line or, in TOML, a table each with a name, limits and a priority; each key is "
-        "a tenant of its own, and a changed file is read again",
-        check=key_file_problem,
-    )
-    admin_api_key: str | None = setting(
-        None,
-        "the administrator's key: a tenant like any other, who may also import kept prompts and see totals",
-        secret=True,
-        check=own_key_problem,
-    )
-    allowed_hosts: tuple[str, ...] = setting(
-        (), "extra Host names to answer to, besides the listening address", check=host_problem
-    )
-    cors_origins: tuple[str, ...] = setting(
-        (), "origins that browsers may call from (none by default)", check=origin_problem
-    )
-    strict: bool = setting(False, "refuse requests that hold an unknown field")
-    max_connections: int = setting(
-        1024,
-        "most connections open at once; where none is idle and can make room, one more is refused with 503",
-        low=1,
-        high=1 << 20,
-    )
-    max_body_bytes: int = setting(16 * MIB, "largest request body", low=1, high=GIB)
-    max_held_bytes: int | None = setting(
-        None, "most bytes of request bodies held at once (default: 16 of the largest)", low=1, high=1 << 40
-    )
-    max_import_bytes: int = setting(4 * GIB, "largest file that `ingot cache import` may send", low=0, high=1 << 44)
-    max_header_bytes: int = setting(32 * KIB, "largest request head", low=256, high=MIB)
-    max_json_depth: int = setting(64, "deepest nesting of a JSON body", low=1, high=512)
-    keepalive_s: float = setting(
-        10.0, "seconds of silence after which a stream gets a keep-alive comment", low=0.01, high=3600.0
-    )
-    idle_event_s: float = setting(
-        25.0,
-        "seconds without an event after which a stream gets an empty one, for clients that heed no comments",
-        low=0.01,
-        high=3600.0,
-    )
-    request_timeout_s: float = setting(
-        3600.0, "longest time a request may take, queueing included", low=0.01, high=30 * 86400.0
-    )
-
-    drain_s: float = setting(
-        5.0, "seconds that running requests get to finish once the server is told to stop", low=0.0, high=86_400.0
-    )
-
-    memory: str | None = setting(
-        None,
-        "memory budget for weights and sequences, such as 12GB or 60% (default: what the device can spare)",
-        section="the engine",
-        check=memory_problem,
-    )
-    prefix_cache: bool = setting(True, "keep what was computed of prompts and answers, for requests that begin alike")
-    cache_memory: str | None = setting(
-        None,
-        "the part of the budget that kept prefixes may take, such as 2GB or 30% (default: half of what is free)",
-        check=memory_problem,
-    )
-    cache_codec: str = setting(
-        "raw",
-        "what kept prefixes are put into when memory is short, and on disk: raw, affine8, affine4, turbo4 to turbo1, "
-        "k8v4 (keys affine8, values turbo4), or KEYS/VALUES; all but raw lose a little",
-        check=codec_problem,
-    )
-    kv_codec: str = setting(
-        "raw",
-        "what keys and values of running sequences are put into, all but a tail of the newest, so that more context "
-        "fits in the same memory: the same names as for cache_codec; all but raw lose a little",
-        check=codec_problem,
-    )
-    archive_key_file: Path = setting(  # noqa: RUF009
-        Path("~/.local/share/ingot/archive.key"),
-        "the secret that `ingot cache export` seals files with and import asks for; made at its first use",
-    )
-    warm_prompts: Path | None = setting(  # noqa: RUF009
-        None,
-        "a file of prompts to compute when the server starts and nothing else runs, and to keep: JSON, JSON Lines or "
-        "one system prompt as text",
-        check=prompt_file_problem,
-    )
-    cache_dir: Path | None = setting(  # noqa: RUF009
-        None,
-        "a folder in which kept prefixes outlast memory and restarts; several servers may share one (none by default)",
-        also=("--ssd-cache-dir",),
-    )
-    cache_disk_gb: float = setting(
-        10.0,
-        "most gigabytes of all files in that folder, whosever they are",
-        low=0.05,
-        high=1_000_000.0,
-        also=("--ssd-cache-max-gb",),
-    )
-    cache_disk_free_gb: float = setting(5.0, "gigabytes of its drive that are to stay free", low=0.0, high=1_000_000.0)
-    cache_disk_sync: bool = setting(
-        True, "wait for the drive when a prefix is written, so that it is there after a loss of power too"
-    )
-    max_sequences: int = setting(32, "most sequences computed together", low=1, high=4096)
-    max_queue: int = setting(256, "most sequences waiting; one more is refused with 429", low=0, high=1_000_000)
-    target_itl_ms: float = setting(
-        100.0,
-        "longest wanted time between two tokens of a stream while others prefill",
-        low=1.0,
-        high=60_000.0,
-    )
-    prefill_chunk: int = setting(2048, "most prompt tokens computed in one step", low=1, high=1 << 20)
-    speculate: str = setting(
-        "auto",
-        "who guesses tokens ahead, for the model to check: auto for whatever it has, off, or some of forced, lookup, "
-        "mtp, draft:MODEL, eagle:MODEL, joined by commas",
-        check=speculate_problem,
-    )
-    speculate_tokens: int | None = setting(
-        None, "tokens guessed ahead for an answer at once, or as many as can be (default: what pays)", low=1, high=16
-    )
-    specprefill: bool = setting(
-        False,
-        "let requests ask for long prompts to be computed in part, what a smaller model finds to matter: faster, and "
-        "not the same answers",
-    )
-    specprefill_draft_model: str | None = setting(
-        None, "that smaller model, given like MODEL (default: the draft that --speculate names)"
-    )
-    specprefill_threshold: int = setting(
-        8192, "new tokens of a prompt from which on not all of them are computed", low=1, high=1 << 24
-    )
-    specprefill_keep_pct: float = setting(
-        0.3, "the share of them that is, where a request does not say", low=0.01, high=1.0
-    )
-    deterministic: bool = setting(
-        False, "on Linux CPUs, compute a token in one way however many are computed with it: the same text, slower"
-    )
-
-    mcp_config: Path | None = setting(  # noqa: RUF009
-        None,
-        "a file of MCP servers, whose tools requests to /v1/responses may ask this server to call",
-        section="tools and stored responses",
-        check=mcp_problem,
-    )
-    responses_store: str = setting(
-        "~/.local/share/ingot/responses.db",
-        "the file in which /v1/responses are stored, or off to store none",
-        section="stored responses",
-    )
-    responses_rows: int = setting(
-        10_000, "most stored responses; of the key with most, the oldest go first", low=1, high=10_000_000
-    )
-    responses_bytes: int = setting(GIB, "most bytes of stored responses", low=MIB, high=1 << 50)
-    responses_days: float = setting(30.0, "days after which a stored response is forgotten", low=0.001, high=36_500.0)
-
-    capture: Path | None = setting(  # noqa: RUF009
-        None,
-        "a folder in which requests are written down with their answers, for `ingot replay`: whoever reads it reads "
-        "them (none by default)",
-        section="the rest",
-    )
-    log_level: str = setting(
-        "info",
-        "debug, info, warning or error",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "text", "text, or json: an object a line, with the request's id", choices=("text", "json")
-    )
-
+class Settings(SettingsTable):
     def __post_init__(self) -> None:
         for known in SETTINGS.values():
             value = known.checked(getattr(self, known.name), known.name)
@@ -296,12 +31,18 @@ class Settings:
             raise ConfigError("cache_dir keeps prefixes on disk, which prefix_cache = false forbids: choose one")
         if self.cache_codec != "raw" and not self.prefix_cache:
             raise ConfigError("cache_codec is about kept prefixes, which prefix_cache = false forbids: choose one")
+        if self.kv_events is not None and not self.prefix_cache:
+            raise ConfigError("kv_events tells of kept prefixes, which prefix_cache = false forbids: choose one")
+        for name in ("kv_events_replay", "kv_events_topic"):
+            if self.kv_events is None and getattr(self, name) != SETTINGS[name].default:
+                raise ConfigError(f"{name} is about kv_events, which says no endpoint: give one", param=name)
         self._refuse_what_needs_a_folder()
-        for name in ("specprefill_draft_model", "specprefill_threshold", "specprefill_keep_pct"):
-            if not self.specprefill and getattr(self, name) != SETTINGS[name].default:
-                raise ConfigError(f"{name} is about specprefill, which is off: switch it on", param=name)
-        if self.held_bytes < self.max_body_bytes:
-            raise ConfigError(f"max_held_bytes is less than one body may have: {self.max_body_bytes} bytes")
+        self._check_loras()
+        self._refuse_what_nobody_scores()
+        if (problem := ranks_problem(self)) is not None:
+            raise ConfigError(problem)
+        if self.held_bytes < self.largest_body:
+            raise ConfigError(f"max_held_bytes is less than one body may have: {self.largest_body} bytes")
         if not self.keyed and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, so an API key is needed: "
@@ -314,6 +55,45 @@ class Settings:
             if self.cache_dir is None and getattr(self, name) != SETTINGS[name].default:
                 raise ConfigError(f"{name} is about the folder that cache_dir names: name one", param=name)
 
+    def _check_loras(self) -> None:
+        loras = self.loras
+        if len(loras) > self.max_loras:
+            raise ConfigError(f"{len(loras)} adapters are named, and max_loras is {self.max_loras}", param="max_loras")
+        if self.adapter_path is not None and not is_lora_name(loras[-1].name):
+            raise ConfigError(f"adapter_path: its folder's name, {loras[-1].name!r}, is none for an adapter")
+        if len({lora.name for lora in loras}) < len(loras):
+            raise ConfigError(f"two adapters are called {loras[-1].name!r}", param="adapter_path")
+
+    @property
+    def loras(self) -> tuple[LoraModule, ...]:
+        """All adapters to begin with; that of `adapter_path` is the last."""
+        named = lora_modules(self.lora_modules)
+        own = self.adapter_path
+        return named if own is None else (*named, LoraModule(own.resolve().name, own))
+
+    @property
+    def default_lora(self) -> str | None:
+        """The adapter of requests that name none."""
+        return None if self.adapter_path is None else self.loras[-1].name
+
+    def _refuse_what_nobody_scores(self) -> None:
+        """Settings of sparse prefill mean nothing without it, nor does a draft where none is asked."""
+        for name in ("scorer", "draft_model", "threshold", "keep_pct"):
+            name = f"specprefill_{name}"
+            if not self.specprefill and getattr(self, name) != SETTINGS[name].default:
+                raise ConfigError(f"{name} is about specprefill, which is off: switch it on", param=name)
+        if self.specprefill_draft_model is not None and self.specprefill_scorer != "draft":
+            raise ConfigError(
+                f"specprefill_draft_model names a model that specprefill_scorer {self.specprefill_scorer} does not "
+                "ask: choose one",
+                param="specprefill_draft_model",
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that run the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @property
     def responses_path(self) -> Path | None:
         """Where responses are stored; None where none are."""
@@ -322,7 +102,17 @@ class Settings:
     @property
     def held_bytes(self) -> int:
         """The most bytes of request bodies held at once."""
-        return 16 * self.max_body_bytes if self.max_held_bytes is None else self.max_held_bytes
+        return 16 * self.largest_body if self.max_held_bytes is None else self.max_held_bytes
+
+    @property
+    def largest_body(self) -> int:
+        """The most bytes of a request body that is held whole."""
+        return self.max_body_bytes if self.audio_model is None else max(self.max_body_bytes, self.max_audio_bytes)
+
+    @property
+    def max_audio_bytes(self) -> int:
+        """The most bytes of a request with a sound."""
+        return self.max_audio_upload_mb * MIB
 
     @property
     def keyed(self) -> bool:

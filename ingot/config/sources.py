@@ -14,8 +14,14 @@ from ingot.config.foreign import FOREIGN, in_our_words
 from ingot.config.settings import SETTINGS, Settings
 from ingot.errors import ConfigError, nearest
 
-OTHER_VARIABLES = frozenset({"INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"})
-"""Variables with our prefix that are no settings: the file's place, and the choice of kernels for one process."""
+OTHER_VARIABLES = frozenset(
+    {
+        *("INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"),
+        *("INGOT_CONTROL", "INGOT_WATCH", "INGOT_GROUP_TOKEN", "INGOT_LISTEN"),
+    }
+)
+"""Variables with our prefix that are no settings: the file's place, the choice of kernels for one process, and where a
+process stands among several that run one model."""
 KNOWN: Mapping[str, Setting] = {**SETTINGS, **FOREIGN}
 WORDS = {
     "true": True,
@@ -57,7 +63,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 def _from_file(path: Path | None) -> Iterable[Given]:
     for name, raw in _read(path).items() if path is not None else ():
         known, place = _known(name, f"{path}: unknown key", KNOWN), f"{path}: {name}"
-        yield Given(known, _from_toml(known, raw, place), f"file {path}", place)
+        yield Given(known, known.from_toml(raw, place), f"file {path}", place)
 
 
 def _from_variables(environ: Mapping[str, str]) -> Iterable[Given]:
@@ -127,16 +133,3 @@ def _object(text: str, place: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise ConfigError(f"{place}: {text[:100]!r} is not valid JSON") from None
-
-
-def _from_toml(known: Setting, value: Any, place: str) -> Any:
-    if known.kind is float and type(value) is int:
-        return float(value)
-    if known.kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if known.kind is Path and isinstance(value, str) and value:
-        path = Path(value).expanduser()
-        if not path.is_absolute():
-            raise ConfigError(f"{place}: a path in the file must be absolute or start with ~")
-        return path
-    return value

@@ -6,7 +6,8 @@ slot of the recurrent states. What several hold together is counted once, by who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ingot.cache.footprint import EARLIER_BYTES, Footprint, PageCount, held_pages, rounded
 from ingot.cache.pages import PAGE
@@ -19,6 +20,17 @@ EARLIER_SHARE = 1 / 16
 """And this share at most for recurrent states that rows may go back to, where tokens were guessed wrongly."""
 DEEPEST = 16
 """Tokens that a row may go back, as far as memory is set aside for it."""
+COPIES, COPIES_OF_SEVERAL = 2, 4
+"""How often gathered pages exist at a time: as they are read, and one behind another; of several rows one beside
+another, too, and without what lies behind their ends."""
+
+
+class PassPart(NamedTuple):
+    """Tokens of some rows that are computed in a forward pass, of which the longest is `context` tokens long then."""
+
+    tokens: int
+    context: int
+    rows: int = 1
 
 
 class Budget:
@@ -28,22 +40,34 @@ class Budget:
         self.total, self.weights, self.footprint = total, weights, footprint
         self.widest, self._rows = widest, rows
         free = max(0, total - weights - footprint.scratch)
-        wanted = self.pass_bytes([(widest, context), (rows, context)]) + rows * 4 * footprint.logits
+        # Rows whose pages are gathered are parted where they do not fit at once: one of them has to.
+        wanted = self.pass_bytes([PassPart(widest, context), PassPart(rows, context)]) + rows * 4 * footprint.logits
         self.transient = min(wanted, int(free * TRANSIENT_SHARE))
         self.earlier = min(DEEPEST * rows * footprint.recurrent, EARLIER_BYTES, int(free * EARLIER_SHARE))
         self.states = free - self.transient - self.earlier
 
-    def pass_bytes(self, parts: Iterable[tuple[int, int]]) -> int:
-        """What a forward pass holds while it runs, besides logits, of parts of `(tokens, context)` each."""
-        return sum(self._part_bytes(tokens, context) for tokens, context in parts)
+    def pass_bytes(self, parts: Iterable[PassPart]) -> int:
+        """What a forward pass holds while it runs, besides logits."""
+        return sum(map(self._part_bytes, parts))
 
-    def _part_bytes(self, tokens: int, context: int) -> int:
+    def _part_bytes(self, part: PassPart) -> int:
         shape = self.footprint
-        at_once = tokens if shape.tile is None else min(tokens, shape.tile)
-        return tokens * shape.activation + (at_once * shape.score + shape.unpacked) * context
+        at_once = part.tokens if shape.tile is None else min(part.tokens, shape.tile)
+        return part.tokens * shape.activation + at_once * shape.score * part.context + self._gathered_bytes(part)
 
-    def runs(self, parts: Iterable[tuple[int, int]]) -> bool:
-        """Whether parts of `(tokens, context)` each fit in one forward pass."""
+    def _gathered_bytes(self, part: PassPart) -> int:
+        few, many, width, unpacked = self.footprint.gathered
+        copies = COPIES if part.rows == 1 else COPIES_OF_SEVERAL
+        each = copies * few if part.tokens <= width * part.rows else copies * many + unpacked
+        return each * part.rows * self._seen(part.context)
+
+    def _seen(self, context: int) -> int:
+        """Tokens of such a context that a layer sees at most."""
+        windows = [window for window, _ in self.footprint.groups if window is not None]
+        return context if len(windows) < len(self.footprint.groups) else min(context, max(windows) + self.widest)
+
+    def runs(self, parts: Iterable[PassPart]) -> bool:
+        """Whether parts fit in one forward pass."""
         return self.pass_bytes(parts) <= self.transient
 
     def pages_bytes(self, group: int, pages: PageCount) -> int:
@@ -75,20 +99,23 @@ class Budget:
 
     def longest(self, limit: int, *, exact: bool = False) -> int:
         """The longest single sequence that fits, at most `limit` tokens."""
-        if self.fits([(limit, exact)]):
-            return limit
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits([(middle, exact)]) else (low, middle - 1)
-        return low
+        return _most(limit, lambda tokens: self.fits([(tokens, exact)]))
 
     def widest_launch(self, context: int) -> int:
         """Tokens that one launch may compute behind `context` earlier ones, with room for some that decode."""
-        low, high = 1, self.widest
-        while low < high:
-            middle = (low + high + 1) // 2
-            beside = min(self._rows, middle)
-            fits = self.runs([(middle + beside, context + self.widest)])
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+
+        def fits(width: int) -> bool:
+            return self.runs([PassPart(width + min(self._rows, width), context + width)])
+
+        return max(1, _most(self.widest, fits))
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `limit` that fits, where all that are smaller do; 0 where none does."""
+    if fits(limit):
+        return limit
+    low, high = 0, limit - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

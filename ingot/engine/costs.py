@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 LEAST_SLOPE = 0.25
 """However the measurements lie, this part of the mean cost grows with size, so that no size seems free."""
 LARGEST_EFFICIENT = 128
@@ -11,6 +13,9 @@ MEMORY = 0.95
 FAR_BELOW = 1 / 3
 """A measurement that is less than this part of what was expected shows that something else was in those before, such as
 kernels that were compiled when they were first met: they are forgotten."""
+
+LATELY = 4
+"""Times that the least is taken of."""
 
 
 class CostLine:
@@ -55,6 +60,26 @@ class CostLine:
         """The largest size that costs at most `cost`; may be negative."""
         fixed, slope = self.fit()
         return (cost - fixed) / slope if slope > 0 else float("inf")
+
+
+class LeastCost:
+    """What work of about a size costs that is done seldom: the least, by size, of the last few times. The first time
+    does not count: something was made then that others find."""
+
+    def __init__(self) -> None:
+        self._lately: dict[int, deque[float]] = {}  # cost over size, by the size's power of two
+
+    def observe(self, size: int, cost: float) -> None:
+        known = self._lately.get(size.bit_length())
+        if known is None:
+            self._lately[size.bit_length()] = deque(maxlen=LATELY)
+        else:
+            known.append(cost / max(size, 1))
+
+    def cost(self, size: int) -> float:
+        """0 where it is not known: what was measured once may have been anything."""
+        known = self._lately.get(size.bit_length(), ())
+        return min(known) * size if len(known) > 1 else 0.0
 
 
 class StepCosts:

@@ -41,6 +41,9 @@ class Tier(Protocol):
     def waits(self, sequence: Sequence) -> bool:
         """Whether something is being read for a sequence."""
 
+    def look_again(self, sequence: Sequence) -> None:
+        """A waiting sequence has other keys than before: read what it needs now."""
+
     def settle(self, sequence: Sequence, length: int) -> int:
         """A sequence runs, and takes over `length` tokens; returns how many of them were read for it."""
 
@@ -66,6 +69,8 @@ class NoTier:
 
     def waits(self, sequence: Sequence) -> bool:
         return False
+
+    def look_again(self, sequence: Sequence) -> None: ...
 
     def settle(self, sequence: Sequence, length: int) -> int:
         return 0
@@ -96,6 +101,7 @@ class DiskTier:
         self.spill, self.plant = self._spiller.spill, self._promotions.plant
         self.expect, self.waits = self._promotions.expect, self._promotions.waits
         self.settle, self.pause = self._promotions.settle, self._promotions.pause
+        self.look_again = self._promotions.look_again
 
     @property
     def reserved(self) -> int:

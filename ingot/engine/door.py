@@ -18,12 +18,14 @@ from dataclasses import dataclass
 
 from ingot.engine.jobs import Job
 from ingot.engine.looks import Eyes
+from ingot.engine.loras import NamedLoras, gone
 from ingot.engine.request import ModelCard, Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.sight import Sight
 from ingot.engine.stream import EventSink
 from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
 from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokens.translation import Translate
 
 FIRST_MARKS, LAST_MARKS = 2, 8
 """Messages' ends at which checkpoints are taken: behind the system prompt and the first message, and the newest."""
@@ -44,10 +46,12 @@ class Door:
         limits: Limits,
         free_seats: Callable[[], int],
         eyes: Eyes | None = None,
+        loras: NamedLoras | None = None,
+        translate: Translate | None = None,
     ) -> None:
         """`free_seats` says how many sequences could run that do not: those do not have to wait. `eyes` are what the
-        model sees with."""
-        self._eyes = eyes
+        model sees with, `loras` the adapters beside it; `translate` tells prompts to a scorer that has other tokens."""
+        self._eyes, self._loras, self._translate = eyes, loras, translate
         self._card, self._tokenizer, self._limits, self._free_seats = card, tokenizer, limits, free_seats
         self.jobs: dict[str, Job] = {}
         self._queued: Counter[str] = Counter()  # by tenant: sequences let in and not yet running for the first time
@@ -132,6 +136,10 @@ class Door:
 
     def _validate(self, request: Request) -> None:
         context, vocab = self._card.context_of(exact=request.exact), self._card.vocab
+        if self._loras is not None:
+            self._loras.refuse(request)
+        elif request.lora is not None:
+            raise gone(request.lora)
         if request.sparse is not None:
             self._refuse_sparse(request)
         if any(request.media) and self._eyes is None:
@@ -172,12 +180,13 @@ class Door:
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
             marks = self._message_ends(request, number)
             items = request.media[number] if request.media else ()
+            translated = self._translate(prompt) if request.sparse is not None and self._translate is not None else None
             for choice in range(request.n):
                 # Answers of one request differ, and the first one is what a request for a single one gives.
                 own_seed = seed + choice * 0x9E3779B9
                 index = number * request.n + choice
                 sequence = Sequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
-                sequence.marks = marks
+                sequence.marks, sequence.translated = marks, translated
                 if items and self._eyes is not None:
                     sequence.sight = Sight.of(prompt, items, self._eyes.tower)
                 made.append(sequence)

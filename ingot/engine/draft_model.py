@@ -17,6 +17,8 @@ from ingot.models.adapter import Adapter
 
 CATCH_UP = 512
 """Tokens that are read in one step, of all sequences together."""
+AT_ONCE = 2048
+"""Tokens of one prompt that are read in one pass, at most, where nobody waits for its end."""
 Reserved = tuple[Sequence, int]
 """A sequence, as the draft has it, and the tokens that there is to be room for."""
 
@@ -75,7 +77,7 @@ def budget_of(draft: Adapter, target: Footprint, free: int, *, context: int, row
     own, theirs = _sequence_bytes(draft.footprint, context), _sequence_bytes(target, context)
     share = free * own // max(1, own + theirs)
     weights = draft.weight_bytes
-    return Budget(weights + share, weights, draft.footprint, context=context, widest=CATCH_UP, rows=rows)
+    return Budget(weights + share, weights, draft.footprint, context=context, widest=AT_ONCE, rows=rows)
 
 
 def _sequence_bytes(footprint: Footprint, context: int) -> int:

@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ingot.engine.beside import BesideSteps
 from ingot.engine.costs import CostLine
 from ingot.engine.encoder_batches import EncoderBatch, OfferedEncoder, OnEncoded, Row, RunningEncoding, pick, urgency
 from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.loop import FAILED, Post
-from ingot.engine.request import RequestStatus
-from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, InputTooLong, Overloaded
+from ingot.engine.request import Phase, RequestStatus
+from ingot.errors import BadRequest, Cancelled, IngotError, InputTooLong, Overloaded
 from ingot.text.tokens.encoder_inputs import REMEDY
 
 log = logging.getLogger("ingot.engine")
@@ -30,13 +31,8 @@ log = logging.getLogger("ingot.engine")
 UNMEASURED_TOKENS = 512
 """Size of a batch as long as nobody knows what one costs."""
 
-UNHURRIED_MS = 1000.0
-"""Longest work while nobody streams: how long a cancel or a newcomer may have to wait."""
-LEAST_SHARE = 0.5
-"""Encoders get at least this part of the time that a step took."""
 
-
-class EncoderJobs:
+class EncoderJobs(BesideSteps):
     """All encodings under way."""
 
     name = "the encoders"
@@ -127,6 +123,11 @@ class EncoderJobs:
             for job in list(self._jobs.values())
         ]
 
+    def phases(self, role: Role) -> list[Phase]:
+        """Of the encodings for one of the encoders."""
+        jobs = [job for job in list(self._jobs.values()) if job.request.role == role]
+        return ["queued" if job.began is None else "prefill" for job in jobs]
+
     def _validate(self, request: EncodingRequest) -> None:
         card = self._encoders[request.role].card
         if not request.inputs:
@@ -148,15 +149,6 @@ class EncoderJobs:
     @property
     def busy(self) -> bool:
         return bool(self._jobs)
-
-    def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
-        """Work between two steps of the generating model, of which the one before took `spent_s`.
-
-        Where nobody streams, for as long as a newcomer may have to wait. Else for what the step left of the target,
-        but at least a part of what it took, so that encoders go on beside the longest steps too.
-        """
-        spent_ms = 1000 * spent_s
-        self.work(max(self._target_ms - spent_ms, LEAST_SHARE * spent_ms) if shared() else UNHURRIED_MS)
 
     def work(self, milliseconds: float) -> None:
         """For about that long: begin a batch or go on with the one that is begun, and stop at its end."""
@@ -184,23 +176,10 @@ class EncoderJobs:
             self._encoders[role].model.rest()
         self._used.clear()
 
-    def expire(self, now: float) -> None:
-        late = [job.request.id for job in list(self._jobs.values()) if (job.request.deadline or now) < now]
-        for request_id in late:
-            self._end(request_id, DeadlineExceeded("The request took longer than its deadline allows"))
-
-    def abandon(self, error: IngotError) -> None:
-        for request_id in list(self._jobs):
-            self._end(request_id, error)
-
     def begin_anew(self, error: IngotError) -> None:
         """After a fault that no batch answers for."""
         self._batch = None
         self.abandon(error)
-
-    def farewell(self, error: IngotError) -> None:
-        with contextlib.suppress(Exception):
-            self.abandon(error)
 
     def close(self) -> None:
         """Nothing is held but by encodings, which have ended."""

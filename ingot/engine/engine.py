@@ -1,7 +1,6 @@
-"""The engine as other threads see it: requests in, streams of events and vectors out.
+"""The engine of a model that generates, as other threads see it: requests in, streams of events out.
 
-Any thread may call it. Plain values go through a mailbox to the loop's thread, the only one that touches mlx, and plain
-values come back.
+What holds for all engines, and what serves beside answers, is in `side_engine`.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from ingot.engine.door import Limits
-from ingot.engine.encoder_batches import OfferedEncoder
-from ingot.engine.encoder_jobs import EncoderJobs
-from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.generation import Generation
 from ingot.engine.kept_prefixes import KeptPrefixes
 from ingot.engine.loaded import Loaded
 from ingot.engine.loop import Loop, Workload
-from ingot.engine.request import Health, ModelCard, Request, RequestStatus
-from ingot.engine.runner import leave_device
+from ingot.engine.loras import NamedLoras
+from ingot.engine.request import LoraRef, ModelCard, Request, RequestStatus
+from ingot.engine.side_engine import SideEngine
 from ingot.engine.stream import BlockingStream, EventSink, Stream
-from ingot.errors import Cancelled, ClientLeft
+from ingot.errors import Cancelled, ClientLeft, Unsupported
 from ingot.media.processor import Processor
 from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
@@ -31,33 +29,21 @@ from ingot.text.tokens.tokenizer import Tokenizer
 __all__ = ["Engine", "Limits", "Loaded", "Stream"]
 
 
-class Engine:
-    """Started by the constructor, which returns when the model is loaded or raises what went wrong."""
+class Engine(SideEngine):
+    """Of a model that generates, and of those that serve beside it."""
 
-    def __init__(self, load: Callable[[], Loaded], limits: Limits) -> None:
-        self._load, self._limits = load, limits
-        self._loop = Loop("ingot-engine", self._workloads)
-        self._loop.start()
+    _loaded: Loaded
 
-    def _workloads(self) -> Sequence[Workload]:
-        """Made on the loop's thread. Answers come first: what encoders may take of a turn depends on what is left."""
-        try:
-            loaded = self._loaded = self._load()
-            if loaded.disk is not None:
-                loaded.disk.writer.wrote = self._loop.wake
-            self._generation = Generation(
-                loaded, self._limits, lambda letter: self._loop.post(self._generation, letter)
-            )
-            self._encodings = EncoderJobs(
-                loaded.encoders,
-                lambda letter: self._loop.post(self._encodings, letter),
-                self._limits.max_queue,
-                self._limits.target_itl_ms,
-            )
-        except BaseException:
-            leave_device()
-            raise
-        return self._generation, self._encodings
+    def __init__(self, load: Callable[[], Loaded], limits: Limits, loop: Loop | None = None) -> None:
+        super().__init__(load, limits, loop)
+
+    def _begun(self) -> Sequence[Workload]:
+        """Answers come first: what others may take of a turn depends on what is left."""
+        loaded = self._loaded
+        if loaded.disk is not None:
+            loaded.disk.writer.wrote = self._loop.wake
+        self._generation = Generation(loaded, self._limits, lambda letter: self._loop.post(self._generation, letter))
+        return self._generation, *super()._begun()
 
     @property
     def card(self) -> ModelCard:
@@ -68,13 +54,29 @@ class Engine:
         return self._loaded.tokenizer
 
     @property
-    def encoders(self) -> Mapping[Role, OfferedEncoder]:
-        return self._loaded.encoders
-
-    @property
     def processor(self) -> Processor | None:
         """How the model is shown pictures and clips; None: it has no vision tower."""
         return self._loaded.processor
+
+    @property
+    def loras(self) -> Mapping[str, LoraRef]:
+        """The adapters that may be asked for, by name."""
+        return {} if self._loaded.loras is None else self._loaded.loras.named
+
+    def load_lora(self, name: str, folder: Path) -> LoraRef:
+        """Serve an adapter from now on. Raises AdapterError."""
+        loras = self._named_loras()
+        return self._loop.run(lambda: loras.load(name, folder))
+
+    def unload_lora(self, name: str) -> None:
+        """Those that run with it go on. Raises ModelNotFound."""
+        loras = self._named_loras()
+        self._loop.run(lambda: loras.unload(name))
+
+    def _named_loras(self) -> NamedLoras:
+        if self._loaded.loras is None:
+            raise Unsupported("This server was started without adapters.")
+        return self._loaded.loras
 
     @property
     def kept(self) -> KeptPrefixes:
@@ -115,29 +117,22 @@ class Engine:
         self._accept(request, stream)
         return stream
 
-    async def encode(self, request: EncodingRequest) -> Encoded:
-        """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
-        self._loop.refuse_if_stopped()
-        return await self._encodings.encode(request)
-
-    def cancel(self, request_id: str) -> bool:
-        """End a request, wherever it is. False if there is none of that id."""
-        return self._cancel(request_id, Cancelled("The request was cancelled"))
-
     def status(self) -> list[RequestStatus]:
-        now = time.monotonic()
-        return [*self._generation.status(now), *self._encodings.status(now)]
+        return [*self._generation.status(time.monotonic()), *super().status()]
 
-    def health(self) -> Health:
-        pulse = self._loop.pulse()
-        phases = [status.phase for status in self.status()]
-        running = sum(phase != "queued" for phase in phases)
-        waiting, refused = len(phases) - running, self._generation.refused
-        return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, waiting, refused)
+    @property
+    def refused(self) -> int:
+        return self._generation.refused
 
-    def check(self) -> None:
-        """Run the integrity check on the engine thread and wait for it; raises what it finds."""
-        self._loop.check()
+    @property
+    def last_step(self) -> int:
+        """The number of the last forward pass that other ranks were told of; 0 where there are none."""
+        return self._loaded.adapter.last_step
+
+    @property
+    def ranks_trouble(self) -> str:
+        """Why other ranks cannot be told anything any more; empty while they can, and where there are none."""
+        return self._loaded.adapter.ranks_trouble
 
     def memory(self) -> tuple[int, int]:
         """Bytes that exist for states, and those of them that running sequences and kept prefixes hold."""
@@ -153,13 +148,14 @@ class Engine:
         """What guessing ahead did; any thread may read it."""
         return self._generation.speculation
 
-    def close(self) -> None:
-        """Cancel what runs and end the thread. A process that leaves without it does it on its way out."""
-        self._loop.close()
+    def _let_go(self) -> Sequence[Workload]:
+        workloads = self._generation, *super()._let_go()
+        del self._generation
+        return workloads
 
     def _accept(self, request: Request, reader: EventSink) -> None:
         self._loop.refuse_if_stopped()
         self._generation.enter(request, reader)
 
     def _cancel(self, request_id: str, cause: Cancelled) -> bool:
-        return self._generation.cancel(request_id, cause) or self._encodings.cancel(request_id)
+        return self._generation.cancel(request_id, cause) or super()._cancel(request_id, cause)

@@ -12,28 +12,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import inf
 
-from ingot.cache.tail import launch_end
 from ingot.engine import guided
-from ingot.engine.costs import StepCosts
+from ingot.engine.books import Books
 from ingot.engine.door import Door, Limits
 from ingot.engine.jobs import Job
 from ingot.engine.journal import Journal, outcome_of
+from ingot.engine.kv_events.news import News
 from ingot.engine.loaded import Loaded
 from ingot.engine.looks import LookFailed, Looks
 from ingot.engine.loop import FAILED, Post
+from ingot.engine.loras import gone
 from ingot.engine.meter import Meter
-from ingot.engine.request import Event, Failed, Request, RequestStatus
+from ingot.engine.outbox import Outbox
+from ingot.engine.request import Failed, Request, RequestStatus
 from ingot.engine.results import Result
 from ingot.engine.reuse import Reuse
-from ingot.engine.runner import Runner, Step
-from ingot.engine.scheduler import Scheduler
+from ingot.engine.runner import Step
 from ingot.engine.sequence import Sequence
-from ingot.engine.sparse.prefill import SparsePrefill
-from ingot.engine.speculation.controller import Controller
-from ingot.engine.speculation.heads import HeadStates
-from ingot.engine.speculation.speculation import Guesses, Speculation
+from ingot.engine.speculation.speculation import Guesses
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
 from ingot.observe.figures import Figures
@@ -44,8 +41,6 @@ log = logging.getLogger("ingot.engine")
 
 LONGEST_LOOK_S = 0.5
 """How long the vision tower may run in one turn, or prompts may be scored, while nobody waits for his next token."""
-SCORED_WIDTH = 128
-"""Prompt tokens whose logprobs are computed in one launch: each takes a row of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +62,15 @@ class Generation:
         self._read_at = 0.0  # when the tokens of the newest step that was read were known, and told
         self._graphs = loaded.adapter.graphs  # made until then
         self._learned: list[list[list[Result]]] | None = None  # of the pending step, where its rows know them already
-        self._outbox: dict[Job, list[Event]] = {}
+        self._outbox = Outbox()
         self._journal = Journal(loaded.card.name)
-        self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats, loaded.eyes)
+        translate = None if loaded.sparse is None else loaded.sparse.translate
+        self._door = Door(loaded.card, loaded.tokenizer, limits, self._free_seats, loaded.eyes, loaded.loras, translate)
         self._looks = None if loaded.eyes is None else Looks(loaded.eyes)
-        self._meter = Meter(loaded.card, loaded.budget)
+        self._meter = Meter(loaded.card, loaded.budget, has_disk=loaded.disk is not None)
         self.speculation = SpeculationCounts()
-        self._make_rooms()
+        self._news = None if loaded.teller is None else News(loaded.teller)
+        self._open_books()
 
     # For any thread
 
@@ -106,12 +103,12 @@ class Generation:
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes that exist for states, and those of them that somebody holds."""
-        return self._runner.rows.nbytes, self._runner.rows.held_bytes
+        return self._books.runner.rows.nbytes, self._books.runner.rows.held_bytes
 
     @property
     def reuse(self) -> Reuse:
         """The prefixes that are kept."""
-        return self._runner.reuse
+        return self._books.reuse
 
     @property
     def busy(self) -> bool:
@@ -126,37 +123,35 @@ class Generation:
     def advance(self, spent_s: float, shared: Callable[[], bool]) -> None:
         """One step, however much of the turn is spent: the scheduler minds the time."""
         self._flush()
+        self._drop_unused()
         now = time.monotonic()
         self._journal.look(now, lambda: self.status(now))
         self._step(shared)
         self._look(now)
         self._score(now)
+        if self._news is not None:
+            self._news.look()
 
     def rest(self) -> None:
         self._forget_step()
+        self._drop_unused()
         try:
             self.check()
-            self._speculation.rest()
-            if self._sparse is not None:
-                self._sparse.rest()
+            self._books.rest()
         except AssertionError:
             log.exception("the idle engine found its books wrong; it starts new ones")
-            self._make_rooms()
-        self._runner.rest()
+            self._open_books()
+        self._books.runner.rest()
+        if self._news is not None:
+            self._news.look(now=True)
+        self._measure(time.monotonic())  # kept prefixes may have been given up since the last request
 
     def check(self) -> None:
-        self._scheduler.check()
-        self._runner.check()
         self._door.check()
         jobs = list(self._door.jobs.values())
-        held = {sequence for job in jobs for sequence in job.sequences if not sequence.ended}
-        assert set(self._scheduler.running) | set(self._scheduler.waiting) <= held, "an unknown sequence runs"
-        assert set(self._runner.seated) <= held, "a row is held by nobody"
-        self._speculation.check(held)
+        self._books.check({sequence for job in jobs for sequence in job.sequences if not sequence.ended})
         if self._looks is not None:
             self._looks.check()
-        if self._sparse is not None:
-            self._sparse.check()
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
@@ -165,68 +160,43 @@ class Generation:
 
     def begin_anew(self, error: IngotError) -> None:
         self._forget_step()
-        self._runner.abandon()
+        self._books.runner.abandon()
         self.abandon(error)
-        self._make_rooms()
+        self._open_books()
 
     def farewell(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
             job = self._door.close(request_id)
             if job is not None:
-                with suppress(Exception):
-                    job.reader.post([*self._outbox.pop(job, ()), Failed(error)])
+                self._outbox.send_off(job, Failed(error))
         with suppress(Exception):
             self._flush()
 
     def close(self) -> None:
         if self._looks is not None:
             self._looks.close()
-        self._runner.close()
+        self._books.runner.close()
+        self._loaded.adapter.close()
+        if self._news is not None:
+            self._news.close()
 
     # Books
 
-    def _make_rooms(self) -> None:
-        costs = StepCosts(mixes=self._loaded.adapter.mixed)
-        budget = self._loaded.budget
-        loaded = self._loaded
-        self._runner = Runner(loaded.adapter, budget, costs, loaded.cache_bytes, loaded.disk, loaded.codec)
-        proposers = [*self._loaded.proposers]
-        if self._loaded.adapter.head is not None:
-            self._runner.heads = HeadStates(self._loaded.adapter.head, self._runner.rows)
-            proposers.append(self._runner.heads)
-        controller = Controller(fixed=loaded.guessed_tokens, widest=loaded.adapter.graph_tokens)
-        coded = loaded.adapter.live is not None
+    def _open_books(self) -> None:
+        self._books = Books(self._loaded, self._limits, self.speculation, self._sees)
+        if self._news is not None:
+            self._news.of(self.reuse.index, self.reuse.needs)
 
-        def end(sequence: Sequence) -> float:
-            return launch_end(sequence.computed) if coded and not sequence.request.exact else inf
-
-        def widest(sequence: Sequence) -> int:
-            width = budget.widest_launch(sequence.computed)
-            width = min(width, SCORED_WIDTH) if sequence.scoring else width
-            return int(min(width, end(sequence) - sequence.computed))
-
-        self._speculation = Speculation(proposers, controller, self.speculation, self._limits.max_sequences, end)
-
-        self._scheduler = Scheduler(
-            self._runner.room.fits,
-            widest,
-            self._runner.reuse,
-            costs,
-            self._limits.max_sequences,
-            self._limits.target_itl_ms,
-            lambda sequence: self._sees(sequence) and (self._sparse is None or self._sparse.ready(sequence)),
-        )
-        self._sparse: SparsePrefill | None = None
-        if loaded.sparse is not None:
-            window = max((group.window or 0 for group in self._runner.rows.groups), default=0)
-            self._sparse = SparsePrefill(loaded.sparse, costs, self.reuse.known, window)
+    def _drop_unused(self) -> None:
+        if self._loaded.loras is not None:
+            self._loaded.loras.drop_unused(self._door.jobs.values())
 
     def _sees(self, sequence: Sequence) -> bool:
         """Whether the features are there that a sequence needs besides what it takes over."""
         return self._looks is None or sequence.sight is None or self._looks.ready(sequence, self.reuse.known(sequence))
 
     def _free_seats(self) -> int:
-        return self._limits.max_sequences - len(self._scheduler.running)
+        return self._limits.max_sequences - len(self._books.scheduler.running)
 
     def _forget_step(self) -> None:
         self._pending = self._learned = None
@@ -245,6 +215,10 @@ class Generation:
     def _begin(self, job: Job) -> None:
         if self._door.jobs.get(job.request.id) is not job:  # cancelled before it began
             return
+        loras, lora = self._loaded.loras, job.request.lora
+        if lora is not None and (loras is None or not loras.holds(job.request)):
+            self._end_early(job.request.id, gone(lora))  # it went while the request came in
+            return
         with self._on_behalf_of(job.request.id):
             for sequence in job.sequences:
                 guided.begin(sequence)
@@ -252,21 +226,17 @@ class Generation:
                     self._end_early(job.request.id, sequence.failure)
                     return
                 if sequence.limit == 0 and sequence.sampling.prompt_logprobs is None:
-                    self._tell(job, job.writers[sequence].finish("length"))
+                    self._outbox.put(job, job.writers[sequence].finish("length"))
                     self._leave(sequence)
                 else:
-                    self._scheduler.add(sequence)
+                    self._books.scheduler.add(sequence)
             self._close_if_done(job)
 
     def _leave(self, sequence: Sequence) -> None:
         """Everything that a sequence holds goes back."""
         sequence.ended = True
         self._door.left(sequence)
-        self._scheduler.remove(sequence)
-        self._runner.release(sequence)
-        self._speculation.forget(sequence)
-        if self._sparse is not None:
-            self._sparse.forget(sequence)
+        self._books.leave(sequence)
 
     def _close_if_done(self, job: Job) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._door.close(job.request.id) is not None:
@@ -275,7 +245,7 @@ class Generation:
             self._measure_if_idle()
             self._door.took(now - job.request.arrived)
             self._journal.ended(job.status(now), job.outcome())
-            self._tell(job, [job.ended(now)])
+            self._outbox.put(job, [job.ended(now)])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
         job = self._door.close(request_id)
@@ -283,7 +253,7 @@ class Generation:
             return
         stood = job.status(time.monotonic())
         self._meter.gave_up(error)
-        self._tell(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
+        self._outbox.put(job, [Failed(error, job.usage(), stood)])  # first: whatever comes then, its stream ends
         self._journal.ended(stood, outcome_of(error))
         for sequence in job.sequences:
             if not sequence.ended:
@@ -294,9 +264,9 @@ class Generation:
 
     def _step(self, shared: Callable[[], bool]) -> None:
         began = time.monotonic()
-        if self._pending is not None and self._speculation.tempts(self._scheduler.running):
+        if self._pending is not None and self._books.speculation.tempts(self._books.scheduler.running):
             self._read(None)  # who guesses must know what came before
-        plan = self._scheduler.plan(began)
+        plan = self._books.scheduler.plan(began)
         newcomers = [sequence for sequence in plan.admitted if sequence.preemptions == 0]
         self._door.began(newcomers)
         self._meter.planned(plan)
@@ -306,8 +276,8 @@ class Generation:
             request = sequence.request
             self._journal.began(self._door.jobs[request.id].status(began), request.via, began)
         works_ahead = self._loaded.adapter.device.kind != "cpu"
-        guesses = self._speculation.guess(plan, waited=works_ahead and self._pending is None)
-        step = self._runner.launch(plan, self._catch_up, guesses.by_row)
+        guesses = self._books.speculation.guess(plan, waited=works_ahead and self._pending is None)
+        step = self._books.runner.launch(plan, self._catch_up, guesses.by_row)
         self._read(_Running(step, guesses, began) if step.launched else None)
         if not step.launched:
             self.reuse.pause()
@@ -321,8 +291,11 @@ class Generation:
             self._journal.stepped(plan, seconds)
 
     def _measure(self, now: float) -> None:
-        reserved = [(sequence, sequence.reserved) for sequence in self._scheduler.running]
-        self._meter.measured(now, self._runner.room.needed(reserved), *self.memory)
+        reserved = [(sequence, sequence.reserved) for sequence in self._books.scheduler.running]
+        kept, active = self.reuse.index.shares.held, self._books.runner.active_bytes
+        self._meter.measured(now, self._books.runner.room.needed(reserved), *self.memory, kept=kept, active=active)
+        if self._looks is not None:
+            self.figures.media_asked, self.figures.media_found = self._looks.asked, self._looks.found
 
     def _measure_if_idle(self) -> None:
         if not self._door.jobs:
@@ -330,23 +303,23 @@ class Generation:
 
     def _left(self, began: float) -> float:
         """Seconds that a turn has left of the latency target, or more while nobody waits for his next token."""
-        if not any(sequence.decoding for sequence in self._scheduler.running):
+        if not any(sequence.decoding for sequence in self._books.scheduler.running):
             return LONGEST_LOOK_S
         return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
 
     def _score(self, began: float) -> None:
         """Score prompts of which not all is to be computed for what a turn has left."""
-        sequence = None if self._sparse is None else self._sparse.next
-        if self._sparse is not None and sequence is not None:
+        sparse = self._books.sparse
+        if sparse is not None and (sequence := sparse.next) is not None:
             with self._on_behalf_of(sequence.request.id):
-                self._sparse.advance(sequence, self._left(began))
+                sparse.advance(sequence, self._left(began))
 
     def _look(self, began: float) -> None:
         """Run the vision tower for what a turn has left."""
         if self._looks is None:
             return
         try:
-            if not self._looks.advance(self._left(began)) and not self._scheduler.running:
+            if not self._looks.advance(self._left(began)) and not self._books.scheduler.running:
                 self._looks.pause()
         except LookFailed as failed:
             for request_id in failed.requests:
@@ -369,12 +342,12 @@ class Generation:
             self._flush()
         since, self._read_at = max(self._read_at, previous.began), time.monotonic()
         before, self._graphs = self._graphs, self._loaded.adapter.graphs
-        self._speculation.learn(previous.guesses, self._read_at - since, novel=self._graphs != before)
+        self._books.speculation.learn(previous.guesses, self._read_at - since, novel=self._graphs != before)
 
     def _collected(self, step: Step) -> Iterator[Iterable[list[Result]]]:
         """A step's results, by launches. Each is known to its sequence when it is come to: those behind it may be of
         one that has ended by then."""
-        for waves in self._runner.collect(step):
+        for waves in self._books.runner.collect(step):
             yield (self._known(results, first=not number) for number, results in enumerate(waves))
 
     def _known(self, results: list[Result], *, first: bool) -> list[Result]:
@@ -406,25 +379,12 @@ class Generation:
             self._end_early(sequence.request.id, sequence.failure)
             return
         writer = job.writers[sequence]
-        self._tell(job, writer.write(result))
+        self._outbox.put(job, writer.write(result))
         if writer.ended is None and guided.is_done(sequence):
-            self._tell(job, writer.finish("stop"))
+            self._outbox.put(job, writer.finish("stop"))
         if writer.ended is not None:
             self._leave(sequence)
             self._close_if_done(job)
 
-    def _tell(self, job: Job, events: list[Event]) -> None:
-        """Hand events out with the rest of the step's: a reader is woken once a step."""
-        if events:
-            self._outbox.setdefault(job, []).extend(events)
-
     def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, {}
-        for job, events in outbox.items():
-            try:
-                job.reader.post(events)
-            except Exception:
-                id = job.request.id
-                log.exception("nobody takes the events of request %s; it ends", id, extra=about(id, event="failed"))
-                self._end_early(job.request.id, Cancelled("The request was cancelled"))
-                self._outbox.pop(job, None)
+        self._outbox.flush(lambda job: self._end_early(job.request.id, Cancelled("The request was cancelled")))

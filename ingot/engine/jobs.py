@@ -86,6 +86,8 @@ class Job:
             tenant=self.request.tenant,
             cache=self._reports(),
             first_token_s=None if first is None else first - self.request.arrived,
+            queued_s=self.timing(now).queue,
+            adapter="" if self.request.lora is None else self.request.lora.name,
         )
 
     def _prefilled(self) -> Iterator[int]:

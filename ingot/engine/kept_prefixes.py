@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from ingot.cache.archive import ArchiveSeal
 from ingot.cache.codecs.names import RAW
@@ -18,6 +19,7 @@ from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import tenant_digest
 from ingot.cache.prefix import PrefixIndex
 from ingot.cache.tree import Node
+from ingot.engine.cache_branch import CacheBranch
 from ingot.engine.prefix_files import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
@@ -28,6 +30,7 @@ from ingot.models.adapter import Adapter
 
 log = logging.getLogger("ingot.cache")
 
+SHOWN: Final = 64  # branches, of however many there are
 Going = Callable[[], bool]
 """Whether somebody still waits for the work."""
 
@@ -51,6 +54,10 @@ class KeptPrefixes:
             return known
         totals = replace(known.totals, disk=_disk_totals(self._disk))
         return replace(known, totals=totals, disk=DiskStatus(*self._disk.store.held(tenant_digest(tenant))))
+
+    def tree(self, tenant: str) -> tuple[CacheBranch, ...]:
+        """How what is kept of a tenant's branches, or the part of it that was used most."""
+        return self._run(lambda reuse: tuple(_branch(*found) for found in reuse.index.outline(tenant, SHOWN)))
 
     def explain(self, request: Request, number: int) -> CacheReport:
         """What one of the request's prompts would take over if it came now. Leaves no trace."""
@@ -84,6 +91,10 @@ class KeptPrefixes:
         """Names everything that kept states depend on."""
         if self._folder is None:
             raise Unsupported("What is kept cannot be moved: this model has no files to know it by.")
+        if not self._adapter.is_whole:
+            raise Unsupported(
+                "What is kept cannot be moved: several processes run this model, and each has a part of it."
+            )
         return ArchiveSeal(states_key(self._adapter, self._folder, self._codec), secret)
 
 
@@ -122,4 +133,18 @@ def _salt(salt: str, nodes: Iterable[Node]) -> SaltStatus:
         checkpoints=sum(node.has_checkpoint for node, _ in held),
         pinned_tokens=sum(len(node.tokens) for node, _ in held if node.pinned),
         bytes=sum(record.nbytes for _, record in held),
+    )
+
+
+def _branch(node: Node, parent: int | None, more: int) -> CacheBranch:
+    return CacheBranch(
+        parent=parent,
+        salt=node.root_owner.salt,
+        begin=node.begin,
+        end=node.end,
+        uses=node.uses,
+        bytes=0 if node.record is None else node.record.nbytes,
+        pinned=node.pinned,
+        on_disk=node.is_filed,
+        more=more,
     )

@@ -11,9 +11,13 @@ from ingot.cache.disk.disk import Disk
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_batches import OfferedEncoder
 from ingot.engine.encoder_request import Role
+from ingot.engine.hearing.jobs import OfferedHearing
+from ingot.engine.kv_events.news import Teller
 from ingot.engine.looks import Eyes
+from ingot.engine.loras import NamedLoras
 from ingot.engine.request import ModelCard
 from ingot.engine.sparse.prefill import SparseOffer
+from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speculation.proposal import Proposer
 from ingot.media.processor import Processor
 from ingot.models.adapter import Adapter
@@ -36,3 +40,7 @@ class Loaded:
     sparse: SparseOffer | None = None  # who scores long prompts of which not all is to be computed
     disk: Disk | None = None  # where computed prefixes are kept beside memory
     codec: PairCodec = RAW_CODEC  # what they are put into
+    teller: Teller | None = None  # who tells routers of them
+    loras: NamedLoras | None = None  # adapters beside the model, where some may be
+    hearing: OfferedHearing | None = None  # a further model, which writes down what is spoken
+    speaking: OfferedSpeech | None = None  # a further model, which speaks what is written

@@ -100,6 +100,8 @@ class Looks:
         self._expected_s = 0.0  # of the next slice
         self.runs = 0
         """How often the tower was run."""
+        self.asked = self.found = 0
+        """Pictures and clips that a prompt first came with, and those whose features were there or on their way."""
 
     def ready(self, sequence: Sequence, known: int) -> bool:
         """Whether a sequence of which `known` tokens will be taken over has the features of all the others. If not, it
@@ -171,6 +173,9 @@ class Looks:
         needed = {item.digest: self._tower.needs(item.layout).features for item in fresh}
         if self._booked + sum(needed.values()) > self._memory.features:
             return False
+        if sequence.preemptions == 0 and sequence.index % sequence.request.n == 0:
+            self.asked += len(wanted)
+            self.found += sum(item.digest in self._looks or item.digest in self._kept for item in wanted)
         for item in fresh:
             features = self._kept.pop(item.digest, None)
             self._looks[item.digest] = _Look(item, needed[item.digest], features=features)

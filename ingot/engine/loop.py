@@ -1,9 +1,9 @@
 """One thread that runs workloads by turns, and a mailbox for all other threads.
 
-Any thread may call `post`, `wake`, `run`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are called from
-the loop's thread alone, each call guarded. A workload ends the request that is at fault by itself; a fault that it lets
-through is the workload's own, which gives up its requests and begins anew, and the others go on. If even that fails the
-thread ends, everybody who waits is told, and the pulse says so.
+Any thread may call `post`, `wake`, `run`, `add`, `check`, `pulse`, `refuse_if_stopped` and `close`. Workloads are
+called from the loop's thread alone, each call guarded; they may come and go while it runs. A workload ends the request
+that is at fault by itself; a fault that it lets through is the workload's own, which gives up its requests and begins
+anew, and the others go on. If even that fails the thread ends, everybody who waits is told, and the pulse says so.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ Post = Callable[[Letter], None]
 
 BEAT_S = 1.0
 """An idle loop shows that it lives this often."""
+REST_S = 1.0
+"""Who has nothing to do rests this often while others are busy."""
 STALLED_S = 60.0
 """No beat for this long means that the loop is stuck."""
 FAILED = "The engine failed while computing this request; the server's log says why"
@@ -54,7 +56,8 @@ class Workload(Protocol):
         have something to do as well."""
 
     def rest(self) -> None:
-        """Nothing runs, here or elsewhere: see that nothing was lost, and give back what running took."""
+        """Nothing of it runs, though others may have something to do: see that nothing was lost, give back what running
+        took, and save some of what is to be saved. Takes little time."""
 
     def check(self) -> None:
         """Raises AssertionError if anything was lost or is held by nobody."""
@@ -70,7 +73,7 @@ class Workload(Protocol):
         has ended, any may call it."""
 
     def close(self) -> None:
-        """Leave the device. The last call."""
+        """Save what is to be saved. The last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,21 @@ class Pulse:
     beat_ago_s: float
 
 
-class Loop:
-    """Runs the workloads that `prepare` makes, in their order. `prepare` is called on the thread, once."""
+def nothing() -> None:
+    """What is done where there is nothing to do."""
 
-    def __init__(self, name: str, prepare: Callable[[], Sequence[Workload]]) -> None:
-        self._prepare = prepare
-        self._workloads: Sequence[Workload] = ()
+
+class Loop:
+    """Runs the workloads that `prepare` makes, in their order, and those that are added. `prepare` is called on the
+    thread, first; `leave` is, too, last."""
+
+    def __init__(
+        self, name: str, prepare: Callable[[], Sequence[Workload]] = tuple, leave: Callable[[], None] = nothing
+    ) -> None:
+        self._prepare, self._leave = prepare, leave
+        self._workloads: tuple[Workload, ...] = ()
         self._mail: queue.SimpleQueue[Letter] = queue.SimpleQueue()
-        self._beat = time.monotonic()
+        self._beat = self._rested = time.monotonic()
         self._closing = False
         self._over = False  # no turn comes any more
         self._failure: BaseException | None = None
@@ -142,6 +152,31 @@ class Loop:
             self.refuse_if_stopped()
         return done.result()
 
+    def add(self, make: Callable[[], Sequence[Workload]]) -> tuple[Workload, ...]:
+        """Have the thread make further workloads, wait for it, and run them from then on; raises what `make` raises.
+        Others get no turn meanwhile but when `make` calls `breathe`."""
+
+        def added() -> tuple[Workload, ...]:
+            made = tuple(make())
+            self._workloads += made
+            return made
+
+        return self.run(added)
+
+    def remove(self, workloads: Sequence[Workload], error: IngotError) -> None:
+        """Give up workloads, whose requests end with `error`. For the loop's own thread, so that whatever they hold can
+        be let go of there."""
+        self._workloads = tuple(each for each in self._workloads if each not in workloads)
+        for workload in workloads:
+            self._part(workload, error)
+
+    def breathe(self) -> None:
+        """Give the workloads a turn. For work of the loop's own thread that takes long, and nobody else. Raises
+        Unavailable where the loop is to end."""
+        if self._closing:
+            raise _not_running()
+        self._turn()
+
     def check(self) -> None:
         """Let every workload look for what was lost, and wait for it; raises what is found."""
         self.run(self._check)
@@ -161,16 +196,17 @@ class Loop:
 
     def _live(self) -> None:
         try:
-            self._workloads = self._prepare()
+            self._workloads = tuple(self._prepare())
         except BaseException as error:  # handed to `start`, which raises it
             self._failure = error
+            self._leave()
             return
         finally:
             self._ready.set()
         farewell = Unavailable("The server is shutting down", retry_after=5)
         try:
             while not self._closing:
-                self._turn()
+                self._turn(waits=True)
             for workload in self._workloads:
                 workload.abandon(farewell)
         except BaseException:
@@ -181,10 +217,20 @@ class Loop:
             for workload in self._workloads:
                 with suppress(Exception):
                     workload.close()
+            self._leave()
 
-    def _turn(self) -> None:
+    def _part(self, workload: Workload, error: IngotError) -> None:
+        for last in (workload.abandon, workload.farewell):
+            with suppress(Exception):
+                last(error)
+        try:
+            workload.close()
+        except Exception:
+            log.exception("%s could not be closed as it should be", workload.name)
+
+    def _turn(self, *, waits: bool = False) -> None:
         self._beat = time.monotonic()
-        self._take_mail()
+        self._take_mail(waits=waits)
         began = time.monotonic()
         for workload in self._workloads:
             self._guarded(workload, workload.expire, began)
@@ -192,12 +238,11 @@ class Loop:
             spent, shared = time.monotonic() - began, partial(self._others_busy, workload)
             self._guarded(workload, workload.advance, spent, shared)
 
-    def _take_mail(self) -> None:
-        """Run what other threads sent; with nothing else to do, wait for it."""
-        busy = any(workload.busy for workload in self._workloads)
-        if not busy:
-            for workload in self._workloads:
-                self._guarded(workload, workload.rest)
+    def _take_mail(self, *, waits: bool) -> None:
+        """Run what other threads sent; with nothing else to do, wait for it if that is allowed."""
+        busy = any(workload.busy for workload in self._workloads) or not waits
+        if not busy or (waits and time.monotonic() - self._rested > REST_S):
+            self._rest()
         try:
             letter = self._mail.get(block=not busy, timeout=None if busy else BEAT_S)
             while True:
@@ -205,6 +250,12 @@ class Loop:
                 letter = self._mail.get_nowait()
         except queue.Empty:
             pass
+
+    def _rest(self) -> None:
+        self._rested = time.monotonic()
+        for workload in self._workloads:
+            if not workload.busy:
+                self._guarded(workload, workload.rest)
 
     def _check(self) -> None:
         for workload in self._workloads:
@@ -217,6 +268,9 @@ class Loop:
         """A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on."""
         try:
             work(*given)
+        except Unavailable as error:
+            log.error("%s cannot go on: %s", workload.name, error)
+            workload.begin_anew(error)
         except Exception:
             log.exception("%s failed; the requests that were running are given up", workload.name)
             workload.begin_anew(IngotError(FAILED))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, get_args
 
 from ingot.cache.pages import PAGE
@@ -22,21 +22,25 @@ MOST_TOKENS: Final = 1 << 30  # that a server is said to hold at once: some mode
 
 
 class Meter:
-    def __init__(self, card: ModelCard, budget: Budget) -> None:
+    def __init__(self, card: ModelCard, budget: Budget, *, has_disk: bool) -> None:
         self.figures = Figures(card.context, ENDINGS, get_args(CacheReason))
         self.figures.page_tokens, self.figures.most_tokens = PAGE, budget.longest(MOST_TOKENS)
-        self._states = budget.states
+        self._states, self._has_disk = budget.states, has_disk
         self._measured_at = 0.0
 
     def due(self, now: float) -> bool:
         """Whether the memory was measured a while ago."""
         return now - self._measured_at > MEASURED_S
 
-    def measured(self, now: float, reserved: int, existing: int, held: int) -> None:
-        """Bytes of states: what running sequences have reserved, what exists, and what somebody holds of it."""
+    def measured(
+        self, now: float, reserved: int, existing: int, held: int, *, kept: Mapping[str, int], active: int
+    ) -> None:
+        """Bytes of states: what running sequences have reserved, what exists, what somebody holds of it, and what is
+        kept, by tenant. `active` are those that mlx has for everything."""
         self._measured_at = now
         self.figures.occupied = reserved / self._states
         self.figures.state_bytes, self.figures.held_bytes = existing, held
+        self.figures.kept_bytes, self.figures.active_bytes = dict(kept), active
 
     def planned(self, plan: StepPlan) -> None:
         """Who joins a step, and what is computed in it."""
@@ -56,6 +60,8 @@ class Meter:
             figures.asked_tokens += report.prompt_tokens
             figures.matched_tokens += report.matched
             figures.read_tokens += report.read
+            if self._has_disk:
+                figures.filed_asked_tokens += report.prompt_tokens - report.matched + report.read
 
     def drew(self, sequence: Sequence, now: float, *, first: bool) -> None:
         """A new token is known. `first` of those that a step gave the sequence: what comes with it took no time of its
@@ -83,6 +89,7 @@ class Meter:
         if request.max_tokens is not None:
             figures.answer_limits.add(request.max_tokens)
         longest = max(sequence.produced for sequence in job.sequences)
+        figures.longest_answers.add(longest)
         if longest > 1:
             figures.token_s.add(timing.decode / (longest - 1))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ingot.cache.launch import Part, Row
-from ingot.engine.budget import Budget
+from ingot.engine.budget import Budget, PassPart
 from ingot.engine.scheduler import Chunk
 from ingot.engine.sequence import Sequence
 from ingot.media.item import Span
@@ -67,6 +67,10 @@ class LaunchPart:
         return max(sequence.computed for sequence in self.sequences) + self.width
 
     @property
+    def size(self) -> PassPart:
+        return PassPart(self.tokens, self.context, len(self.sequences))
+
+    @property
     def decoding(self) -> bool:
         return self.sequences[0].decoding
 
@@ -74,6 +78,10 @@ class LaunchPart:
 def _row(sequence: Sequence) -> Row:
     assert sequence.row is not None
     return sequence.row
+
+
+def _has_adapter(sequence: Sequence) -> bool:
+    return sequence.request.lora is not None
 
 
 def _alike(rows: Many[Sequence], guesses: Mapping[Sequence, Guess]) -> list[tuple[list[Sequence], int, int]]:
@@ -92,6 +100,22 @@ class Passes:
         self, decoding: Many[Sequence], chunks: Many[Chunk], guesses: Mapping[Sequence, Guess] = NO_GUESSES
     ) -> list[list[LaunchPart]]:
         """The parts of each forward pass, decoding ones first."""
+        rows = (*decoding, *(chunk.sequence for chunk in chunks))
+        if not any(map(_has_adapter, rows)) or not self._adapter.adapts_apart:
+            return self._of_any(decoding, chunks, guesses)
+        return [
+            parts
+            for adapted in (False, True)
+            for parts in self._of_any(
+                [row for row in decoding if _has_adapter(row) == adapted],
+                [chunk for chunk in chunks if _has_adapter(chunk.sequence) == adapted],
+                guesses,
+            )
+        ]
+
+    def _of_any(
+        self, decoding: Many[Sequence], chunks: Many[Chunk], guesses: Mapping[Sequence, Guess]
+    ) -> list[list[LaunchPart]]:
         decode = [part for alike in _alike(decoding, guesses) for part in self._together(*alike)]
         prompts = [LaunchPart((chunk.sequence,), chunk.count, chunk.final, chunk.sequence.scoring) for chunk in chunks]
         if not self._adapter.mixed:
@@ -100,16 +124,21 @@ class Passes:
         return [*self._packed([*decode, *(part for part in prompts if not part.scoring)]), *scored]
 
     def _together(self, rows: Many[Sequence], remaining: int, guessed: int) -> list[LaunchPart]:
-        """Decoding rows that are one part: all of them, where the model's code takes rows of different lengths."""
-        parts = [rows] if self._adapter.ragged else [[row] for row in rows]
-        return [LaunchPart(tuple(part), remaining + guessed, draws=True, guessed=guessed) for part in parts]
+        """Decoding rows that are one part: all of them, where the model's code takes rows of different lengths and
+        memory allows."""
+        whole = LaunchPart(tuple(rows), remaining + guessed, draws=True, guessed=guessed)
+        if len(rows) == 1 or (self._adapter.ragged and self._budget.runs([whole.size])):
+            return [whole]
+        middle = len(rows) // 2
+        halves = rows[:middle], rows[middle:]
+        return [part for half in halves for part in self._together(half, remaining, guessed)]
 
     def _packed(self, parts: Iterable[LaunchPart]) -> list[list[LaunchPart]]:
         """As few forward passes as memory allows."""
         passes: list[list[LaunchPart]] = []
         for part in parts:
             together = [*passes[-1], part] if passes else []
-            if together and self._budget.runs([(each.tokens, each.context) for each in together]):
+            if together and self._budget.runs([each.size for each in together]):
                 passes[-1] = together
             else:
                 passes.append([part])

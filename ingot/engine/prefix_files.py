@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
-from ingot.cache.packing import Form, check_fits, described, packed, unpacked
+from ingot.cache.packing import Form, described, fitted, packed, unpacked
 from ingot.cache.records import Record
 from ingot.cache.tree import Node, Owner
-from ingot.engine.form import form_of
 from ingot.engine.reuse import OnThread, Reuse
+from ingot.models.form import form_of
 
 if TYPE_CHECKING:
     from ingot.models.adapter import Adapter
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Snapshot:
-    """What is kept of a tenant's at one moment. The records are immutable, and emptied where they were taken."""
+    """What is kept of a tenant's at one moment, and how many pages of each record were in fewer bits then: more of them
+    may be when they are written. The records are immutable, and emptied where they were taken."""
 
     pieces: list[ArchivedRecord] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
+    records: list[tuple[Record, int]] = field(default_factory=list)
 
 
 def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Callable[[], bool]) -> int:
@@ -36,7 +37,7 @@ def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Cal
 
     def data(number: int) -> list[bytes]:
         check_going(going)
-        return run(lambda reuse: packed(reuse.encoding.loose(taken.records[number])))
+        return run(lambda reuse: _packed(reuse, *taken.records[number]))
 
     try:
         archive.write(path, seal, taken.pieces, data)
@@ -59,9 +60,13 @@ def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
             numbers[node] = len(taken.pieces)
             loose = reuse.encoding.loose(node.record)
             stored = described(loose, node.tokens, landmark=node.landmark)
-            taken.pieces.append(ArchivedRecord.of(stored, salt=owner.salt, parent=parent))
-            taken.records.append(node.record)
+            taken.pieces.append(ArchivedRecord.of(stored, salt=owner.salt, parent=parent, lora=owner.lora))
+            taken.records.append((node.record, loose.coded))
     return taken
+
+
+def _packed(reuse: Reuse, record: Record, coded: int) -> list[bytes]:
+    return packed(reuse.encoding.loose(record).with_coded(coded))
 
 
 def adopt(
@@ -81,7 +86,7 @@ def adopt(
             check_going(going)
             before = paths[piece.parent] if piece.parent >= 0 else ()
             paths.append((*before, *piece.tokens))
-            owner, tokens = Owner(tenant, piece.salt), paths[-1]
+            owner, tokens = Owner(tenant, piece.salt, lora=piece.lora), paths[-1]
             added += run(lambda reuse: _keep(reuse, owner, tokens, piece, data, form[0]))  # noqa: B023  (run at once)
     finally:
         run(lambda reuse: form.clear())
@@ -91,6 +96,5 @@ def adopt(
 def _keep(
     reuse: Reuse, owner: Owner, tokens: tuple[int, ...], piece: ArchivedRecord, data: list[bytes], form: Form
 ) -> int:
-    record = unpacked(piece, data)
-    check_fits(record, form)
+    record = fitted(unpacked(piece, data), form)
     return reuse.adopt(owner, tokens, record, landmark=piece.landmark)

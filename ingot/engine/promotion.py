@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from ingot.cache.disk.header import digest
 from ingot.cache.disk.reader import Reading
 from ingot.cache.disk.record_file import StoredData
 from ingot.cache.encoding import RecordEncoding
-from ingot.cache.packing import Form, LooseRecord, check_fits, unpacked
+from ingot.cache.packing import Form, LooseRecord, fitted, unpacked
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
@@ -50,6 +50,9 @@ PAUSE_S: Final = 0.002
 FIRST_SPEED: Final = 5e8
 """Bytes a second at which records are expected to be read, before any was."""
 FORGIVING: Final = 1.1
+PLANTED: Final = 1024
+"""Owners, those that came last, of whom it is known that the index knows what is on disk. Anybody may name a new salt;
+whoever is forgotten is looked up again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +97,7 @@ class Promotions:
         self._encoding, self._form = encoding, encoding.form(form)
         self._seconds, self._make_room, self._owner = seconds, make_room, owner
         self._known: dict[Sequence, Promotion | None] = {}  # those in the queue; None: nothing is to be read
-        self._planted: dict[Owner, int] = {}  # as of which generation of the store
+        self._planted: OrderedDict[Owner, int] = OrderedDict()  # as of which generation of the store
         self._speed = FIRST_SPEED
 
     @property
@@ -106,14 +109,20 @@ class Promotions:
         store = self._disk.store
         if owner.exact or self._planted.get(owner) == store.generation:
             return
-        self._planted[owner] = store.generation
+        self._remember(owner)
         paths: dict[str, tuple[int, ...]] = {digest([]): ()}
         within: dict[str, tuple[int, ...]] = {}
-        for entry in store.entries(record_owner(owner.tenant, owner.salt)):
+        for entry in store.entries(record_owner(owner.tenant, owner.salt, owner.lora)):
             before = paths.get(entry.before, within.get(entry.within, ())[: entry.begin])
             tokens = (*before, *entry.tokens)
             if digest(tokens) == entry.path and self._index.plant(owner, tokens, entry):
                 paths[entry.path] = within[entry.identity] = tokens
+
+    def _remember(self, owner: Owner) -> None:
+        self._planted[owner] = self._disk.store.generation
+        self._planted.move_to_end(owner)
+        if len(self._planted) > PLANTED:
+            self._planted.popitem(last=False)
 
     def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None:
         """Read for those that wait, and put what has arrived into memory."""
@@ -130,6 +139,16 @@ class Promotions:
             self._known[sequence] = self._begun(sequence)
         promotion = self._known[sequence]
         return promotion is not None and promotion.under_way
+
+    def look_again(self, sequence: Sequence) -> None:
+        """A waiting sequence has other keys than before: read what it needs now. What was read stays read for it."""
+        before = self._known.pop(sequence, None)
+        self._abandon(before)
+        found = self._begun(sequence)
+        if before is not None:
+            found = found or Promotion(before.owner, tuple(sequence.keys), before.resident, before.begun)
+            found.resident = min(found.resident, before.resident)
+        self._known[sequence] = found
 
     def settle(self, sequence: Sequence, length: int) -> int:
         """A sequence runs, and takes over `length` tokens; returns how many of them were read from disk for it."""
@@ -247,9 +266,8 @@ class Promotions:
             promotion.reserved = 0
 
     def _fill(self, promotion: Promotion, entry: Entry, found: StoredData) -> bool:
-        record = unpacked(found.header.record, found.tensors)
         try:
-            check_fits(record, self._form)
+            record = fitted(unpacked(found.header.record, found.tensors), self._form)
         except IngotError as error:
             log.warning("%s: %s", entry.name, error.message)
             entry.lost = True

@@ -30,6 +30,7 @@ CacheReason = Literal[
     "evicted",  # it was kept, and had to go
     "checkpoint",  # more is known, but this model can be resumed only at the ends of messages and chunks
     "salt",  # it is kept under another salt of the same tenant
+    "adapter",  # it is kept of another adapter, or of the model without one
     "off",  # the request asked for no cache
     "scored",  # the prompt's logprobs are asked for, so it is computed whole
     "disabled",  # the server keeps nothing
@@ -82,6 +83,15 @@ class AnswerParsing:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraRef:
+    """An adapter: what it is called, and what its files are, by which all that depends on it is known."""
+
+    name: str
+    digest: str
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request: `len(prompts) * n` sequences under one id.
 
@@ -105,11 +115,17 @@ class Request:
     background: bool = False  # runs only while nothing else does
     marks: tuple[tuple[int, ...], ...] = ()  # where each prompt's messages end; none: after tokens that end answers
     media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's pictures and clips; none: there are none at all
+    lora: LoraRef | None = None  # the adapter that it goes through
     speculate: tuple[str, ...] | None = None  # which proposers may guess for it; None: all that there are
     sparse: SparseAsk | None = None  # only what matters of its prompts is to be computed
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
     via: str = ""  # the address that it came to, for the log
+
+    @property
+    def lora_digest(self) -> str:
+        """Of the adapter that it goes through; empty where it goes through none."""
+        return "" if self.lora is None else self.lora.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +311,8 @@ class RequestStatus:
     tenant: str = ""
     cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run
     first_token_s: float | None = None  # from its arrival
+    queued_s: float = 0.0  # until its first prompt began to be computed, or now
+    adapter: str = ""  # the one that it goes through, if any
 
     @property
     def cached_tokens(self) -> int:
@@ -396,14 +414,3 @@ class ModelCard:
 
     def context_of(self, *, exact: bool) -> int:
         return self.context if self.exact_context is None or not exact else self.exact_context
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    alive: bool
-    ready: bool
-    detail: str
-    stepped_ago_s: float
-    running: int
-    queued: int
-    refused: int = 0  # requests that found the queue full, since the start

@@ -84,7 +84,7 @@ class Reuse:
         )
         self.limit = limit
         self.counts: defaultdict[str, Counts] = defaultdict(Counts)  # by tenant
-        self.rows, self._needs, self._budget = rows, needs, budget
+        self.rows, self.needs, self._budget = rows, needs, budget
         rows.when_encoded = self.index.recount
         self._stride = STRIDE if needs.anywhere else CHECKPOINT_STRIDE
         self._found: dict[Sequence, Match] = {}
@@ -134,7 +134,7 @@ class Reuse:
     def _stops(self, sequence: Sequence, found: Match) -> frozenset[int]:
         """Where a prompt should stop besides its messages' ends: where it parts from what is known, as others will part
         there too, and one token before its end, from where the same prompt goes on."""
-        if self._needs.anywhere:
+        if self.needs.anywhere:
             return frozenset()
         last = len(sequence.tokens) - 1
         places = sequence.marks | {found.length}
@@ -167,9 +167,8 @@ class Reuse:
     def owner(self, request: Request) -> Owner:
         """Whose prefixes a request takes over. Who wants exact states has some of their own, where others' go through a
         codec."""
-        return Owner(
-            request.tenant, request.salt, request.exact and (self.encoding.lossy or self.rows.codec is not None)
-        )
+        exact = request.exact and (self.encoding.lossy or self.rows.codec is not None)
+        return Owner(request.tenant, request.salt, exact, request.lora_digest)
 
     def _uses(self, request: Request) -> bool:
         return self._unused(request) is None
@@ -186,7 +185,7 @@ class Reuse:
         if self.owner(other.request) != self.owner(sequence.request) or not self._uses(other.request):
             return False
         shared = min(_agreement(sequence, other), len(sequence.tokens) - 1)
-        if not self._needs.anywhere:
+        if not self.needs.anywhere:
             shared = self._stop_within(other, shared)
         return shared - other.kept >= WORTH_WAITING
 
@@ -204,7 +203,7 @@ class Reuse:
 
     def next_stop(self, sequence: Sequence) -> int:
         """Where the next chunk must end at the latest, so that a checkpoint can be taken there."""
-        if self._needs.anywhere or not self._uses(sequence.request):
+        if self.needs.anywhere or not self._uses(sequence.request):
             return sequence.total
         ahead = (place for place in sequence.marks | sequence.stops if place > sequence.computed)
         return min(ahead, default=sequence.total)
@@ -225,6 +224,19 @@ class Reuse:
     def known(self, sequence: Sequence) -> int:
         """How many tokens a sequence would take over if it were admitted now. Leaves no trace."""
         return self._peek(sequence).length if self._uses(sequence.request) else 0
+
+    def within_reach(self, sequence: Sequence) -> int:
+        """The same, and what it would have read from disk before."""
+        if not self._uses(sequence.request):
+            return 0
+        owner = self.owner(sequence.request)
+        self._tier.plant(owner)
+        return self.index.reach(owner, sequence.keys, sequence.most_taken_over).length
+
+    def rekeyed(self, sequence: Sequence) -> None:
+        """A waiting sequence has other keys than before: have read what it needs now."""
+        if self._uses(sequence.request):
+            self._tier.look_again(sequence)
 
     def _peek(self, sequence: Sequence) -> Match:
         return self.index.peek(self.owner(sequence.request), sequence.keys, sequence.most_taken_over)
@@ -269,7 +281,7 @@ class Reuse:
         if sequence.sight is not None and sequence.sight.inside(computed) is not None:
             return  # who went on from the middle of a medium would have to look at it again
         # At the prompt's end, what was kept just before it does as well where that takes a checkpoint.
-        if self._needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE:
+        if self.needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE:
             self._insert(row, sequence)
         if sequence.request.pin and computed >= len(sequence.prompt):
             self._pin(sequence)

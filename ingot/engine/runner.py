@@ -22,7 +22,6 @@ from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
 from ingot.engine.draws import Draws
-from ingot.engine.form import form_of
 from ingot.engine.passes import NO_GUESSES, Guess, LaunchPart, Passes
 from ingot.engine.results import Launched, Result, results_of
 from ingot.engine.reuse import Reuse
@@ -35,6 +34,7 @@ from ingot.engine.speculation.ahead import agreement, places
 from ingot.engine.speculation.heads import WAITING, HeadStates
 from ingot.kernels.drawing.checked import checked_drawing
 from ingot.models.adapter import Adapter
+from ingot.models.form import form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,6 @@ class Step:
     def verifies(self) -> bool:
         """Whether how far its sequences got is known only when it is collected."""
         return any(place.guessed for launched in self.launched for place in launched.places)
-
-
-def leave_device() -> None:
-    """Wait for what the device still does. The engine's thread calls it last: mlx's threads must not outlive it."""
-    mx.synchronize()
-    mx.clear_streams()
 
 
 class Runner:
@@ -126,6 +120,11 @@ class Runner:
         self._unverified.clear()
         self._draws.clear()
 
+    @property
+    def active_bytes(self) -> int:
+        """What mlx has in use, for whatever it is."""
+        return mx.get_active_memory()
+
     def rest(self) -> None:
         """Nothing runs: give back the memory of states that nobody holds."""
         # On CPUs mlx waits for all threads' work to clear its cache, which is small there, and holds Python up
@@ -136,7 +135,6 @@ class Runner:
 
     def close(self) -> None:
         self.reuse.close()
-        leave_device()
 
     def check(self) -> None:
         self.rows.check()
@@ -156,7 +154,7 @@ class Runner:
             coming = [(sequence, sequence.reserved) for sequence in (*self.seated, *plan.admitted)]
             self.reuse.make_way(self.room.needed(coming))
         for sequence in plan.admitted:
-            sequence.row = self.rows.new(exact=sequence.request.exact)
+            sequence.row = self.rows.new(exact=sequence.request.exact, lora=self._slot(sequence))
             self.seated.append(sequence)
             self.reuse.restore(sequence)
             if self.heads is not None:
@@ -165,6 +163,10 @@ class Runner:
         if reserved != self._reserved:
             self._reserved = reserved
             self.reuse.make_way(self.room.needed(reserved))
+
+    def _slot(self, sequence: Sequence) -> int:
+        digest = sequence.request.lora_digest
+        return self._adapter.loras.slot(digest) if digest else 0
 
     def _keep(self, sequence: Sequence, *, last: bool) -> None:
         if self.heads is not None:

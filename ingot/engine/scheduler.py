@@ -204,11 +204,14 @@ class Scheduler:
 
     def _in_turn(self, now: float) -> Iterator[Sequence]:
         """Who is next: of the tenants with the highest priority the one with the fewest that run, of several such the
-        one whose turn was longest ago, and of its own the sequence that has waited longest. May be asked while those
-        that it named are seated."""
+        one whose turn was longest ago, and of its own the sequence with the highest priority, of several such the one
+        that has waited longest. May be asked while those that it named are seated."""
         queues: dict[str, deque[Sequence]] = {}
         for sequence in self.waiting:
             queues.setdefault(sequence.tenant, deque()).append(sequence)
+        for tenant, queue in queues.items():
+            most = max(sequence.priority for sequence in queue)
+            queues[tenant] = deque(sorted(queue, key=partial(_behind, most, now)))
         while queues:
             runs = self._seats() if len(queues) > 1 else Counter()
             heads = [queue[0] for queue in queues.values()]
@@ -221,8 +224,7 @@ class Scheduler:
 
     def _rank(self, runs: Counter[str], highest: int, now: float, head: Sequence) -> tuple[int, ...]:
         """A tenant's place in the order, by the sequence that would be next of it."""
-        behind = max(0, highest - head.priority - int((now - head.arrived) / PRIORITY_S))
-        return behind, runs[head.tenant], self._turns_taken[head.tenant], head.ticket
+        return _behind(highest, now, head), runs[head.tenant], self._turns_taken[head.tenant], head.ticket
 
     def _lent_to_others(self, head: Sequence, wanted: int, joined: Many[Sequence]) -> list[Sequence]:
         """Whom to preempt so that a tenant gets a seat of its own share: nobody, where that would not help."""
@@ -292,6 +294,11 @@ class Scheduler:
         # what it gets rises again, as there is less and less to be saved.
         beyond = SLOW_SHARE * min(step, STEEPNESS * (2 * step - self.target_ms))
         return min(max(self.target_ms - step, beyond), max(LONGEST_STEP_MS, self.target_ms))
+
+
+def _behind(highest: int, now: float, sequence: Sequence) -> int:
+    """Steps of priority that a sequence is behind the highest, less those that its waiting is worth."""
+    return max(0, highest - sequence.priority - int((now - sequence.arrived) / PRIORITY_S))
 
 
 def _reserved(rows: Iterable[Sequence]) -> list[tuple[Sequence, int]]:

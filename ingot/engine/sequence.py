@@ -15,6 +15,7 @@ from ingot.engine.sparse.thinned import Thinned
 from ingot.errors import IngotError
 from ingot.models.vision.tower import PositionArray
 from ingot.text.grammar.guide import Guide
+from ingot.text.tokens.translation import Translation
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +47,7 @@ class Sequence:
     sight: Sight | None = None  # what its prompt shows besides tokens
     thinned: Thinned | None = None  # its prompt as it was sent, where only some of it is computed
     sparse: SparseReport | None = None  # what came of asking for that, once that is settled
+    translated: Translation | None = None  # its prompt as who scores it has it, where that is in other tokens
     scoring_at: float | None = None  # when it began to be scored
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
     stops: frozenset[int] = frozenset()  # further lengths at which it is worth keeping what it computed
@@ -115,7 +117,8 @@ class Sequence:
         """Go on with so much of its prompt, before any of it is computed. From now on it is what is left that counts
         wherever tokens are stored."""
         assert self.row is None and not self.sampled
-        self.thinned = Thinned(self.prompt, kept)
+        self.sight = None if self.sight is None else self.sight.thinned(kept)
+        self.thinned = Thinned(self.prompt, kept, self.sight)
         self.prompt = self.thinned.tokens
         self.tokens = list(self.prompt)
         self.marks = self.thinned.places(self.marks)

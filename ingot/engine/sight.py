@@ -6,7 +6,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from sys import maxsize
 
 import numpy as np
 
@@ -38,6 +39,28 @@ class Sight:
                 if place < len(keys):
                     keys[place] = word
         return keys
+
+    def thinned(self, kept: PositionArray) -> Sight:
+        """The same where only the tokens at these places are left: of each medium all of them, or none."""
+        left = set(kept.tolist())
+        items = []
+        for item in self.items:
+            if item.begin in left:
+                moved = int(np.searchsorted(kept, item.begin)) - item.begin
+                items.append(replace(item, runs=tuple((begin + moved, end + moved) for begin, end in item.runs)))
+        positions = None if self.positions is None else self.positions[:, kept]
+        return Sight(tuple(items), positions, self.mutual, self.features)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What is kept or left out together: each medium with a token on each side, which mark where it begins and
+        ends, unless that is another one's."""
+        ends = [0, *(item.end for item in self.items)]
+        begins = [item.begin for item in self.items]
+        return [
+            (max(before, begin - 1), min(behind, end + 1))
+            for before, begin, end, behind in zip(ends, begins, ends[1:], [*begins[1:], maxsize], strict=False)
+        ]
 
     def inside(self, place: int) -> MediaItem | None:
         """The medium in the middle of which a sequence of so many tokens would end."""

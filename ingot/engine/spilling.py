@@ -99,7 +99,7 @@ class Spiller:
         amid = parent.filed is not None and parent.filed.there and parent.filed.end < parent.filed.entry.end
         header = Header(
             self._disk.store.key,
-            record_owner(owner.tenant, owner.salt),
+            record_owner(owner.tenant, owner.salt, owner.lora),
             digest(parent.path_tokens),
             digest(node.path_tokens),
             parent.filed.entry.identity if amid and parent.filed is not None else "",
@@ -110,5 +110,5 @@ class Spiller:
 
 
 @lru_cache(maxsize=1024)
-def record_owner(tenant: str, salt: str) -> RecordOwner:
-    return RecordOwner.of(tenant, salt)
+def record_owner(tenant: str, salt: str, lora: str) -> RecordOwner:
+    return RecordOwner.of(tenant, salt, lora)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.cache.codecs.names import CodecName
@@ -17,12 +17,17 @@ from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.live_codec import with_live_codec
+from ingot.engine.kv_events.publisher import Address, Publisher
+from ingot.engine.loop import Loop, nothing
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_draft import begin_draft, load_draft, sparse_offer
 from ingot.engine.start_encoders import offer
+from ingot.engine.start_hearing import NO_HEARING, offer_hearing
+from ingot.engine.start_loras import begin_loras
 from ingot.engine.start_proposers import offer_proposers
+from ingot.engine.start_ranks import among_ranks, join_as_leader, load_leading, withheld
+from ingot.engine.start_speaking import NO_SPEECH, offer_speech
 from ingot.engine.start_vision import Vision
 from ingot.engine.states_key import exact_key
 from ingot.errors import ConfigError, ModelError
@@ -31,15 +36,27 @@ from ingot.kernels.gpu.launchers import compilation
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
+from ingot.models.live_codec import with_live_codec
+from ingot.models.pace import paced
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_config
 
-DEVICE_SHARE = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
-"""The part of the device's memory that is used when the settings do not say."""
 GB = 1_000_000_000
 SHORTEST_CONTEXT = 512
 """A model that cannot hold this many tokens in the budget is not worth loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """Bytes that a model may have, and those that all models may have together."""
+
+    own: int
+    all: int
+
+    @classmethod
+    def whole(cls, budget: int) -> MemoryShare:
+        return cls(budget, budget)
 
 
 def start_engine(
@@ -52,9 +69,16 @@ def start_engine(
     draft: ModelFolder | None = None,
     eagle: ModelFolder | None = None,
     scorer: ModelFolder | None = None,
+    hearing: ModelFolder | None = None,
+    speaking: ModelFolder | None = None,
+    share: MemoryShare | None = None,
+    loop: Loop | None = None,
+    between: Callable[[], None] = nothing,
 ) -> Engine:
     """Load the model and start the engine thread. `draft` and `eagle` are the models of proposers that are models,
-    `scorer` is the one that scores long prompts.
+    `scorer` is the one that scores long prompts, `hearing` the one that writes down what is spoken, `speaking` the one
+    that speaks. Among several models, `share` is what it has of the memory, `loop` is the thread of all of them, and
+    `between` is called there after each piece of the load.
 
     Raises ModelError or ConfigError with what is wrong.
     """
@@ -65,9 +89,21 @@ def start_engine(
     models = {name: found.path for name, found in named.items() if found is not None}
 
     def loaded() -> Loaded:
-        return load(settings, folder, tokenizer, encoders or {}, models, name=name, source=source)
+        with paced(between):
+            return load(
+                settings,
+                folder,
+                tokenizer,
+                encoders or {},
+                models,
+                hearing,
+                speaking,
+                name=name,
+                source=source,
+                share=share,
+            )
 
-    return Engine(loaded, limits)
+    return Engine(loaded, limits, loop)
 
 
 def load(
@@ -76,48 +112,62 @@ def load(
     tokenizer: Tokenizer,
     encoders: Mapping[Role, ModelFolder],
     further: Mapping[str, Path],
+    hearing: ModelFolder | None = None,
+    speaking: ModelFolder | None = None,
     *,
     name: str,
     source: str,
+    share: MemoryShare | None = None,
 ) -> Loaded:
     """Runs on the engine thread, the only one that may touch mlx. `further` models are those of proposers, by name, and
     the `scorer`."""
     here = device.current()
     native.use_one_path(settings.deterministic)
-    total = (
-        memory_bytes(settings.memory, here.memory) if settings.memory else int(here.memory * DEVICE_SHARE[here.kind])
-    )
-    _refuse_what_cannot_fit(folder, total)
-    # An EAGLE draft reads hidden states between layers.
-    apart = "eagle" in further
+    joined = join_as_leader(settings)
+    share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
+    total = share.own
+    _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = Vision.of(folder, load_config(folder), settings)
-    adapter = adapters.load(
-        folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=vision.sees
-    )
     choice = Choice.parse(settings.speculate, settings.speculate_tokens)
+    if joined is None:
+        # An EAGLE draft reads hidden states between layers.
+        apart = "eagle" in further
+        adapter = adapters.load(
+            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=vision.sees
+        )
+    else:
+        adapter = leading = load_leading(joined, settings, folder, here, total, sees=vision.sees)
+        choice = among_ranks(choice, leading)
     guessing = offer_proposers(choice, folder, adapter, further, dtype=settings.dtype)
     reader = load_draft(settings, folder, adapter, further)
     adapter = with_live_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
-    weights = adapter.weight_bytes + (0 if reader is None else reader.weight_bytes)
+    loras, lora_bytes = begin_loras(settings, adapter, name)
+    weights = adapter.weight_bytes + lora_bytes + (0 if reader is None else reader.weight_bytes)
     offered = offer(encoders, settings, here, total - weights)
+    ears, mouth = NO_HEARING, NO_SPEECH
+    free = total - weights - offered.weights - offered.batch
+    if hearing is not None:
+        ears = offer_hearing(hearing, settings, here, free)
+    if speaking is not None:
+        mouth = offer_speech(speaking, free - ears.taken)
     context = _context(settings, adapter.context)
     eyes = vision.eyes(adapter.tower, total - weights)
-    others = offered.weights + offered.batch + (0 if eyes is None else eyes.memory.total)
+    others = offered.weights + offered.batch + ears.taken + mouth.taken + (0 if eyes is None else eyes.memory.total)
     draft, taken = begin_draft(
         reader, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
     )
-    sparse = sparse_offer(settings, draft)
+    sparse = sparse_offer(settings, draft, tokenizer, further)
     budget = Budget(
         total,
-        weights + others + taken,
+        max(weights + others + taken, adapter.weight_bytes + withheld(adapter, total)),
         _with_what_is_taken_back(adapter.footprint) if guessing.names else adapter.footprint,
         context=context,
         widest=settings.prefill_chunk,
         rows=settings.max_sequences,
     )
-    device.bound_memory(here, total, budget.transient)
+    device.bound_memory(here, share.all, budget.transient)
     advice = _advice() if here.kind == "cpu" else ()
-    notes = [*adapter.notes, *vision.notes, *guessing.notes, *offered.notes, *advice]
+    notes = [*adapter.notes, *vision.notes, *guessing.notes, *offered.notes, *ears.notes, *mouth.notes, *advice]
     compiled = compilation(here)
     if compiled is not None and compiled.slower is not None:
         notes.append(compiled.slower)
@@ -162,7 +212,17 @@ def load(
         sparse=sparse,
         disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder, codec),
         codec=codec,
+        teller=_teller(settings),
+        loras=loras,
+        hearing=ears.offered,
+        speaking=mouth.offered,
     )
+
+
+def _teller(settings: Settings) -> Publisher | None:
+    if settings.kv_events is None:
+        return None
+    return Publisher(Address(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or ""))
 
 
 def _fitting(budget: Budget, context: int, weights: int, notes: list[str]) -> int:

@@ -10,10 +10,14 @@ from ingot.config import Settings
 from ingot.engine.draft_model import DraftModel, budget_of
 from ingot.engine.sparse.draft_scorer import DraftScorer
 from ingot.engine.sparse.prefill import SparseOffer
-from ingot.engine.speculation.same_tokens import check_tokenizers
+from ingot.engine.sparse.statistics_scorer import StatisticsScorer
+from ingot.engine.sparse.translated_scorer import TranslatedScorer
+from ingot.engine.speculation.same_tokens import check_tokenizers, difference
 from ingot.errors import ConfigError
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
+from ingot.text.tokens.tokenizer import Tokenizer
+from ingot.text.tokens.translation import Translation
 
 KEPT_SHARE = 0.5
 """Of the memory for a draft's states, what prefixes that it read may take."""
@@ -22,13 +26,15 @@ ROLES = ("draft", "scorer")
 
 
 def load_draft(settings: Settings, folder: Path, target: Adapter, models: Mapping[str, Path]) -> Adapter | None:
-    """None where nothing needs one. Raises ConfigError where it is missing or is not one model, or has other tokens."""
+    """None where nothing needs one. Raises ConfigError where it is missing or is not one model, or where one that
+    guesses ahead has other tokens."""
     paths = {models[role].resolve(): models[role] for role in ROLES if role in models}
+    scores = settings.specprefill and settings.specprefill_scorer == "draft"
     if not paths:
-        if settings.specprefill:
+        if scores:
             raise ConfigError(
                 "specprefill needs a smaller model that scores prompts: name it in specprefill_draft_model, or as the "
-                "draft of speculate",
+                "draft of speculate; or choose specprefill_scorer statistics, which needs none",
                 param="specprefill_draft_model",
             )
         return None
@@ -38,10 +44,9 @@ def load_draft(settings: Settings, folder: Path, target: Adapter, models: Mappin
             param="specprefill_draft_model",
         )
     [path] = paths.values()
-    check_tokenizers(folder, path)
-    # Layers that are one operation on CPUs do not tell what they attend to.
-    apart = settings.specprefill and target.device.kind == "cpu"
-    return adapters.load(path, target.device, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart)
+    if "draft" in models:
+        check_tokenizers(folder, path)
+    return adapters.load(path, target.device, dtype=settings.dtype, widest=settings.prefill_chunk)
 
 
 def begin_draft(
@@ -55,8 +60,23 @@ def begin_draft(
     return model, budget.total - budget.weights
 
 
-def sparse_offer(settings: Settings, draft: DraftModel | None) -> SparseOffer | None:
-    """Raises ModelError where the draft cannot score."""
-    if not settings.specprefill or draft is None:
+def sparse_offer(
+    settings: Settings, draft: DraftModel | None, tokenizer: Tokenizer, models: Mapping[str, Path]
+) -> SparseOffer | None:
+    """`tokenizer` is the target's. Raises ModelError where the draft cannot score."""
+    if not settings.specprefill:
         return None
-    return SparseOffer(DraftScorer(draft), settings.specprefill_threshold, settings.specprefill_keep_pct)
+    threshold, keep = settings.specprefill_threshold, settings.specprefill_keep_pct
+    if settings.specprefill_scorer == "statistics":
+        return SparseOffer(StatisticsScorer(), threshold, keep)
+    assert draft is not None
+    scorer = DraftScorer(draft)
+    theirs = Tokenizer.load(next(models[role] for role in ROLES if role in models))
+    if difference(tokenizer, theirs) is None:
+        return SparseOffer(scorer, threshold, keep)
+    return SparseOffer(
+        TranslatedScorer(scorer, theirs.eos_ids),
+        threshold,
+        keep,
+        lambda prompt: Translation.of(prompt, tokenizer, theirs),
+    )

@@ -28,7 +28,7 @@ from ingot.text.tokens.vocabulary import Vocabulary
 BATCH_TOKENS = 4096
 """Tokens computed together, unless a single input may be longer: more would hardly be faster."""
 MEMORY_SHARE = 0.25
-"""At most this part of what all weights leave is set aside for a batch."""
+"""Beside a generating model, at most this part of what all weights leave is set aside for a batch."""
 SHORTEST_INPUT = 64
 """An encoder that cannot hold this many tokens in the budget is not worth loading."""
 
@@ -46,8 +46,15 @@ class Offered:
         return [f"{o.card.name}: {note}" for o in self.encoders.values() for note in o.card.notes]
 
 
-def offer(folders: Mapping[Role, ModelFolder], settings: Settings, device: Device, free: int) -> Offered:
-    """Load them. Runs on the engine thread; `free` are the bytes that the generating model's weights leave.
+def offer(
+    folders: Mapping[Role, ModelFolder],
+    settings: Settings,
+    device: Device,
+    free: int,
+    batch_share: float = MEMORY_SHARE,
+) -> Offered:
+    """Load them. Runs on the engine thread; `free` are the bytes that other models' weights leave, of which
+    `batch_share` may be set aside for a batch.
 
     Raises ModelError with what is wrong with one of them.
     """
@@ -60,7 +67,7 @@ def offer(folders: Mapping[Role, ModelFolder], settings: Settings, device: Devic
             f"The encoders' weights take {_gb(weights)}, and {_gb(free)} of the memory budget are left for them. "
             "Raise --memory or choose smaller models."
         )
-    allowed = int((free - weights) * MEMORY_SHARE)
+    allowed = int((free - weights) * batch_share)
     encoders = {role: one.offered(role, folders[role], allowed) for role, one in loaded.items()}
     batches = (loaded[role].model.batch_bytes(o.card.batch_tokens, o.card.length) for role, o in encoders.items())
     return Offered(encoders, weights, max(batches, default=0))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.layers import AppendState
+from ingot.cache.page_form import VERSION
+from ingot.cache.pages import PAGE
 from ingot.cache.rows import Rows
 from ingot.models.adapter import Adapter
 from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
@@ -42,8 +44,8 @@ def exact_key(
 
 
 def _live(adapter: Adapter) -> dict[str, str]:
-    """What states were computed from, where that is not the very ones before them."""
-    return {} if adapter.live is None else {"live codec": adapter.live.described}
+    """What states were computed from, and may lie in, where that is not the very ones before them."""
+    return {} if adapter.live is None else {"live codec": f"{adapter.live.described}, pages {VERSION} of {PAGE}"}
 
 
 def _layout(rows: Rows) -> str:

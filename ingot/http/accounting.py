@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ingot.config import ApiKey
-from ingot.engine.request import Ended, Event, Failed
+from ingot.engine.request import Ended, Event, Failed, LoraRef, Request, SequenceEnded, Timing
 from ingot.errors import ClientLeft, ContextOverflow, Forbidden
+from ingot.http.allowed import refuse_unless_allowed
 from ingot.http.audit import refused
 from ingot.http.capture import Capture, seeded
 from ingot.http.edge import Reply
 from ingot.http.service import Service
+from ingot.http.spans import generation_span
+from ingot.http.traces import carried
+from ingot.observe.timeline import Span
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.chat.receipts import CacheReceipt, headers
 from ingot.protocol.ours.requests import RequestBody
@@ -26,12 +30,14 @@ async def opened(job: GenerationTask, answer: Reply, service: Service) -> Counte
     """What the engine makes of a job. Raises what it refuses it with, in the words of the job's protocol."""
     # Whose request it is, and what that may ask for, is the edge's to say: no protocol can forget it.
     key = service.tenants.key_of(answer.tenant)
-    refuse_unless_allowed(service.served.card.name, key, answer)
-    whose = replace(job.request, tenant=answer.tenant, via=answer.scope["path"], priority=key.priority)
+    refuse_unless_allowed(asked_model(service.served.card.name, job.request.lora), key, answer)
+    whose = replace(
+        job.request, tenant=answer.tenant, via=answer.scope["path"], priority=priority_of(job.request, key, answer)
+    )
     capture = None
-    if service.captures is not None and answer.body:
+    if service.captures is not None and answer.body:  # which is there where it is to be captured
         whose = seeded(whose)
-        capture = service.captures.begin(answer.body, whose)
+        capture = service.captures.begin(answer.body, whose, service.served)
         answer.body = b""  # of several rounds, the first is what the body asks for
     job = replace(job, request=whose)
     try:
@@ -43,12 +49,18 @@ async def opened(job: GenerationTask, answer: Reply, service: Service) -> Counte
     return stream
 
 
-def refuse_unless_allowed(model: str, key: ApiKey, answer: Reply) -> None:
-    """Raises Forbidden where a key is for other models."""
-    if key.models and not any(fnmatchcase(model, pattern) for pattern in key.models):
-        error = Forbidden(f"This key is not for {model}, but for {', '.join(key.models)}.", param="model")
+def asked_model(name: str, lora: LoraRef | None) -> str:
+    """An adapter is a model of its own: who may use its base may not use it."""
+    return name if lora is None else lora.name
+
+
+def priority_of(request: Request, key: ApiKey, answer: Reply) -> int:
+    """The key's, and what the request makes of it. Raises Forbidden where it would go before what others may."""
+    if request.priority > 0 and not answer.admin:
+        error = Forbidden("Only the administrator's key may send a priority below 0.", param="priority")
         refused(answer, error, answer.tenant)
         raise error
+    return key.priority + request.priority
 
 
 class CountedStream:
@@ -59,6 +71,7 @@ class CountedStream:
     ) -> None:
         self._stream, self._job, self._answer, self._service = stream, job, answer, service
         self._capture = capture
+        self._reasons: list[str] = []
         self._noted = False
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
@@ -69,6 +82,7 @@ class CountedStream:
                     turn.take(event)
             if self._capture is not None:
                 self._capture.take(events)
+            self._reasons += [event.reason for event in events if isinstance(event, SequenceEnded)]
             last = events[-1]
             if isinstance(last, Ended | Failed):
                 self._note(last)
@@ -92,6 +106,36 @@ class CountedStream:
         key = self._service.tenants.key_of(request.tenant)
         self._service.rates.charge(request.tenant, key, last.usage.completion_tokens)
         self._service.ended.add(request.tenant, request.id, RequestBody.ended(request.id, head, last))
+        span = span_of(request, last)
+        self._service.past.add(span)
+        if self._service.traces is not None:
+            told = generation_span(self._service.served.card.name, request, last, tuple(self._reasons), span)
+            self._service.traces.send(told, carried(self._answer.scope))
         if isinstance(last, Ended):
             # Where the answer is a stream, its head is out already and these go nowhere.
             self._answer.headers += headers(CacheReceipt.of(last.cache, None), last.timing)
+
+
+def span_of(request: Request, last: Ended | Failed) -> Span:
+    """How a request that has just ended spent its time."""
+    now = time.monotonic()
+    if isinstance(last, Ended):
+        took, outcome = last.timing, "ended"
+    else:
+        stood, age = last.stood, now - request.arrived
+        queued = age if stood is None else stood.queued_s
+        first = age if stood is None or stood.first_token_s is None else stood.first_token_s
+        took, outcome = Timing(queued, first - queued, age - first), last.error.code
+    return Span(
+        id=request.id,
+        tenant=request.tenant,
+        path=request.via,
+        outcome=outcome,
+        ended=now,
+        queued_s=took.queue,
+        prompt_s=took.prefill,
+        answer_s=took.decode,
+        prompt_tokens=last.usage.prompt_tokens,
+        cached_tokens=last.usage.cached_tokens,
+        completion_tokens=last.usage.completion_tokens,
+    )

@@ -17,6 +17,8 @@ from ingot.errors import BadRequest, TooSlow, Unavailable, UnsupportedMedia
 from ingot.http.edge import ClientGone
 
 JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
+NAMES: Final = {JSON: "JSON", FORM: "a form"}
 SILENCE_S: Final = 30.0  # between two pieces of a body
 SLOWEST: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
 CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
@@ -48,9 +50,13 @@ class Bodies:
         self.held = 0
 
     @asynccontextmanager
-    async def reading(self, scope: Scope, receive: Receive) -> AsyncIterator[Body]:
-        """The whole body, of a request that says it is JSON. It is let go of with the block, if not before."""
-        check_media_type(Headers(scope=scope))
+    async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON) -> AsyncIterator[Body]:
+        """The whole body, of a request that says it is of the media type `wanted`. It is let go of with the block, if
+        not before. One that was read already, to know which model it names, is the same."""
+        if (read := scope.get("state", {}).get("body")) is not None:
+            yield read
+            return
+        check_media_type(Headers(scope=scope), wanted)
         size = 0
 
         def let_go() -> None:
@@ -97,7 +103,7 @@ async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
 def check_media_type(headers: Headers, wanted: str = JSON) -> None:
     media, _, parameters = headers.get("content-type", "").partition(";")
     if media.strip().lower() != wanted:
-        what = "JSON" if wanted == JSON else "the file"
+        what = NAMES.get(wanted, "the file")
         raise UnsupportedMedia(f"Send {what}, with the header 'content-type: {wanted}' (got '{media[:100]}').")
     charset = parameters.replace('"', "").strip().lower()
     if wanted == JSON and charset not in ("", "charset=utf-8"):

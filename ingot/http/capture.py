@@ -1,5 +1,6 @@
 """Requests written down as they came and went, so that each can be run again: `--capture` and `ingot replay`.
 
+All of them are, or only those that ask for it with the header `ingot-capture: on` (`--capture-requests asked`).
 A file holds the body without what is secret in it, the seed that was drawn where it named none, the settings that
 answers depend on, a digest of the prompt's tokens, the answers' tokens and texts, and how long everything took. Headers
 are in none, and so no keys.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -19,9 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from ingot.config import SETTINGS, Settings
+from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
 from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded, TextDelta
+from ingot.errors import BadRequest
 from ingot.observe.notices import Notice
 from ingot.protocol.served import Served
 from ingot.version import __version__
@@ -30,7 +35,9 @@ VERSION: Final = 1
 MOST: Final = 1000  # files; the oldest go first
 SECRETS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
 REMOVED: Final = "[removed]"
-OF_THE_ANSWER: Final = frozenset({"the model", "the engine"})
+HEADER: Final = "ingot-capture"
+MOST_NUMBERS: Final = 1 << 18  # of vectors and scores, in a file; the rest is left out
+OF_THE_ANSWER: Final = frozenset({"the model", "further models", "the engine"})
 """Sections of the settings that what is answered may depend on."""
 
 log = logging.getLogger("ingot.http")
@@ -39,31 +46,50 @@ log = logging.getLogger("ingot.http")
 class Captures:
     """The folder. For the event loop; a thread of its own writes."""
 
-    def __init__(self, folder: Path, served: Served, settings: Settings) -> None:
-        self._folder, self._served = folder, served
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
         self._settings = settings_of_answers(settings)
+        self._all = settings.capture_requests == "all"
         self._writer = ThreadPoolExecutor(1, "capture")
         self._trouble = Notice(log)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def begin(self, body: bytes, request: Request) -> Capture:
-        card = self._served.card
-        return Capture(
-            self,
+    def wants(self, asked: str | None) -> bool:
+        """Whether a request is captured; `asked` is what its header says."""
+        return self._all or asked is not None
+
+    def begin(self, body: bytes, request: Request, served: Served) -> Capture:
+        card = served.card
+        model = {"name": card.name, "source": card.source, "device": card.device, "formats": card.formats}
+        about = {"model": model, "fingerprint": served.fingerprint, "seed": request.sampling.seed}
+        return Capture(self, self._record(request.id, request.via, body, request.prompts) | about)
+
+    def encoded(self, body: bytes, path: str, request: EncodingRequest, card: EncoderCard, answer: Encoded) -> None:
+        """Write down a request for vectors or scores, which has its answer."""
+        model = {"name": card.name, "source": card.source, "formats": card.dtype}
+        fingerprint = digest_of((card.name, card.family, card.dimension, card.dtype))
+        kept = answer.rows[: max(1, MOST_NUMBERS // max(1, card.dimension))]
+        self.write(
             {
-                "version": VERSION,
-                "ingot": __version__,
-                "id": request.id,
-                "path": request.via,
-                "captured_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "model": {"name": card.name, "source": card.source, "device": card.device, "formats": card.formats},
-                "fingerprint": self._served.fingerprint,
-                "settings": self._settings,
-                "body": without_secrets(json.loads(body)),
-                "seed": request.sampling.seed,
-                "prompts": [{"tokens": len(prompt), "digest": digest_of(prompt)} for prompt in request.prompts],
-            },
+                **self._record(request.id, path, body, [piece.tokens for piece in request.inputs]),
+                "model": model,
+                "fingerprint": fingerprint,
+                "answers": [{"numbers": list(row)} for row in kept],
+                "timing_s": {"queue": answer.queue_s, "compute": answer.compute_s},
+            }
         )
+
+    def _record(self, id: str, path: str, body: bytes, prompts: Iterable[Sequence[int]]) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "ingot": __version__,
+            "id": id,
+            "path": path,
+            "captured_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "settings": self._settings,
+            "body": without_secrets(json.loads(body)),
+            "prompts": [{"tokens": len(prompt), "digest": digest_of(prompt)} for prompt in prompts],
+        }
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._writer.submit(self._write, record)
@@ -117,6 +143,16 @@ class Capture:
         self._captures.write({**self._record, "answers": answers, **told})
 
 
+def to_capture(captures: Captures | None, scope: Scope) -> bool:
+    """Whether a request is to be written down. Raises BadRequest where it asks for what cannot be had."""
+    asked = Headers(scope=scope).get(HEADER)
+    if asked is not None and asked.lower() != "on":
+        raise BadRequest(f"{HEADER} may be 'on', and nothing else.", param=HEADER)
+    if asked is not None and captures is None:
+        raise BadRequest(f"{HEADER}: this server has no --capture folder to write to.", param=HEADER)
+    return captures is not None and captures.wants(asked)
+
+
 def seeded(request: Request) -> Request:
     """The same request with a seed, so that it can be run again."""
     if request.sampling.seed is not None:
@@ -124,7 +160,7 @@ def seeded(request: Request) -> Request:
     return replace(request, sampling=replace(request.sampling, seed=random.getrandbits(53)))
 
 
-def digest_of(tokens: Iterable[int]) -> str:
+def digest_of(tokens: Iterable[object]) -> str:
     return blake2b(" ".join(map(str, tokens)).encode(), digest_size=16).hexdigest()
 
 

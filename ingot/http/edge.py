@@ -25,7 +25,7 @@ ID_PREFIXES: Final = {
     "/v1/messages": "msg_",
     "/v1/responses": "resp_",
 }
-WATCHED: Final = frozenset({"/metrics", "/v1/loads"})
+WATCHED: Final = frozenset({"/metrics", "/v1/loads", "/v1/live"})
 # Statuses after which the connection cannot be used again: the rest of a body may still be on its way.
 UNREAD: Final = frozenset({401, 403, 408, 413, 415})
 

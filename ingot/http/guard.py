@@ -17,17 +17,18 @@ from ingot.config import Settings
 from ingot.errors import BadRequest, Forbidden, IngotError, TooLarge, Unauthorized, Unavailable
 from ingot.http.audit import refused
 from ingot.http.edge import Reply, answer_of
+from ingot.http.endpoints.page import PAGES
+from ingot.http.hall import Hall
 from ingot.http.rates import HEADERS as RATE_HEADERS
-from ingot.http.service import Service
 from ingot.http.tenants import Tenants, tenant_name
-from ingot.protocol.chat.receipts import RECEIPT_HEADERS
-from ingot.protocol.openapi import OPERATIONS
-from ingot.protocol.ours.cache import IMPORT_PATH
+from ingot.protocol.chat.receipt_headers import RECEIPT_HEADERS
+from ingot.protocol.operations import IMPORT_PATH, OPERATIONS
 
-PUBLIC: Final = frozenset({"/"} | {operation.path for operation in OPERATIONS if operation.public})
+PROBES: Final = frozenset(operation.path for operation in OPERATIONS if operation.public)
+PUBLIC: Final = PROBES | {*PAGES.values()}
 RUNNING: Final = frozenset(operation.path for operation in OPERATIONS if operation.runs)
-PROBES: Final = PUBLIC - {"/"}
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
+UPLOADS: Final = frozenset(operation.path for operation in OPERATIONS if operation.takes == "form")
 PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -37,9 +38,9 @@ RESTART_S: Final = 5.0  # what clients are told to wait for when the server stop
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-        self._follow(service.settings)
+    def __init__(self, app: ASGIApp, hall: Hall) -> None:
+        self.app, self.hall = app, hall
+        self._follow(hall.settings)
 
     def _follow(self, settings: Settings) -> None:
         self.settings = settings
@@ -47,7 +48,7 @@ class Guard:
         self.any_address = is_wildcard(settings.host)
         self.origins = frozenset(origin.lower() for origin in settings.cors_origins)
         self.max_body_bytes = settings.max_body_bytes
-        self.max_import_bytes = settings.max_import_bytes
+        self.max_bytes = {IMPORT_PATH: settings.max_import_bytes} | dict.fromkeys(UPLOADS, settings.max_audio_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,8 +56,8 @@ class Guard:
             return
         headers, answer = Headers(scope=scope), answer_of(scope)
         check_room(scope)
-        if self.settings is not self.service.settings:
-            self._follow(self.service.settings)
+        if self.settings is not self.hall.settings:
+            self._follow(self.hall.settings)
         self.tenants.refresh()
         try:
             asks_leave = self._judge(scope, headers, answer)
@@ -66,13 +67,13 @@ class Guard:
         if asks_leave:
             await send_preflight(headers, send)
             return
-        most = self.max_import_bytes if scope["path"] == IMPORT_PATH else self.max_body_bytes
+        most = self.max_bytes.get(scope["path"], self.max_body_bytes)
         check_length(headers, most)
         await self.app(scope, bounded(receive, most), send)
 
     @property
     def tenants(self) -> Tenants:
-        return self.service.tenants
+        return self.hall.tenants
 
     def _judge(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
         """Raises what a request is refused with for who sends it, whence, or how many. Whether a page of another origin
@@ -92,13 +93,13 @@ class Guard:
             answer.known = not self.tenants or self.tenants.of(keys_in(headers)) is not None
         answer.admin = self.tenants.is_admin(answer.tenant)
         if scope["method"] == "POST" and scope["path"] in RUNNING:
-            if self.service.live.draining:
+            if self.hall.live.draining:
                 raise shutting_down()
             self._check_rate(answer)
         return False
 
     def _check_rate(self, answer: Reply) -> None:
-        key, rates = self.tenants.key_of(answer.tenant), self.service.rates
+        key, rates = self.tenants.key_of(answer.tenant), self.hall.rates
         try:
             rates.admit(answer.tenant, key)
         finally:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ingot.config import Settings
 from ingot.errors import ConfigError
-from ingot.http.service import Service
+from ingot.http.hall import HasHall
 from ingot.http.tenants import Tenants, refuse_short_key
 
 KEYS: Final = frozenset({"api_key", "api_key_file", "admin_api_key"})
@@ -19,22 +19,23 @@ LIVE: Final = KEYS | {"allowed_hosts", "cors_origins", "keepalive_s", "idle_even
 log = logging.getLogger("ingot.http")
 
 
-def reload(service: Service, settings_again: Callable[[], Settings]) -> None:
+def reload(service: HasHall, settings_again: Callable[[], Settings]) -> None:
     """Take over what may change, and name what may not. Settings that are wrong change nothing."""
-    service.tenants.refresh()
+    hall = service.hall
+    hall.tenants.refresh()
     try:
-        wanted, before = settings_again(), service.settings
+        wanted, before = settings_again(), hall.settings
         changed = [
             field.name for field in fields(Settings) if getattr(wanted, field.name) != getattr(before, field.name)
         ]
         taken = [name for name in changed if name in LIVE]
         settings = replace(before, **{name: getattr(wanted, name) for name in taken})
         refuse_short_key(settings)
-        tenants = Tenants(settings) if KEYS & set(taken) else service.tenants
+        tenants = Tenants(settings) if KEYS & set(taken) else hall.tenants
     except ConfigError as error:
         log.error("the settings stay as they were: %s", error.message)
         return
-    service.settings, service.tenants = settings, tenants
+    hall.settings, hall.tenants = settings, tenants
     log.warning("settings were read again; %s", _told(taken, [name for name in changed if name not in LIVE]))
 
 

@@ -8,24 +8,22 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ingot.config import Settings
-from ingot.engine.request import Request
-from ingot.errors import ConfigError
-from ingot.http.app import build_app
+from ingot.errors import ConfigError, IngotError
+from ingot.heap import find_trim, trim_heap
 from ingot.http.guard import as_address, shutting_down
+from ingot.http.hall import Hall, HasHall
 from ingot.http.reload import reload
-from ingot.http.service import Service
-from ingot.http.socket.connections import Connections, affordable
-from ingot.http.socket.http11 import BoundedHttp
+from ingot.http.socket.config import server_config
 from ingot.http.tenants import refuse_short_key
-from ingot.http.warming import warm, warm_requests
 from ingot.observe.notices import Notice
 
 if TYPE_CHECKING:
@@ -103,24 +101,31 @@ def make_server(
     settings_again: Callable[[], Settings] | None = None,
 ) -> Server:
     """`settings_again` reads them anew, for SIGHUP."""
-    app = build_app(engine, settings)
-    config = uvicorn.Config(
-        app,
-        http=BoundedHttp.with_limits(settings.max_header_bytes, Connections(affordable(settings.max_connections))),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        # How many are taken before the loop turns to anything else; where there is no file for one, how often that is
-        # said at once. What the kernel may keep waiting is set by `listen`.
-        backlog=1,
-        timeout_keep_alive=IDLE_CONNECTION_S,
-        timeout_graceful_shutdown=int(LAST_WORDS_S),
-    )
-    service: Service = app.state.service
-    return Server(config, listener, service, on_ready, warm_requests(service, settings), settings_again)
+    from ingot.http.app import build_app  # which a server whose models come later does not wait for
+
+    return server_of(build_app(engine, settings), settings, on_ready, listener, settings_again)
+
+
+def server_of(
+    app: Starlette,
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    listener: Listener,
+    settings_again: Callable[[], Settings] | None = None,
+) -> Server:
+    config = server_config(app, settings, keep_alive_s=IDLE_CONNECTION_S, last_words_s=int(LAST_WORDS_S))
+    return Server(config, listener, app.state.service, on_ready, settings_again)
+
+
+class Started(HasHall, Protocol):
+    """What the endpoints of an application share."""
+
+    async def start(self) -> None: ...
+
+    def ready(self) -> None:
+        """Connections are taken."""
+
+    async def stop(self) -> None: ...
 
 
 class Server(uvicorn.Server):
@@ -131,16 +136,30 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         listener: Listener,
-        service: Service,
+        service: Started,
         on_ready: Callable[[str], None],
-        warming: Sequence[Request] = (),
         settings_again: Callable[[], Settings] | None = None,
     ) -> None:
         super().__init__(config)
         self._settings_again = settings_again
         self.listener, self._service, self._on_ready = listener, service, on_ready
-        self._warming = warming
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.given_up = False
+
+    @property
+    def hall(self) -> Hall:
+        return self._service.hall
+
+    def give_up(self, error: IngotError) -> None:
+        """End all requests with `error`, and return soon. Any thread may call it: the engine may hang by then."""
+        self.given_up = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._abandon, error)
+
+    def _abandon(self, error: IngotError) -> None:
+        self.hall.live.draining = self.should_exit = True
+        self.hall.live.abandon_all(error)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -149,18 +168,21 @@ class Server(uvicorn.Server):
             self.listener.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await self._service.start()
         await super().startup(sockets)
         for one in self.listener.sockets:
             one.listen(BACKLOG)
         asyncio.get_running_loop().set_exception_handler(LoopTrouble())
         self._on_ready(self.listener.url)
-        self._tasks.append(asyncio.create_task(warm(self._service, self._warming)))
+        if (trim := find_trim()) is not None:
+            self._tasks.append(asyncio.create_task(trim_heap(trim)))
+        self._service.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        live, limit_s = self._service.live, self._service.settings.drain_s
+        live, limit_s = self._service.hall.live, self._service.hall.settings.drain_s
         if live:
             log.info("stopping: %d requests have %.0f s to finish", len(live), limit_s)
         await live.drain(limit_s, lambda: self.force_exit)

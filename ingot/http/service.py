@@ -1,124 +1,100 @@
-"""What the endpoints share: the engine, what it serves, the requests under way, and the threads that read bodies."""
+"""What the endpoints of a model share that generates: its engine, what it serves, and what it remembers."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
-from starlette.types import Receive
 
 from ingot.config import Settings
-from ingot.errors import IngotError
-from ingot.http.body import Bodies, decode
-from ingot.http.capture import Captures
-from ingot.http.disconnect import Exchange, Live
-from ingot.http.lanes import Lane
-from ingot.http.rates import Rates
-from ingot.http.responses.store import store_of
-from ingot.http.tenants import Tenants
-from ingot.mcp.config import read_servers
-from ingot.mcp.servers import McpServers
-from ingot.media import fetched
-from ingot.observe.recent import Recent
-from ingot.protocol.ours.requests import RequestBody
+from ingot.engine.request import ModelCard, Request
+from ingot.http.hall import LONG_BODY, Hall
+from ingot.http.side_service import SideService
+from ingot.http.warming import warm, warm_requests
 from ingot.protocol.served import Served
-from ingot.text.grammar import limits
-from ingot.text.grammar.compiled import CompiledGrammar
-from ingot.text.grammar.grammars import Uncompiled, prepared
 from ingot.text.prompt.answer_file import AnswerFile, answers_path
 from ingot.text.prompt.remembered import RememberedAnswers
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
-T = TypeVar("T")
-LONG_BODY: Final = 512 * 1024
-"""Bytes of a body that takes long to read, for which there are threads of their own: others overtake it."""
+__all__ = ["LONG_BODY", "Service"]
 
 
-class Service:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self.engine, self.settings = engine, settings
-        self.served = Served.of(engine.card, engine.tokenizer, settings, engine.encoders, engine.processor)
-        self.response_store = store_of(settings)
+def nothing_to_end() -> None:
+    """An engine that is alone stays."""
+
+
+def identity_of(card: ModelCard) -> str:
+    """Which model it is, whatever it is called here."""
+    return "\n".join((card.source, card.family, card.dtype, str(card.weight_bytes)))
+
+
+class Service(SideService):
+    """`settings` are those of the model; with a hall of its own, the server's too."""
+
+    engine: Engine
+    served: Served
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        hall: Hall | None = None,
+        extend: Callable[[], Callable[[], None]] = lambda: nothing_to_end,
+    ) -> None:
+        """`extend` keeps the engine for work that outlasts its request, until what it returns is called."""
+        hearing = None if engine.hearing is None else engine.hearing.card
+        served = Served.of(
+            engine.card, engine.tokenizer, settings, engine.encoders, engine.processor, hearing, engine.speaking
+        )
+        super().__init__(engine, served, settings, hall or Hall(settings))
+        self.extend = extend
+        self._alone, self._own = hall is None, settings
+        if not self._alone:
+            self.served = replace(self.served, terms=replace(self.served.terms, unloads=True))
+        self.look_at_loras()
         if self.response_store is not None:
             self.served = replace(self.served, secret=self.response_store.secret)
         self._answers = None
         if settings.cache_dir is not None:
-            self._answers = AnswerFile(answers_path(settings.cache_dir, engine.tokenizer))
+            self._answers = AnswerFile(answers_path(settings.cache_dir, engine.tokenizer, identity_of(engine.card)))
             self.served = replace(self.served, answers=RememberedAnswers(journal=self._answers))
-        self.mcp = None if settings.mcp_config is None else McpServers(read_servers(settings.mcp_config))
-        self.tenants, self.rates = Tenants(settings), Rates()
-        self.bodies = Bodies(settings.held_bytes)
-        self.live = Live()
-        self.captures = None if settings.capture is None else Captures(settings.capture, self.served, settings)
-        self.statuses: Counter[int] = Counter()  # of all answers so far
-        self.ended: Recent[RequestBody] = Recent()
-        self._readers = Lane("read", threads=8, each=6, waiting=256)
-        self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)
-        self._fetchers = Lane("fetch", threads=8, each=4, waiting=64)
-        self._compilers = Lane("compile", threads=limits.COMPILERS, each=1, waiting=limits.WAITING)
+        self._to_warm: list[Request] = []
+        if settings.warm_prompts is not None:
+            self._to_warm = warm_requests(settings.warm_prompts, map(self.served_to, self.tenants.names))
+        self._warming: asyncio.Task[None] | None = None
+
+    def look_at_loras(self) -> None:
+        """Serve the adapters that the engine has now."""
+        self.served = self.served.with_loras(self.engine.loras, self._own.default_lora)
 
     async def start(self) -> None:
         """What needs the event loop or takes a while, before requests come. Raises ConfigError."""
         await anyio.to_thread.run_sync(self.served.grammars.prepare)
-        if self.mcp is not None:
-            await self.mcp.start()
+        if self._alone:
+            await self.hall.start()
+
+    def ready(self) -> None:
+        """Requests may come: what is done while there are none begins."""
+        if self._to_warm:
+            self._warming = asyncio.create_task(warm(self.engine, self._to_warm))
 
     async def stop(self) -> None:
-        for lane in (self._readers, self._long_readers, self._fetchers, self._compilers):
-            lane.close()
+        if self._warming is not None:
+            self._warming.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._warming
+        if self._alone:
+            await self.hall.stop()
         self.served.grammars.close()
-        if self.captures is not None:
-            await anyio.to_thread.run_sync(self.captures.close)
+        await super().stop()
         if self._answers is not None:
             await anyio.to_thread.run_sync(self._answers.close)
-        if self.mcp is not None:
-            await self.mcp.stop()
 
     def served_to(self, tenant: str) -> Served:
-        """What is served, as this tenant meets it."""
         return replace(self.served, tenant=tenant) if tenant else self.served
-
-    async def read(self, raw: bytes, translate: Callable[[Any], T], tenant: str) -> T:
-        """`translate` of the decoded body, in a thread: rendering and tokenizing would hold up every stream.
-
-        Raises Overloaded where too many of this tenant's wait for that already.
-        """
-
-        def read() -> T:
-            return translate(decode(raw, self.settings.max_json_depth))
-
-        return await self.prepare(read, tenant, self._long_readers if len(raw) > LONG_BODY else self._readers)
-
-    async def prepare(self, work: Callable[[], T], tenant: str, lane: Lane | None = None) -> T:
-        """What `work` gives, in a thread of the lane's; the grammars that it needs are compiled elsewhere before, and
-        files that have to be fetched are."""
-        ready: dict[bytes, CompiledGrammar | str] = {}
-        files: dict[str, bytes | IngotError] = {}
-
-        def prepared_work() -> T:
-            prepared.set(ready)
-            fetched.ready.set(files)
-            return work()
-
-        while True:
-            try:
-                return await (lane or self._readers).run(tenant, prepared_work)
-            except Uncompiled as missing:
-                ready[missing.key] = await self._compilers.run(tenant, missing.compile)
-            except fetched.Unfetched as missing:
-                files[missing.url] = await self._fetchers.run(tenant, missing.fetch)
-
-    async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` gives, as long as the client is there."""
-        made: list[T] = []
-
-        async def answer() -> None:
-            made.append(await work())
-
-        await self.live.run(Exchange(receive, self.settings.request_timeout_s), answer)
-        return made[0]

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from ingot.config.memory import memory_bytes
 from ingot.errors import ConfigError
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
 GPUS: Final[tuple[DeviceKind, ...]] = ("metal", "cuda")
+DEVICE_SHARE: Final = {"metal": 0.9, "cuda": 0.9, "cpu": 0.7}
+"""The part of the device's memory that is used when nobody says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ def _actual() -> Device:
     return Device("cuda", name, int(info.get("free_memory") or info.get("total_memory") or available_memory()))
 
 
+def memory_budget(device: Device, asked: str | None) -> int:
+    """Bytes for weights and sequences of all models. Raises ConfigError."""
+    return int(device.memory * DEVICE_SHARE[device.kind]) if asked is None else memory_bytes(asked, device.memory)
+
+
 def bound_memory(device: Device, total: int, transient: int) -> None:
     """Hold mlx to a budget of `total` bytes, of which it may keep `transient` for later: on GPUs it would hold on to
     every buffer that forward passes gave back. On CPUs it keeps few by itself. Imports mlx."""
@@ -74,6 +82,22 @@ def bound_memory(device: Device, total: int, transient: int) -> None:
     if device.kind == "metal":
         # What is not wired may be paged out between two requests, and takes seconds to come back.
         mx.set_wired_limit(min(total, device.memory))
+
+
+def active_memory() -> int:
+    """Bytes that arrays have. Imports mlx."""
+    import mlx.core as mx
+
+    return mx.get_active_memory()
+
+
+def leave_device() -> None:
+    """Wait for what the device still does. The thread that uses mlx calls it last: mlx's threads must not outlive
+    it."""
+    import mlx.core as mx
+
+    mx.synchronize()
+    mx.clear_streams()
 
 
 def available_memory() -> int:

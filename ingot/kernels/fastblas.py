@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from ingot.kernels.build import remedy
+from ingot.kernels.remedy import remedy
 
 _installed: ctypes.CDLL | None = None
 _fast: ctypes.CDLL | None = None

@@ -1,4 +1,4 @@
-"""Every bound on pictures and clips, in one table. A pair is (least, most), both allowed."""
+"""Every bound on pictures, clips and sounds, in one table. A pair is (least, most), both allowed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ STILLS: Final = 32  # frames that are shown as pictures, unless a request says o
 SENT_FRAMES: Final = 4096  # sent as pictures
 FPS: Final[tuple[float, float]] = (0.01, 120.0)
 CLIP_S: Final = 6 * 3600.0
+
+# sounds
+SOUND_S: Final = 12 * 3600.0
+SOUND_RATE: Final[tuple[int, int]] = (1_000, 768_000)  # samples a second
+SOUND_CHANNELS: Final[tuple[int, int]] = (1, 64)
 
 # PDFs, whose pages are shown as pictures
 PDF_PAGES: Final = 100

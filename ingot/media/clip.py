@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class Clip(Protocol):
     @property
     def header(self) -> ClipHeader: ...
+
+    @property
+    def keyed(self) -> ClipHeader:
+        """The same with its keyframes. Nothing is unpacked for it. Raises BadMedia."""
 
     @property
     def digest(self) -> bytes:
@@ -48,12 +52,24 @@ class ClipFile:
         header, rotation = clip_header(data)
         return cls(data, header, rotation, blake2b(data, digest_size=32).digest())
 
+    @property
+    def keyed(self) -> ClipHeader:
+        packets = self._found()
+        last = self.header.frames - 1
+        numbers = (round((time - packets.start) * self.header.fps * packets.unit) for time in packets.key_times)
+        return replace(self.header, keys=tuple(sorted({min(number, last) for number in numbers})))
+
     def pick(self, frames: Sequence[int]) -> Iterator[Pixels]:
-        from ingot.media.clip_decoding import clip_packets, picked
+        from ingot.media.clip_decoding import picked
+
+        return picked(self.data, self._found(), self.header, self.rotation, frames)
+
+    def _found(self) -> ClipPackets:
+        from ingot.media.clip_decoding import clip_packets
 
         if not self._packets:
             self._packets.append(clip_packets(self.data))
-        return picked(self.data, self._packets[0], self.header, self.rotation, frames)
+        return self._packets[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,11 @@ class ClipFrames:
     @property
     def header(self) -> ClipHeader:
         return ClipHeader(self.pictures[0].size, len(self.pictures), self.fps)
+
+    @property
+    def keyed(self) -> ClipHeader:
+        """Each of them is a picture of its own."""
+        return self.header
 
     @property
     def digest(self) -> bytes:

@@ -46,7 +46,8 @@ def clip_header(data: bytes) -> tuple[ClipHeader, int]:
 def clip_packets(data: bytes) -> ClipPackets:
     """Nothing is decoded for it. Raises BadMedia."""
     with _opened(data) as (container, stream):
-        return ClipPackets([_packet_time(packet, stream) for packet in _packets(container, stream)])
+        times = [_packet_time(packet, stream) for packet in _packets(container, stream)]
+        return ClipPackets(times, float(stream.time_base))
 
 
 def picked(
@@ -57,7 +58,7 @@ def picked(
     Of the file no more is decoded than leads from a keyframe to a frame that is asked for.
     """
     with _opened(data) as (container, stream):
-        rate = header.fps * float(stream.time_base)
+        rate = header.fps * packets.unit
         wanted = [packets.at(packets.start + (number - 0.5) / rate) for number in numbers]
         shown = _decoded(container, stream, packets.stretches(wanted))
         before, pixels = -1, None

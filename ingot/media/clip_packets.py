@@ -7,7 +7,7 @@ ones that are shown after it. What they refer to never lies before the keyframe 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -34,6 +34,7 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class ClipPackets:
     packets: Sequence[PacketTime]
+    unit: float = 1.0  # seconds that a time is counted in
     _shown: list[tuple[int, int]] = field(init=False, repr=False)  # times and packets, as they are shown
     _keys: list[int] = field(init=False, repr=False)
 
@@ -47,6 +48,11 @@ class ClipPackets:
     @property
     def start(self) -> int:
         return self._shown[0][0]
+
+    @property
+    def key_times(self) -> Iterator[int]:
+        """When frames are shown that can be unpacked alone."""
+        return (packet.time for at in self._keys if (packet := self.packets[at]).shown)
 
     def at(self, time: float) -> int:
         """The packet of the first frame that is shown at or after that time, or of the last there is."""

@@ -72,6 +72,7 @@ class ClipWish:
     min_pixels: int | None = None  # of a frame
     max_pixels: int | None = None
     total_pixels: int | None = None  # of all frames together
+    keyframes: bool = False  # rather than frames between them, where they are near
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class ClipHeader:
     size: Size
     frames: int
     fps: float
+    keys: tuple[int, ...] = ()  # frames that are to be shown rather than those near them, in order
 
     @property
     def seconds(self) -> float:

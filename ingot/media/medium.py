@@ -9,11 +9,11 @@ from ingot.errors import Unsupported
 from ingot.media import bounds
 from ingot.media.clip import Clip, PickedFrames
 from ingot.media.item import PixelSource, Shown
-from ingot.media.layout import ClipWish, Layout, MediaKind, PictureWish
+from ingot.media.layout import ClipHeader, ClipWish, Layout, MediaKind, PictureWish
 from ingot.media.pdf import PdfFile, PdfPage
 from ingot.media.picture import Picture
 from ingot.media.processor import Processor
-from ingot.media.sampling import spread
+from ingot.media.sampling import near, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class ClipMedium:
 
     def shown(self, processor: Processor) -> Iterator[Shown]:
         """As a clip where the model takes such, else some of its frames, as pictures."""
+        header = self.clip.keyed if self.wish.keyframes else self.clip.header
         if "video" in processor.placeholders:
-            layout = processor.clip(self.clip.header, self.wish)
+            layout = processor.clip(header, self.wish)
             yield _shown(processor, "video", layout, self.clip.digest, PickedFrames(self.clip, layout.frames))
             return
         if self.wish.total_pixels is not None:
@@ -43,14 +44,14 @@ class ClipMedium:
                 "total_pixels is of clips, and this model is shown their frames as pictures. Leave it out."
             )
         wish = PictureWish(min_pixels=self.wish.min_pixels, max_pixels=self.wish.max_pixels)
-        for number in self._stills():
+        for number in self._stills(header):
             still = PickedFrames(self.clip, (number,))
             yield _shown(processor, "image", processor.picture(still.size, wish), still.digest, still)
 
-    def _stills(self) -> list[int]:
-        header, most = self.clip.header, self.wish.max_frames or bounds.STILLS
+    def _stills(self, header: ClipHeader) -> list[int]:
+        most = self.wish.max_frames or bounds.STILLS
         wanted = self.wish.frames or round(header.seconds * (self.wish.fps or 1.0))
-        return spread(header.frames, max(1, min(wanted, most, header.frames)))
+        return near(spread(header.frames, max(1, min(wanted, most, header.frames))), header.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ will be used, so that what cannot work is said then and not in the middle of som
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,8 +20,8 @@ import mlx.nn as nn
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import EARLIER_BYTES, Footprint
 from ingot.cache.launch import Part
-from ingot.cache.layers import AppendState, WindowState, state_for
-from ingot.cache.pages import PAGE
+from ingot.cache.layer_state import LayerState
+from ingot.cache.layers import AppendState, WindowState, parts_of, state_for
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
@@ -29,18 +29,21 @@ from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
+from ingot.models.footprints import footprint_of
 from ingot.models.forward import run
 from ingot.models.heads.headless import classes_in
-from ingot.models.layers.attention import TILE, MixedAttention
+from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.captured import Stack, stack_of
 from ingot.models.layers.deepstack import DeepStack, swap_first_layers
-from ingot.models.layers.mixers import tiled
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
 from ingot.models.layers.selection import Selection, select_at_heads
-from ingot.models.layers.swapping import swap_modules
+from ingot.models.layers.swapping import let_apart, swap_modules
+from ingot.models.lora.loras import Loras
+from ingot.models.pace import evaluate
 from ingot.models.precision import kept_narrow, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.sharing import Sharing, share
 from ingot.models.steps import CompiledSteps, compiles
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.tower import Tower
@@ -87,6 +90,7 @@ class Adapter:
     live: PairCodec | None = None  # what keys and values of running sequences are put into behind their tails, if so
     tower: Tower | None = None  # what it sees with
     deep: DeepStack | None = None  # where features of it are added behind layers
+    loras: Loras = field(kw_only=True)  # what stands beside it
     head: Any = None  # what it guesses ahead with, where it was loaded with a head (`models/heads`)
 
     @property
@@ -119,6 +123,33 @@ class Adapter:
         return inf if stack is None or stack.refused is not None else stack.most
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of the model and its states are in this process."""
+        return True
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last pass that other ranks were told of; 0 where the model is all here."""
+        return 0
+
+    @property
+    def ranks_trouble(self) -> str:
+        """Why they cannot be told anything any more; empty while they can."""
+        return ""
+
+    def close(self) -> None:
+        """The last call: nobody else has to wait for passes any more."""
+
+    @property
+    def adapts_apart(self) -> bool:
+        """Whether rows with and without adapters take passes of their own: what computes the latter at once, all layers
+        or a mixer with what is around it, does not know of adapters."""
+        stack = stack_of(self.model)
+        if stack is None or stack.refused is not None:
+            return self.device.kind == "cpu"
+        return not stack.adapted.are_possible
+
+    @property
     def has_sinks(self) -> bool:
         """Whether attention weighs keys against learned numbers, whatever its class calls them."""
         return any("sink" in name.rsplit(".", 1)[-1] for name, _ in parameters(self.model))
@@ -144,6 +175,11 @@ class Adapter:
         return new_rows(
             self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier, *coding
         )
+
+    def let_apart(self) -> None:
+        """From now on somebody may look on at what layers ask of the states (`AppendState.onlooker`, `choice`), also
+        where they are one operation otherwise."""
+        let_apart(self.model, self.device)
 
     @overload
     def run(
@@ -187,11 +223,12 @@ class Adapter:
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
         shown = None if visual is None else (visual, self.deep)
+        compute = partial(run, mixed=self.mixed, shown=shown, blend=self.loras.blend)
         if not hidden:
-            return run(self.steps or self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed, shown=shown)
+            return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)
         assert self.selection is not None, "a model whose output head is not known hands over no hidden states"
         with self.selection.handing_over():
-            logits = run(self.model, self.selection, rows, tokens, parts, at, mixed=self.mixed, shown=shown)
+            logits = compute(self.model, self.selection, rows, tokens, parts, at)
             states = self.selection.hidden
         assert states is not None, "no hidden states came by"
         return logits, states.reshape(-1, states.shape[-1])
@@ -205,11 +242,13 @@ def load(
     widest: int = 2048,
     apart: bool = False,
     sees: bool = False,
+    sharing: Sharing | None = None,
 ) -> Adapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
     `apart`: no layers become one operation, so that hidden states between them can be handed over. `sees`: its vision
-    tower, which it must have, is loaded as well.
+    tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all ranks
+    have to do the same at once.
     """
     try:
         stated = load_config(folder)
@@ -221,12 +260,16 @@ def load(
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_said(error)}") from error
+    if sharing is not None:
+        share(model, config, sharing)
+        apart = True  # what ranks add up, or hand on, comes between layers
     notes = [*moved_weights(config), *settle(model, device, dtype)]
-    mx.eval(model.parameters())
+    evaluate(array for _, array in parameters(model))
     model.eval()
     tower = load_tower(folder, whole, device, dtype) if sees else None
     exact = dtype is not None
-    return adapt(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
+    adapted = adapt(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
+    return adapted if sharing is None else replace(adapted, steps=None)
 
 
 def adapt(
@@ -275,7 +318,7 @@ def adapt(
         widest,
         margin,
         kept,
-        _footprint(found, config, kernels, unfused=device.unfused_attention and not fused, tiled=tiled(model)),
+        footprint_of(model, config, found, device, kernels, fused=fused),
         found.ragged,
         found.mixed,
         found.vocab,
@@ -285,6 +328,7 @@ def adapt(
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
         tower=tower,
         deep=deep,
+        loras=Loras(model, device, _main_dtype(model)),
     )
 
 
@@ -314,17 +358,22 @@ def new_rows(
 ) -> Rows:
     """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
     that is given, and put into `live` behind the tail of a row."""
-    asked, beside = caches.make_prompt_cache(model), [] if head is None else head.make_cache()
+    layers = live_states(model, margin, kept, kernels)
+    beside = [] if head is None else live_states(head, 0, kept, kernels)
+    return Rows(layers, most, token_bytes, beside, earlier, live, coded_bytes)
+
+
+def live_states(model: Any, margin: int, kept: mx.Dtype | None, kernels: CheckedKernels | None) -> list[LayerState]:
+    """One for each cache that a model, or a head, asks for. Keys and values are rounded to `kept`, if that is given."""
     try:
-        states = [state_for(cache, margin) for cache in asked]
-        rows = Rows(states, most, token_bytes, [state_for(cache) for cache in beside], earlier, live, coded_bytes)
+        layers = [state_for(cache, margin) for cache in caches.make_prompt_cache(model)]
     except KeyError as error:
         kind = error.args[0].__name__
         raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
-    for state in rows.states:
+    for state in parts_of(layers):
         if isinstance(state, AppendState):
             state.kept, state.kernels = kept, kernels
-    return rows
+    return layers
 
 
 def _probe(
@@ -387,26 +436,6 @@ def stated_context(config: dict[str, Any]) -> int:
                     raise ModelError(f"config.json states a context of {stated} tokens in {key}")
                 return stated
     return UNSTATED_CONTEXT
-
-
-def _footprint(
-    found: Findings, config: dict[str, Any], kernels: CheckedKernels | None, *, unfused: bool, tiled: bool
-) -> Footprint:
-    groups = tuple((group.window, group.page_bytes // PAGE) for group in found.rows.groups)
-    text = {**config, **(config.get("text_config") or {})}
-    hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
-    heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
-    inner = int(text.get("intermediate_size") or 4 * hidden)
-    return Footprint(
-        groups=groups,
-        recurrent=found.rows.slot_bytes,
-        activation=4 * (12 * hidden + 4 * inner),
-        # Scores, their mask and their softmax, alive together for one layer.
-        score=4 * 3 * heads if unfused else 0,
-        logits=4 * found.vocab,
-        scratch=0 if kernels is None or kernels.packed.scratch is None else kernels.packed.scratch.nbytes,
-        tile=TILE if found.mixed and tiled else None,
-    )
 
 
 def _said(error: BaseException) -> str:

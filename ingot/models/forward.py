@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 
 from ingot.cache.launch import Part
 from ingot.cache.rows import Rows
+from ingot.models.layers.adapted import Blend
 from ingot.models.layers.deepstack import DeepStack
 from ingot.models.layers.selection import Selection, embedding_of
 from ingot.models.steps import CompiledSteps
@@ -29,14 +31,17 @@ def run(
     *,
     mixed: bool,
     shown: Shown | None = None,
+    blend: Blend | None = None,
 ) -> mx.array:
-    """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens alone."""
+    """See `Adapter.run`. `model` may be its compiled steps, which give logits after all tokens, of no adapter's, alone.
+    `blend` is told which adapters the rows go through."""
     count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
-    if (chosen is not None or shown is not None) and isinstance(model, CompiledSteps):
+    slots = [row.lora for part in parts for row in part.rows for _ in range(part.width)]
+    if (chosen is not None or shown is not None or any(slots)) and isinstance(model, CompiledSteps):
         model = model.model
     asked = tokens.reshape(count, -1)
-    with rows.launch(parts, mixed=mixed) as layers:
+    with rows.launch(parts, mixed=mixed) as layers, nullcontext() if blend is None else blend.over(slots):
         if shown is None:
             logits = _selected(model, selection, asked, layers, chosen)
         else:

@@ -62,7 +62,7 @@ def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
     classes = classes_in(folder, stated)
     model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
-    told = _told(model, config, _weights(model, device), device)
+    told = _told(model, config, settled_bytes(model, device), device)
     tower = _tower_weights(folder, device)
     return replace(told, weights=told.weights + tower, tower=tower)
 
@@ -73,7 +73,7 @@ def _tower_weights(folder: Path, device: Device) -> int:
     if not has_tower(config):
         return 0
     try:
-        return sum(_weights(part, device) for part in unread_parts(folder, config))
+        return sum(settled_bytes(part, device) for part in unread_parts(folder, config))
     except ModelError:
         return 0
 
@@ -126,7 +126,7 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
     return 2 if native.available() and covered else 4
 
 
-def _weights(model: Any, device: Device) -> int:
+def settled_bytes(model: Any, device: Device) -> int:
     """What the parameters take once they are settled (see `precision`)."""
     layers = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
     inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}

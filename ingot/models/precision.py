@@ -28,6 +28,7 @@ from ingot.models.layers.modules import (
     packed,
     parameters,
 )
+from ingot.models.pace import pause
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -128,6 +129,7 @@ def _swap(model: nn.Module, wanted: Callable[[Any], bool], swapped: Callable[[An
     found = [path for path, module in model.named_modules() if wanted(module)]
     for path in found:
         model.update_modules(tree_unflatten([(path, swapped(_at(model, path)))]))
+        pause()
 
 
 def _at(model: Any, path: str) -> Any:

@@ -20,12 +20,13 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.launch import Mixed
-from ingot.cache.layers import AppendState, LayerState
+from ingot.cache.layer_state import LayerState
+from ingot.cache.layers import AppendState
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, launcher
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.models.layers.packed_linear import FEW
 from ingot.models.layers.turning import Angles
 

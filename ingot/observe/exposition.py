@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
 from ingot.observe.histogram import Histogram
@@ -33,8 +34,8 @@ class Metric:
     samples: tuple[Sample, ...]
 
     def __post_init__(self) -> None:
-        labels = {label for sample in self.samples for label in sample.labels}
-        assert METRIC.fullmatch(self.name) and all(map(LABEL.fullmatch, labels)), f"{self.name} cannot be told"
+        labels = frozenset(label for sample in self.samples for label in sample.labels)
+        assert _can_be_told(self.name, labels), f"{self.name} cannot be told"
         fitting = {"counter": (True,), "gauge": (False,), "histogram": (False, True)}[self.kind]
         assert self.name.endswith("_total") in fitting, f"{self.name} is no name for a {self.kind}"
 
@@ -50,6 +51,11 @@ class Metric:
         return cls(name, "histogram", help, (*buckets, *ends))
 
 
+@lru_cache(4096)
+def _can_be_told(name: str, labels: frozenset[str]) -> bool:
+    return METRIC.fullmatch(name) is not None and all(map(LABEL.fullmatch, labels))
+
+
 def exposition(metrics: Iterable[Metric]) -> str:
     return "".join(f"{line}\n" for metric in metrics for line in _lines(metric))
 
@@ -58,7 +64,7 @@ def _lines(metric: Metric) -> Iterable[str]:
     yield f"# HELP {metric.name} {_escaped(metric.help)}"
     yield f"# TYPE {metric.name} {metric.kind}"
     for sample in metric.samples:
-        labels = ",".join(f'{name}="{_quoted(value)}"' for name, value in sample.labels.items())
+        labels = ",".join([_label(name, value) for name, value in sample.labels.items()])
         yield f"{metric.name}{sample.part}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}"
 
 
@@ -66,8 +72,10 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', '\\"')
+@lru_cache(4096)  # a server tells the same labels at each scrape
+def _label(name: str, value: str) -> str:
+    quoted = _escaped(value).replace('"', '\\"')
+    return f'{name}="{quoted}"'
 
 
 def _number(value: int | float) -> str:

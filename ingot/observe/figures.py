@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ingot.observe.histogram import Histogram, one_two_five
 
@@ -35,6 +35,9 @@ class Figures:
         self.asked_tokens = 0  # of those, the ones that the prefix cache was asked about,
         self.matched_tokens = 0  # those it had,
         self.read_tokens = 0  # and those of the latter that were read from disk
+        self.filed_asked_tokens = 0  # what memory lacked and the disk was asked for
+        self.media_asked = 0  # pictures and clips of prompts that are to be computed,
+        self.media_found = 0  # and those of them whose features were there, or on their way
         self.generated_tokens = 0
         self.preemptions = 0
         self.endings = dict.fromkeys(endings, 0)
@@ -44,8 +47,8 @@ class Figures:
         self.token_s = Histogram(TOKEN_S)  # of each answer, on average
         self.request_s = Histogram(REQUEST_S)
         self.queue_s, self.prefill_s, self.decode_s, self.inference_s = (Histogram(REQUEST_S) for _ in range(4))
-        self.prompt_lengths, self.answer_lengths, self.answer_limits = (
-            Histogram(tuple(one_two_five(context))) for _ in range(3)
+        self.prompt_lengths, self.answer_lengths, self.longest_answers, self.answer_limits = (
+            Histogram(tuple(one_two_five(context))) for _ in range(4)
         )
         self.answers = Histogram(ANSWERS)
         self.step_s = Histogram(STEP_S)
@@ -55,3 +58,5 @@ class Figures:
         self.page_tokens = 0  # that it is given out by
         self.state_bytes = 0  # that exist
         self.held_bytes = 0  # of those, what running sequences and kept prefixes hold
+        self.kept_bytes: Mapping[str, int] = {}  # of kept prefixes, by tenant; never changed, but replaced
+        self.active_bytes = 0  # that mlx has for everything: weights, states, what is being computed

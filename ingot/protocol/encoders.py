@@ -16,7 +16,7 @@ from ingot.text.tokens.encoder_inputs import EncoderInput, TextInputs
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_batches import OfferedEncoder
-    from ingot.protocol.served import Served
+    from ingot.protocol.side_served import SideServed
 
 OneInput = str | tuple[int, ...]
 WAYS = {
@@ -27,7 +27,7 @@ WAYS = {
 }
 
 
-def encoder_for(served: Served, role: Role) -> OfferedEncoder:
+def encoder_for(served: SideServed, role: Role) -> OfferedEncoder:
     """The encoder that is served for `role`; a 404 that says how to get one where there is none."""
     if role not in served.encoders:
         raise ModelNotFound(WAYS[role], param="model")
@@ -43,14 +43,14 @@ class EncodingTask:
 
 
 def encoding_request(
-    served: Served, role: Role, request_id: str, inputs: Sequence[EncoderInput], timeout: float | None = None
+    served: SideServed, role: Role, request_id: str, inputs: Sequence[EncoderInput], timeout: float | None = None
 ) -> EncodingRequest:
     deadline = time.monotonic() + (served.terms.timeout_s if timeout is None else timeout)
     return EncodingRequest(request_id, role, tuple(inputs), served.tenant, deadline)
 
 
 def inputs_of(
-    served: Served, given: Sequence[OneInput], param: str, prompt: str | None = None, *, truncate: bool
+    served: SideServed, given: Sequence[OneInput], param: str, prompt: str | None = None, *, truncate: bool
 ) -> list[EncoderInput]:
     """What the embedding model reads: texts, or its own tokens. A refusal names the one that is to blame."""
     inputs = encoder_for(served, "embedding").inputs

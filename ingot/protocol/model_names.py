@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, ModelNotFound
 
 ANY = "*"
+DEFAULT_NAME = "default"
+"""Stands for the model that is served, or for the first."""
 
 
 def is_name(name: str, names: Iterable[str]) -> bool:
@@ -38,6 +40,11 @@ def check_aliases(aliases: Iterable[str], names: Iterable[str]) -> None:
         if target not in known:
             listed = ", ".join(known)
             raise ConfigError(f"alias {alias}: there is no model {target!r}; served: {listed}", param="alias")
+
+
+def unknown_name(name: str, known: Iterable[str]) -> ModelNotFound:
+    served = ", ".join(f"'{one}'" for one in known)
+    return ModelNotFound(f"There is no model '{name[:200]}' here. Served: {served}.", param="model")
 
 
 def _written(name: str) -> str:

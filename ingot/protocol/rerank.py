@@ -12,11 +12,13 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
 from ingot.errors import Unsupported
 from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for, encoding_request
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import EncoderName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, Text, Timeout
+from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.side_served import SideServed
 from ingot.text.tokens.encoder_inputs import RerankInputs
 
 Version = Literal["1", "2"]
@@ -52,6 +54,7 @@ class RerankBody:
         Text(bounds.INSTRUCTION_CHARS), "What makes a document a good one. Only for models that take one."
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
     rank_fields: None = refuses("is not supported: a document's text is ranked, and nothing else.", ["text"])
     max_chunks_per_doc: None = refuses("is not supported: a document is read in one piece. Send 1.", 1)
     relevant_spans: None = refuses("is not supported: documents are scored whole.")
@@ -104,7 +107,7 @@ class Reranked(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_rerank(value: Any, served: Served, request_id: str, *, version: Version = "1") -> EncodingTask:
+def read_rerank(value: Any, served: SideServed, request_id: str, *, version: Version = "1") -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     encoder = encoder_for(served, "rerank")
     reading = served.reading()

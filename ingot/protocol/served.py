@@ -9,15 +9,15 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
 from ingot.config import Settings
-from ingot.engine.request import ModelCard, Sampling
+from ingot.engine.hearing.request import HearingCard
+from ingot.engine.request import LoraRef, ModelCard, Sampling
 from ingot.errors import ConfigError
 from ingot.media.processor import Processor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.protocol.chat.sealing import ThinkingSeal
-from ingot.protocol.model_names import check_aliases, with_aliases
-from ingot.protocol.schema.encoder_fields import terms_of
-from ingot.protocol.schema.fields import BodyReading
+from ingot.protocol.model_names import DEFAULT_NAME, check_aliases, with_aliases
 from ingot.protocol.schema.terms import MediaTerms, Terms
+from ingot.protocol.side_served import SideServed, encoder_terms, hearing_terms, speaking_terms
 from ingot.text.formats.registry import FormatSource, FoundFormat, format_named, found_format, thinking_named
 from ingot.text.formats.table import Format
 from ingot.text.grammar.grammars import Grammars
@@ -29,9 +29,9 @@ from ingot.version import __version__
 if TYPE_CHECKING:
     from ingot.engine.encoder_batches import OfferedEncoder
     from ingot.engine.encoder_request import Role
+    from ingot.engine.speaking.jobs import OfferedSpeech
     from ingot.text.tokens.tokenizer import Tokenizer
 
-DEFAULT_NAME = "default"
 Secret = Callable[[], bytes]
 """May have to look for it, and so take a moment: not for an event loop."""
 # What a template reads that is no request's to say.
@@ -40,11 +40,12 @@ TEMPLATE_OWN = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served(SideServed):
+    """A model that generates, with those that serve beside it."""
+
     card: ModelCard
     tokenizer: Tokenizer
-    terms: Terms
     fingerprint: str
     format: Format  # how the model writes thinking and calls
     grammars: Grammars
@@ -58,10 +59,8 @@ class Served:
         default_factory=RememberedAnswers
     )  # what was generated, for the turns that follow
     encodings: EncodedTexts = field(default_factory=EncodedTexts)  # what was encoded, for the same
-    tenant: str = ""  # to whom; what is remembered of one tenant's requests is no other's
     secret: Secret = field(default_factory=lambda: passing_secret(), repr=False)  # what thinking is signed with
     keeps_prefixes: bool = True
-    encoders: Mapping[Role, OfferedEncoder] = field(default_factory=dict)  # for vectors and scores
     format_source: FormatSource = "template"  # what told the format
     processor: Processor | None = None  # how the model is shown pictures and clips, where it is
 
@@ -73,13 +72,16 @@ class Served:
         settings: Settings,
         encoders: Mapping[Role, OfferedEncoder] | None = None,
         processor: Processor | None = None,
+        hearing: HearingCard | None = None,
+        speaking: OfferedSpeech | None = None,
     ) -> Served:
         """`processor` is that of a model with a vision tower."""
         shown = None if settings.text_only else processor
         template = tokenizer.template
         names = tuple(dict.fromkeys((card.name, *settings.served_model_name, DEFAULT_NAME)))
-        further = {role: (one.card.name, DEFAULT_NAME) for role, one in (encoders or {}).items()}
-        check_aliases(settings.alias, (name for each in (names, *further.values()) for name in each))
+        further = [one.card.name for one in (encoders or {}).values()] + ([] if hearing is None else [hearing.name])
+        further += [] if speaking is None else [speaking.card.name]
+        check_aliases(settings.alias, (*names, *further))
         terms = Terms(
             models=with_aliases(names, settings.alias),
             vocab=card.vocab,
@@ -91,35 +93,37 @@ class Served:
                 settings.media_hosts,
                 withheld=processor is not None and shown is None,
             ),
-            encoders={
-                role: terms_of(encoder, with_aliases(further[role], settings.alias))
-                for role, encoder in (encoders or {}).items()
-            },
+            encoders=encoder_terms(encoders or {}, settings),
+            hearing=hearing_terms(hearing, settings),
+            speaking=speaking_terms(speaking, settings),
             template_variables=tuple(sorted(template.variables - TEMPLATE_OWN)) if template is not None else (),
         )
         sampling = sampling_defaults(card.recommended, settings.override_generation_config)
         found = format_of(card, tokenizer, settings)
         return cls(
-            card,
-            tokenizer,
-            terms,
-            fingerprint(card, sampling),
-            found.format,
-            Grammars(tokenizer, card.vocab),
-            {"on": True, "off": False}.get(settings.thinking),
-            settings.thinking_budget,
-            sampling,
-            default_variables(settings, terms),
-            cast(TemplateHistory, settings.template_history),
-            settings.trust_special_tokens,
+            card=card,
+            tokenizer=tokenizer,
+            terms=terms,
+            fingerprint=fingerprint(card, sampling),
+            format=found.format,
+            grammars=Grammars(tokenizer, card.vocab),
+            thinking={"on": True, "off": False}.get(settings.thinking),
+            thinking_budget=settings.thinking_budget,
+            sampling=sampling,
+            variables=default_variables(settings, terms),
+            history=cast(TemplateHistory, settings.template_history),
+            trusting=settings.trust_special_tokens,
             keeps_prefixes=settings.prefix_cache,
             encoders=encoders or {},
             format_source=found.source,
             processor=shown,
+            hearing=hearing,
+            speaking=speaking,
         )
 
-    def reading(self) -> BodyReading:
-        return BodyReading(self.terms)
+    def with_loras(self, loras: Mapping[str, LoraRef], default: str | None) -> Served:
+        """With these adapters; `default` is the one of requests that name none."""
+        return replace(self, terms=replace(self.terms, loras=loras, default_lora=default))
 
     @property
     def seal(self) -> ThinkingSeal:

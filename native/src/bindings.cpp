@@ -10,6 +10,7 @@
 
 #include "attend.h"
 #include "codec.h"
+#include "convolve.h"
 #include "draw.h"
 #include "experts.h"
 #include "floats.h"
@@ -21,6 +22,7 @@
 #include "product.h"
 #include "rotation.h"
 #include "rows.h"
+#include "segments.h"
 #include "recurrent_bindings.h"
 #include "stack.h"
 
@@ -184,6 +186,17 @@ void bind_rows(nb::module_& module) {
   module.def("gated", [](ingot::Gate kind, const mlx::core::array& gate, const std::optional<mlx::core::array>& up) {
     return ingot::gated(kind, gate, up);
   }, "kind"_a, "gate"_a, "up"_a.none() = nb::none(), "act(gate) * up; without up, of the halves of gate.");
+  module.def("snake", [](const mlx::core::array& x, const mlx::core::array& scale, const mlx::core::array& shift,
+                         const mlx::core::array& alpha) { return ingot::snake(x, scale, shift, alpha); },
+             "x"_a, "scale"_a, "shift"_a, "alpha"_a, "v + sin(alpha * v)^2 / alpha for v = x * scale + shift.");
+  module.def("convolve", [](const mlx::core::array& x, const mlx::core::array& weight, const mlx::core::array& bias,
+                            int dilation, int front, int count) {
+    return ingot::convolve(x, weight, bias, dilation, front, count);
+  }, "x"_a, "weight"_a, "bias"_a, "dilation"_a, "front"_a, "count"_a, "Rows over time from their neighbours. Needs a BLAS.");
+  module.def("attend_segments", [](const mlx::core::array& queries, const mlx::core::array& keys,
+                                   const mlx::core::array& values, float scale) {
+    return ingot::attend_segments(queries, keys, values, scale);
+  }, "queries"_a, "keys"_a, "values"_a, "scale"_a, "Of rows to all keys of their segment. Needs a BLAS.");
 }
 
 }  // namespace

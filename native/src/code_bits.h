@@ -90,6 +90,32 @@ inline void unpack(const uint8_t* bytes, int size, uint8_t* codes) {
   }
 }
 
+// Of a vector's codes in a plane, those of as many places from `At` on as a vector has; above their bits may be anything.
+template <int Width, int Size, int At>
+INGOT_INLINE inline IntegerVec plane_at(const uint8_t* bytes) {
+  constexpr int kBytes = Size * Width / 8;
+  if constexpr (kBytes >= kVector) {
+    return bytes_at(bytes + At % kBytes) >> (At / kBytes * Width);
+  } else {
+    uint8_t again[kVector];
+    IntegerVec shift = {};
+    repeated<kVector / kBytes>([&](auto part) {
+      std::memcpy(again + part * kBytes, bytes, kBytes);
+      repeated<kBytes>([&](auto j) { shift[part * kBytes + j.value] = (At / kBytes + part) * Width; });
+    });
+    return bytes_at(again) >> shift;
+  }
+}
+
+// The same of codes.
+template <int Bits, int Size, int At>
+INGOT_INLINE inline IntegerVec codes_at(const uint8_t* bytes) {
+  if constexpr (Bits == 3)
+    return (plane_at<2, Size, At>(bytes) & 3) | (plane_at<1, Size, At>(bytes + Size / 4) << 2);
+  else
+    return plane_at<Bits, Size, At>(bytes);
+}
+
 // Numbers below 256.
 inline void put_bytes(uint8_t* to, IntegerVec numbers) {
 #if defined(__AVX512F__)
@@ -102,6 +128,36 @@ inline void put_bytes(uint8_t* to, IntegerVec numbers) {
   const ByteVec bytes = __builtin_convertvector(numbers, ByteVec);
   std::memcpy(to, &bytes, sizeof bytes);
 #endif
+}
+
+// The same of as many numbers as are put into bytes together.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kBytes = 4 * kVector;
+
+INGOT_INLINE inline void put_bytes(uint8_t* to, const IntegerVec (&numbers)[4]) {
+  const __m256i first = _mm256_packus_epi32((__m256i)numbers[0], (__m256i)numbers[1]);
+  const __m256i second = _mm256_packus_epi32((__m256i)numbers[2], (__m256i)numbers[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // halves of vectors were put side by side
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(first, second), order);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+}
+#else
+constexpr int kBytes = kVector;
+
+INGOT_INLINE inline void put_bytes(uint8_t* to, const IntegerVec (&numbers)[1]) { put_bytes(to, numbers[0]); }
+#endif
+
+// numbers(at) of all places, a vector at a time, while there are so many; the first place that is left.
+template <class Size, class Numbers>
+INGOT_INLINE inline int put_all_bytes(uint8_t* to, Size size, const Numbers& numbers) {
+  int at = 0;
+  for (; at + kBytes <= size; at += kBytes) {
+    IntegerVec some[kBytes / kVector];
+    repeated<kBytes / kVector>([&](auto part) { some[part] = numbers(at + part * kVector); });
+    put_bytes(to + at, some);
+  }
+  for (; at + kVector <= size; at += kVector) put_bytes(to + at, numbers(at));
+  return at;
 }
 
 }  // namespace

@@ -22,20 +22,25 @@ class Levels {
  public:
   static constexpr int kHalf = 1 << (Bits - 1);
 
+  // They are looked up by the last bits of codes, whatever is above those.
   explicit Levels(const TurboCode& code) {
-    for (int level = 0; level < kHalf; level++) levels_[level] = code.levels[kHalf + level];
-    for (int step = kHalf / 2, row = 0; step > 0; step /= 2, row++)
-      for (int found = 0; found < kHalf; found += 2 * step) borders_[row][found] = code.borders[found + step - 1];
+    for (int at = 0; at < kTable; at++) {
+      const int found = at % kHalf;
+      levels_[at] = code.levels[kHalf + found];
+      for (int step = kHalf / 2, row = 0; step > 0; step /= 2, row++)
+        borders_[row][at] = code.borders[found / (2 * step) * (2 * step) + step - 1];
+    }
   }
 
-  // Of numbers' sizes: how many borders are below each, and the level there.
-  INGOT_INLINE inline IntegerVec below(Vec size) const {
-    IntegerVec found = {};
+  // Of numbers' sizes: the code of each, by how many borders are below it, and the level there.
+  INGOT_INLINE inline IntegerVec codes(Vec size) const {
+    IntegerVec found = IntegerVec{} + kHalf;
 #if defined(__AVX2__)
     // By halves: which border is next depends on those that were met.
     repeated<Bits - 1>([&](auto row) {
       constexpr int kStep = kHalf >> (row + 1);
-      found += size > picked(borders_[row], found) ? IntegerVec{} + kStep : IntegerVec{};
+      const Vec border = row == 0 ? Vec{} + borders_[0][0] : picked(borders_[row], found);
+      found -= (size > border) & -kStep;
     });
 #else
     repeated<Bits - 1>([&](auto row) {
@@ -46,7 +51,7 @@ class Levels {
     return found;
   }
 
-  INGOT_INLINE inline Vec at(IntegerVec found) const { return picked(levels_, found); }
+  INGOT_INLINE inline Vec at(IntegerVec codes) const { return picked(levels_, codes); }
 
  private:
   static constexpr int kTable = kVector > 8 ? kVector : 8;  // what one instruction looks numbers up in
@@ -59,25 +64,26 @@ class Levels {
     return (Vec)_mm256_permutevar8x32_ps(_mm256_load_ps(table), (__m256i)at);
 #else
     Vec level = Vec{} + table[0];
-    repeated<kHalf - 1>([&](auto k) { level = at > k.value ? Vec{} + table[k + 1] : level; });
+    repeated<kHalf - 1>([&](auto k) { level = at > kHalf + k.value ? Vec{} + table[k + 1] : level; });
     return level;
 #endif
   }
 };
 
-template <int Bits>
-Sums choose(const Levels<Bits>& levels, const float* x, int size, float scale, uint8_t* codes) {
+template <int Bits, class Size>
+INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size size, float scale, uint8_t* codes) {
   constexpr int kHalf = 1 << (Bits - 1);
   Vec squares = {}, products = {};
-  for (int i = 0; i < size; i += kVector) {
-    const Vec v = loaded<Vec>(x + i) * scale, far = std::bit_cast<Vec>(std::bit_cast<IntegerVec>(v) & 0x7fffffff);
-    const IntegerVec found = levels.below(far);
+  auto chosen = [&](int at) INGOT_INLINE {
+    const Vec v = loaded<Vec>(x + at) * scale, far = std::bit_cast<Vec>(std::bit_cast<IntegerVec>(v) & 0x7fffffff);
+    const IntegerVec found = levels.codes(far);
     const Vec level = levels.at(found);
-    // Below nought they are counted the other way round.
-    put_bytes(codes + i, (found + kHalf) ^ (v > 0.0f ? IntegerVec{} : IntegerVec{} + (2 * kHalf - 1)));
     squares = fused(level, level, squares);
     products = fused(level, far, products);
-  }
+    // Below nought they are counted the other way round.
+    return found ^ (v > 0.0f ? IntegerVec{} : IntegerVec{} + (2 * kHalf - 1));
+  };
+  put_all_bytes(codes, size, chosen);
   return {sum(squares), sum(products)};
 }
 
@@ -90,14 +96,13 @@ inline void few_by_few(size_t vectors, const Body& body) {
   for (size_t first = 0; first < vectors; first += kTogether) body(first, std::min(kTogether, vectors - first));
 }
 
-template <int Bits, class N>
-void turbo_encode(const TurboCode& code, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
+template <int Bits, class Size, class N>
+void turbo_encode(const TurboCode& code, Size size, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
                   uint16_t* lengths) {
   alignas(64) float x[kTogether][kLargestVector];
   alignas(64) uint8_t found[kLargestVector];
   float length[kTogether];
   uint16_t sign[kTogether];
-  const int size = code.size;
   const float even = 1.0f / std::sqrt(static_cast<float>(size));
   const Levels<Bits> levels(code);
   few_by_few(vectors, [&](size_t first, size_t count) {
@@ -144,9 +149,60 @@ void look_up(const float* levels, const uint8_t* codes, int size, float factor, 
 #endif
 }
 
+#if defined(__AVX2__)
+// Levels that are looked up by the last bits of codes, whatever is above those.
+template <int Bits>
+class Table {
+ public:
+  Table(const float* levels, float factor) {
+    alignas(64) float all[16];
+    repeated<16>([&](auto i) { all[i] = levels[i & ((1 << Bits) - 1)]; });
+    repeated<16 / kVector>([&](auto part) { parts_[part] = loaded<Vec>(all + part * kVector) * factor; });
+  }
+
+  INGOT_INLINE inline Vec at(IntegerVec codes) const {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_permutexvar_ps((__m512i)codes, (__m512)parts_[0]);
+#else
+    const __m256i at = (__m256i)codes;
+    const __m256 lower = _mm256_permutevar8x32_ps((__m256)parts_[0], at);
+    if constexpr (Bits < 4) return (Vec)lower;
+    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(at, 28));  // its sign says which half
+    return (Vec)_mm256_blendv_ps(lower, _mm256_permutevar8x32_ps((__m256)parts_[1], at), upper);
+#endif
+  }
+
+ private:
+  Vec parts_[16 / kVector];
+};
+
+// Vectors of a size that registers hold.
+template <int Bits, int Size, class N>
+void turbo_decode_in_registers(const TurboCode& code, const uint8_t* bytes, const uint16_t* lengths, N* to, size_t vectors,
+                               const Centres& centres) {
+  constexpr int kParts = Size / kVector;
+  const float even = 1.0f / std::sqrt(static_cast<float>(Size));
+  for (size_t row = 0; row < vectors; row++, bytes += Size * Bits / 8, to += Size) {
+    const Table<Bits> table(code.levels, std::fabs(value(Brain{lengths[row]})) * even);
+    const float* centre = centres.of(lengths[row]);
+    Vec v[kParts];
+    repeated<kParts>([&](auto i) { v[i] = within<1>(table.at(codes_at<Bits, Size, i * kVector>(bytes))); });
+    across<1, kParts>(v);
+    repeated<kParts>([&](auto i) {
+      constexpr int kAt = i * kVector;
+      stored(to + kAt, fused(v[i], loaded<Vec>(code.signs + kAt), loaded<Vec>(centre + kAt)));
+    });
+  }
+}
+#endif
+
 template <int Bits, class N>
 void turbo_decode(const TurboCode& code, const uint8_t* bytes, const uint16_t* lengths, N* to, size_t vectors,
                   const Centres& centres) {
+#if defined(__AVX2__)
+  if (code.size == 64) return turbo_decode_in_registers<Bits, 64>(code, bytes, lengths, to, vectors, centres);
+  if (code.size == 128) return turbo_decode_in_registers<Bits, 128>(code, bytes, lengths, to, vectors, centres);
+#endif
   alignas(64) float x[kTogether][kLargestVector], levels[16] = {};
   alignas(64) uint8_t found[kTogether][kLargestVector];
   const int size = code.size;
@@ -176,9 +232,23 @@ void with_bits(int bits, const Body& body) {
   }
 }
 
+// body(size) with a vector's size, which is a constant where it is a usual one.
+template <class Body>
+void with_size(int size, const Body& body) {
+  switch (size) {
+    case 64: return body(std::integral_constant<int, 64>{});
+    case 128: return body(std::integral_constant<int, 128>{});
+    default: return body(size);
+  }
+}
+
 void turbo_encode_any(const TurboCode& code, const Vectors& from, uint8_t* bytes, uint16_t* lengths) {
   as_kind(from, [&](auto* numbers) {
-    with_bits(code.bits, [&](auto bits) { turbo_encode<bits>(code, numbers, from.count, centres_of(from), bytes, lengths); });
+    with_bits(code.bits, [&](auto bits) {
+      with_size(code.size, [&](auto size) {
+        turbo_encode<bits>(code, size, numbers, from.count, centres_of(from), bytes, lengths);
+      });
+    });
   });
 }
 
@@ -217,13 +287,13 @@ Steps steps_of(const float* x, int size, float last) {
 
 void count_steps(const float* x, int size, Steps steps, float last, uint8_t* codes) {
   const float start = value(steps.least), factor = 1.0f / value(steps.each);
-  int i = 0;
-  for (; i + kVector <= size; i += kVector) {
-    Vec counted = (loaded<Vec>(x + i) - start) * factor;
+  auto steps_at = [&](int at) INGOT_INLINE {
+    Vec counted = (loaded<Vec>(x + at) - start) * factor;
     counted = counted > 0.0f ? counted : Vec{};
     counted = counted < last ? counted : Vec{} + last;
-    put_bytes(codes + i, std::bit_cast<IntegerVec>(counted + kRounding) - std::bit_cast<int32_t>(kRounding));
-  }
+    return std::bit_cast<IntegerVec>(counted + kRounding) - std::bit_cast<int32_t>(kRounding);
+  };
+  int i = put_all_bytes(codes, size, steps_at);
   for (; i < size; i++) {
     const float counted = std::min(std::max((x[i] - start) * factor, 0.0f), last) + kRounding;
     codes[i] = static_cast<uint8_t>(std::bit_cast<int32_t>(counted) - std::bit_cast<int32_t>(kRounding));

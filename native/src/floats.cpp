@@ -34,6 +34,20 @@ void add(float* y, const float* x, size_t size) {
   for (size_t i = 0; i < size; i++) y[i] += x[i];
 }
 
+void softmax(float* scores, int size) {
+  int i = 0;
+  float most = scores[0];
+  if (size >= kVector) {
+    Vec vector = loaded<Vec>(scores);
+    for (i = kVector; i + kVector <= size; i += kVector) vector = larger(vector, loaded<Vec>(scores + i));
+    most = joined(vector, larger)[0];
+  }
+  for (; i < size; i++) most = std::max(most, scores[i]);
+  each(size, scores, [=](auto at) { return share(at(scores) - most); });
+  const float inverse = 1.0f / total_of(size, [=](auto sum, auto at) { return sum + at(scores); });
+  each(size, scores, [=](auto at) { return at(scores) * inverse; });
+}
+
 // Of two equal forms, the one whose exponential cannot overflow.
 template <class F>
 inline F sigmoid(F x) {
@@ -71,6 +85,27 @@ void gated(Gate kind, const float* gate, const float* up, size_t size, float* y)
 }
 
 void swiglu(float* gate, const float* up, size_t size) { gated(Gate::silu, gate, up, size, gate); }
+
+// Absolute error below 2e-7 for x up to a few thousand. It is the same every half turn.
+template <class F>
+inline F sine_squared(F x) {
+  // So large that its last bit is worth one: the sum's last bits are the nearest whole number.
+  const F shifted = fused(x, 0.318309886f, F{} + 12582912.0f), n = shifted - 12582912.0f;
+  const F r = fused(n, 8.90890984e-6f, fused(n, -9.765625e-4f, fused(n, -3.140625f, x))), square = r * r;
+  F y = fused(square, -2.50521084e-8f, F{} + 2.75573192e-6f);
+  y = fused(y, square, F{} - 1.98412698e-4f);
+  y = fused(y, square, F{} + 8.33333333e-3f);
+  y = fused(y, square, F{} - 1.66666667e-1f);
+  const F sine = fused(y * square, r, r);
+  return sine * sine;
+}
+
+void snake(const float* x, const float* scale, const float* shift, const float* alpha, int size, float* y) {
+  each(size, y, [=](auto at) {
+    const auto value = fused(at(x), at(scale), at(shift));
+    return value + sine_squared(at(alpha) * value) / at(alpha);
+  });
+}
 
 void rotate(float* head, const float* cosines, const float* sines, int dims, bool neighbours) {
   const int half = dims / 2;
@@ -232,7 +267,7 @@ void merge(Found all, Found more) {
 }  // namespace
 
 extern const Floats INGOT_NAME(floats);
-const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, swiglu, gated, rotate, attend<float>, attend<Half>, narrow_attend(),
-                                   merge, halve, attend_coded<float>, attend_coded<Half>};
+const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, softmax, swiglu, gated, rotate, attend<float>, attend<Half>,
+                                   narrow_attend(), merge, halve, attend_coded<float>, attend_coded<Half>, snake};
 
 }  // namespace ingot

@@ -58,6 +58,8 @@ struct Floats {
   // y = weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias; either may be absent.
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int size, float* y);
   void (*add)(float* y, const float* x, size_t size);
+  // Scores become shares of one, in place.
+  void (*softmax)(float* scores, int size);
   // gate = gate * sigmoid(gate) * up.
   void (*swiglu)(float* gate, const float* up, size_t size);
   // y = act(gate) * up; y may be gate.
@@ -85,6 +87,8 @@ struct Floats {
                        const Paged<float>& paged, int keys, int stretch, float* scratch, Found found);
   void (*attend_coded_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Coded& coded,
                               const Paged<Half>& paged, int keys, int stretch, float* scratch, Found found);
+  // y = v + sin(alpha * v)^2 / alpha for v = x * scale + shift, over `size` values.
+  void (*snake)(const float* x, const float* scale, const float* shift, const float* alpha, int size, float* y);
 };
 
 constexpr int kKeyBlock = 64;  // keys whose scores exist at once

@@ -217,6 +217,8 @@ void multiply_plain_many(const std::vector<Product>& products, const float* x, i
 
 void use_blas(Sgemm sgemm) { blas = sgemm; }
 
+Sgemm named_blas() { return blas.load(); }
+
 void use_one_path(bool one) { one_path = one; }
 
 bool takes_one_path() { return one_path; }

@@ -98,6 +98,9 @@ bool may_go_wide();
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
 void use_blas(Sgemm sgemm);
 
+// The one that was named; null where none was.
+Sgemm named_blas();
+
 // Compute a row the same way however many there are.
 void use_one_path(bool one);
 

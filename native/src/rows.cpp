@@ -132,6 +132,21 @@ class Gated : public Rows {
   Gate kind_;
 };
 
+class Snake : public Rows {
+ public:
+  using Rows::Rows;
+  const char* name() const override { return "IngotSnake"; }
+  bool is_equivalent(const Primitive&) const override { return true; }
+
+ protected:
+  Work work(int width) const override {
+    return [width](const std::vector<const float*>& from, size_t first, size_t last, float* to) {
+      for (size_t row = first; row < last; row++)
+        floats().snake(from[0] + row * width, from[1], from[2], from[3], width, to + row * width);
+    };
+  }
+};
+
 mx::array plain(const mx::array& x, mx::Stream stream) {
   return mx::contiguous(mx::astype(x, mx::float32, stream), false, stream);
 }
@@ -172,6 +187,18 @@ mx::array gated(Gate kind, const mx::array& gate, const std::optional<mx::array>
     shape.back() /= 2;
   }
   return mx::array(std::move(shape), mx::float32, std::make_shared<Gated>(stream, kind), std::move(inputs));
+}
+
+mx::array snake(const mx::array& x, const mx::array& scale, const mx::array& shift, const mx::array& alpha,
+                mx::StreamOrDevice s) {
+  const mx::Stream stream = mx::to_stream(s, mx::Device::cpu);
+  require(x.ndim() >= 1, "a curve needs an axis");
+  std::vector<mx::array> inputs{plain(x, stream)};
+  for (const mx::array* part : {&scale, &shift, &alpha}) {
+    require(part->size() == static_cast<size_t>(x.shape(-1)), "a curve's scale, shift or alpha has the wrong size");
+    inputs.push_back(plain(*part, stream));
+  }
+  return mx::array(x.shape(), mx::float32, std::make_shared<Snake>(stream), std::move(inputs));
 }
 
 }  // namespace ingot

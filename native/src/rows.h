@@ -1,4 +1,4 @@
-// Operations that treat rows one by one: norms, and the gates of MLPs.
+// Operations that treat rows one by one: norms, the gates of MLPs, and the curve of vocoders.
 #pragma once
 
 #include <optional>
@@ -19,5 +19,9 @@ mlx::core::array layer_norm(const mlx::core::array& x, const std::optional<mlx::
 // act(gate) * up. Without `up` it is the second half of the gate's last axis.
 mlx::core::array gated(Gate kind, const mlx::core::array& gate, const std::optional<mlx::core::array>& up,
                        mlx::core::StreamOrDevice stream = {});
+
+// v + sin(alpha * v)^2 / alpha for v = x * scale + shift; each of those has a value for each of the last axis.
+mlx::core::array snake(const mlx::core::array& x, const mlx::core::array& scale, const mlx::core::array& shift,
+                       const mlx::core::array& alpha, mlx::core::StreamOrDevice stream = {});
 
 }  // namespace ingot

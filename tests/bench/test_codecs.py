@@ -39,7 +39,7 @@ def test_codecs_are_compared_token_by_token() -> None:
     figures = text_figures(tiny.adapter("llama", 64, exact=True), [TEXT, TEXT[::-1]], 100, ["raw", "turbo1"])
     raw, coarse = figures["raw"], figures["turbo1"]
     assert (raw.tokens, raw.change, raw.error, raw.agreement) == (118, 0.0, 0.0, 1.0)
-    assert coarse.perplexity == pytest.approx(raw.perplexity * (1 + coarse.change))
+    assert coarse.perplexity == pytest.approx(raw.perplexity * (1 + coarse.change), rel=1e-5)
     assert coarse.error > 0 and coarse.agreement < 1
     assert 1 <= coarse.flipped_lead < coarse.usual_lead, "it is where two are alike that another one is chosen"
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 GPU = Device("cuda", "a GPU", 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_layer_is_eight_launches(family: str, rows: int) -> None:

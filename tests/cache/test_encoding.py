@@ -15,8 +15,8 @@ from ingot.cache.encoding import LossyEncoding
 from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, put, take
 from ingot.cache.rows import Rows
-from ingot.engine.form import form_of
 from ingot.errors import ConfigError
+from ingot.models.form import form_of
 from tests import tiny
 from tests.cache.test_rows import KINDS, WIDEST, close, exact, feed, new_rows, spoil
 

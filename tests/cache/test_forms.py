@@ -42,6 +42,26 @@ def test_a_raw_form_goes_when_the_last_row_that_sees_it_sees_the_coded_one() -> 
     pages.check()
 
 
+def test_a_page_that_is_read_in_fewer_bits_takes_no_raw_memory_until_somebody_goes_on_inside_of_it() -> None:
+    pages = Pages(Forms())
+    forms = pages.forms
+    assert forms is not None
+    table = Table(pages, 1)
+    assert list(table.add_coded(2)) == list(table.numbers)
+    table.grow(3 * PAGE, 3 * PAGE + 5)
+    assert (forms.raw.used, forms.coded.used, forms.raw.made) == (1, 2, 1)
+    kept = table.part(PAGE, 3 * PAGE + 5)
+    table.release()
+    pages.check()
+    row = Table(pages, 1, kept.numbers[:2])
+    [copy] = row.grow(2 * PAGE + 7, 2 * PAGE + 9)
+    assert copy.coded and copy.tokens == 7 and forms.raw.used == 2
+    row.release()
+    kept.release()
+    pages.check()
+    assert pages.used == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3 * PAGE), st.booleans()), max_size=30))
 def test_whatever_rows_do_no_slot_is_lost(steps: list[tuple[int, int, bool]]) -> None:
     pages = Pages(Forms())

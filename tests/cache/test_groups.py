@@ -174,4 +174,4 @@ def _storage(kind: str, group: PageGroup, shape: Shape) -> SlabStorage:
     if kind == "plain":
         return SlabStorage(group, shape.kv_heads, sizes, mx.float32)
     kernel = paged_attention(Device(kind, "a GPU", 1), shape, mx.float32, scale=1.0)  # type: ignore[arg-type]
-    return KernelStorage(group, shape.kv_heads, sizes, mx.float32, kernel, kernel.reads)
+    return KernelStorage(group, shape.kv_heads, sizes, mx.float32, kernel, kernel)

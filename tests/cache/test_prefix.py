@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.prefix import Needs, Owner
+from ingot.cache.prefix import Needs, Owner, PrefixIndex
 from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -168,3 +172,19 @@ def test_clearing_takes_all_of_one_tenants_and_nothing_of_anothers() -> None:
     held.check()
     assert (held.nbytes, held.owners("me"), held.owners("you")) == (50, [], [Owner("you", "a")])
     assert held.clear("nobody") == 0
+
+
+@pytest.mark.parametrize("forget", [lambda held: held.clear("me"), lambda held: held.shrink(0)])
+def test_what_is_forgotten_is_gone_at_once_without_the_garbage_collector(
+    forget: Callable[[PrefixIndex], object],
+) -> None:
+    held = index(APPEND)
+    store(held, [1] * 5, APPEND, Owner("me"))
+    store(held, [1] * 5 + [2] * 5, APPEND, Owner("me"))
+    records = [weakref.ref(node.record) for node in held.nodes() if node.record is not None]
+    gc.disable()
+    try:
+        forget(held)
+        assert [record() for record in records] == [None, None]
+    finally:
+        gc.enable()

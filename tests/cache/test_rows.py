@@ -20,6 +20,7 @@ from ingot.kernels.device import Device, current
 from ingot.models.adapter import adapt
 from tests import tiny
 from tests.engines import GPU
+from tests.memory import settled
 
 KINDS = ["llama", "window", "hybrid", "moe"]
 WIDEST = 32
@@ -228,8 +229,7 @@ def test_decoding_writes_in_place() -> None:
     one, other = rows.new(), rows.new()
     feed(rows, "llama", one, [1, 2, 3] * 600)
     feed(rows, "llama", other, [1])
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     for _ in range(3):
         run(rows, "llama", [[(one, [1]), (other, [2])]])
     state = rows.states[0]

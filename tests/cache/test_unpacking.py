@@ -5,13 +5,15 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from ingot.cache import unpacking
+from ingot.cache import tail, unpacking
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.groups import PageGroup
+from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.slabs import SlabStorage
 from ingot.kernels import native
+from tests.memory import settled
 
 PAGES, CODED, FEW = 64, 61, 4
 HEADS, SIZE = 2, 64
@@ -38,9 +40,7 @@ def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypa
 
     def unpacked(at_once: int) -> tuple[mx.array, mx.array, int]:
         monkeypatch.setattr(unpacking, "AT_ONCE", at_once)
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = settled()
         found = storage.gathered(group.index(table.numbers, table.coded))
         mx.eval(found)
         return *found, mx.get_peak_memory() - before
@@ -49,4 +49,16 @@ def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypa
     assert all(mx.array_equal(one, other).item() for one, other in zip(few[:2], whole[:2], strict=True))
     monkeypatch.setattr(unpacking, "AT_ONCE", FEW)
     form = storage.coded.form
-    assert few[2] <= PAGES * PAGE * unpacking.unpacked_bytes(form) + unpacking.scratch_bytes(form) < whole[2]
+    assert few[2] <= 2 * PAGES * PAGE * unpacking.unpacked_bytes(form) + unpacking.scratch_bytes(form) < whole[2]
+
+
+@pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo4", "turbo2"])
+def test_what_encoding_takes_is_predicted(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU
+    form = PageForm(PairCodec(CodecName.parse(codec)), HEADS, (SIZE, SIZE), mx.bfloat16)
+    pages = (tail.STEP // PAGE, HEADS, PAGE, SIZE)
+    keys, values = (mx.random.normal(pages).astype(mx.bfloat16) for _ in range(2))
+    mx.eval(keys, values, form.encode(keys, values))
+    before = settled()
+    mx.eval(form.encode(keys, values))
+    assert mx.get_peak_memory() - before <= unpacking.encoding_bytes(form)

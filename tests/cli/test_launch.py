@@ -35,9 +35,10 @@ print(json.load(urllib.request.urlopen(url))["data"][0]["id"], *config["models"]
 """
 WAITS = """#!{python}
 import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # so that it may come before it is waited for
 print("up", flush=True)
-signal.pause()
+signal.sigwait([signal.SIGTERM])
+sys.exit(9)
 """
 
 
@@ -151,11 +152,15 @@ def test_a_model_of_another_name_is_refused_with_those_there_are(server: Script,
 def test_being_told_to_end_is_passed_on(server: Script, tmp_path: Path) -> None:
     command = [INGOT, "launch", "aider", "--url", server.url]
     env = installed(tmp_path, "aider", WAITS)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    try:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)  # the terminal's, which the client gets from there
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 9
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_server_is_started_for_a_client_and_ends_with_it(tmp_path: Path) -> None:

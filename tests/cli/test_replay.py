@@ -20,6 +20,7 @@ from tests import scripted
 from tests.http.asgi import call
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.http.scripted_encoders import EncodingEngine
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES = {
@@ -66,6 +67,54 @@ async def test_a_request_of_each_protocol_is_captured_and_comes_again_with_its_s
     assert differences(record, again) == [None]
 
 
+ENCODINGS = {
+    "/v1/embeddings": {"input": ["ab", "c"]},
+    "/v1/rerank": {"query": "q", "documents": ["a", "bb"]},
+    "/v2/rerank": {"query": "q", "documents": ["a", "bb"]},
+    "/api/embed": {"model": "default", "input": ["ab", "c"]},
+    "/api/embeddings": {"model": "default", "prompt": "ab"},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ENCODINGS)
+async def test_vectors_and_scores_are_captured_and_come_again(path: str, tmp_path: Path) -> None:
+    record = await captured(tmp_path / "first", path, ENCODINGS[path], EncodingEngine())
+    assert (record["body"], record["path"]) == (ENCODINGS[path], path)
+    again = await captured(tmp_path / "again", path, body_of(record), EncodingEngine())
+    assert again["answers"] == record["answers"] and again["answers"][0]["numbers"]
+    assert not notes(record, again) and not any(differences(record, again))
+
+
+def test_numbers_may_differ_in_their_last_digits_and_no_more() -> None:
+    def numbers(*values: float) -> dict[str, Any]:
+        return {"answers": [{"numbers": list(values)}]}
+
+    assert differences(numbers(1.0, -0.5), numbers(1.0002, -0.5001)) == [None]
+    [found] = differences(numbers(1.0, -0.5), numbers(1.0, -0.6))
+    assert str(found) == "answer 0 parts at number 1 of 2:\n  captured: -0.5\n  now:      -0.6"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [*BODIES, "/v1/embeddings"])
+async def test_only_requests_that_ask_for_it_are_captured_where_that_is_set(path: str, tmp_path: Path) -> None:
+    app = build_app(EncodingEngine(), settings(capture=tmp_path, capture_requests="asked"))  # type: ignore[arg-type]
+    body = (BODIES | ENCODINGS)[path]
+    await call(app, path=path, body=body)
+    asked = await call(app, path=path, body=body, headers={"ingot-capture": "on"})
+    await app.state.service.stop()
+    assert [file.stem for file in tmp_path.glob("*.json")] == [asked.headers["x-request-id"]]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize(("value", "told"), [("on", "--capture"), ("yes", "'on'")])
+async def test_what_cannot_be_captured_is_refused(path: str, value: str, told: str) -> None:
+    app = build_app(EncodingEngine(), settings())  # type: ignore[arg-type]
+    made = await call(app, path=path, body=(BODIES | ENCODINGS)[path], headers={"ingot-capture": value})
+    assert made.status == 400 and told in made.json()["error"]["message"]
+
+
 @pytest.mark.anyio
 async def test_what_is_secret_in_a_body_is_not_written(tmp_path: Path) -> None:
     body = BODIES["/v1/chat/completions"] | {"metadata": {"Authorization": "Bearer hidden"}}
@@ -88,17 +137,20 @@ async def test_another_servers_answer_is_compared_by_its_text(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("path", BODIES)
 async def test_a_request_runs_again_here_token_for_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = scripted.start(lambda prompt: "Hello")
     try:
-        first = await captured(tmp_path, "/v1/chat/completions", BODIES["/v1/chat/completions"], engine)
+        raw = {"/v1/completions": {"prompt": f"{scripted.OPEN}user\nhi\n{scripted.ANSWER}"}}
+        first = await captured(tmp_path, path, (BODIES | raw)[path], engine)
     finally:
         engine.close()
     assert len(first["answers"][0]["tokens"]) == 6
     [file] = tmp_path.glob("*.json")
-    for said, code, told in (("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")):
+    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "parts at token 3 of 6")]
+    for said, code, told in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
         monkeypatch.setattr("ingot.cli.local_server.start_engine", lambda _, said=said: scripted.start(lambda _: said))
         assert replay.run([str(file)]) == code
         assert told in capsys.readouterr().out
@@ -153,5 +205,5 @@ def test_what_cannot_be_run_again_is_refused_in_words(tmp_path: Path, text: str,
         read(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read(tmp_path / "nowhere.json")
-    with pytest.raises(ConfigError, match="cannot be run again"):
+    with pytest.raises(ConfigError, match="leave out --url"):
         texts_in("/v1/embeddings", {})

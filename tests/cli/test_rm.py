@@ -4,12 +4,14 @@ import json
 import os
 import pty
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ingot.models.files.progress import silent
 from ingot.models.files.shelf import keep
+from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, environment
 
 
@@ -122,11 +124,12 @@ def test_a_model_of_the_hub_is_removed_from_its_cache(tmp_path: Path) -> None:
     assert not repository.exists()
 
 
-def test_models_are_listed_without_the_hash_unless_two_have_the_same_name(tmp_path: Path, shelf: Path) -> None:
+def test_models_are_listed_without_the_hash_unless_two_have_the_same_name(
+    shelf: Path, run_here: Callable[..., Done]
+) -> None:
     kept(shelf, "one-0123456789ab")
     for folder, sha256 in (("two-0123456789ab", "0123456789abcdef"), ("two-fedcba987654", "fedcba9876543210")):
         kept(shelf, folder, sha256)
-    env = environment(tmp_path, HF_HUB_CACHE=str(tmp_path / "hub"))
-    told = subprocess.run([INGOT, "models", "--json"], capture_output=True, text=True, timeout=60, env=env, check=True)
-    names = [model["name"] for model in json.loads(told.stdout)["models"] if model["kind"] == "local"]
+    told = json.loads(run_here("models", "--json").stdout)
+    names = [model["name"] for model in told["models"] if model["kind"] == "local"]
     assert names == ["one", "two-0123456789ab", "two-fedcba987654"]

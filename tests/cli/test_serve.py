@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import Served
 from ingot.text.formats.registry import FoundFormat, format_named, found_format
+from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, environment
 from tests.http import scripted as toy
 
@@ -183,7 +184,6 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path) -
     assert done.stderr.count("\n") == 1
 
 
-def test_pull_says_where_the_model_is(shelf: str, tmp_path: Path) -> None:
-    command = [INGOT, "pull", "--offline", "--models-dir", shelf]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+def test_pull_says_where_the_model_is(shelf: str, run_here: Callable[..., Done]) -> None:
+    done = run_here("pull", "--offline", "--models-dir", shelf)
     assert (done.returncode, done.stdout) == (0, f"{shelf}/{DEFAULT_MODEL}\n")

@@ -15,6 +15,8 @@ from ingot.engine.request import TextDelta
 from ingot.errors import Overloaded
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted_hearing import HearingEngine
+from tests.http.scripted_speaking import SAMPLES, SpeakingEngine
 
 HERE = Path(__file__).parent
 KEY = "sk-testing"
@@ -32,7 +34,7 @@ Run = Callable[[str], Any]
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    return ScriptedEngine()
+    return HearingEngine()
 
 
 @pytest.fixture
@@ -66,8 +68,15 @@ def test_a_text_is_completed(run: Run) -> None:
     assert run("completion") == {"text": "aHello, world", "tokens": ["<bos>", "a", "Hello", ", ", "world"]}
 
 
+def test_speech_is_written_down_in_every_format_and_streamed(run: Run) -> None:
+    made, text = run("transcription"), "Hello, you. <Good> --> bye & é."
+    assert (made["text"].strip(), made["words"]) == (text, 2)
+    assert made["events"] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+    assert made["srt"].startswith("1\n00:00:00,000") and made["vtt"].startswith("WEBVTT\n\n")
+
+
 def test_models_are_listed_and_retrieved(run: Run) -> None:
-    assert run("models") == {"listed": ["org/toy"], "retrieved": "org/toy"}
+    assert run("models") == {"listed": ["org/toy", "toy-ears"], "retrieved": "org/toy"}
 
 
 def test_an_error_in_mid_stream_is_thrown(run: Run, engine: ScriptedEngine) -> None:
@@ -85,3 +94,8 @@ def test_leaving_the_loop_ends_the_request(run: Run, engine: ScriptedEngine) -> 
     engine.script = lambda request: [[TextDelta(0, "Hello")]]
     assert run("left") == {}
     assert engine.streams[0].closed.wait(10)
+
+
+@pytest.mark.parametrize("engine", [SpeakingEngine()], ids=["speaking"])
+def test_a_text_is_spoken(run: Run) -> None:
+    assert run("speech") == {"type": "audio/pcm", "bytes": len(SAMPLES)}

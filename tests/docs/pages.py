@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ingot.cli.main import COMMANDS, main
 from ingot.config import SETTINGS
-from ingot.protocol.openapi import OPERATIONS
+from ingot.protocol.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -32,6 +32,8 @@ FOREIGN = {
     "--python": "uv",
     "--manylinux": "tools/package",
     "--vllm-mlx": "bench",
+    **dict.fromkeys(("--env", "--hostfile"), "mlx.launch"),
+    **dict.fromkeys(("--routing-key-override", "--routing-key-headers", "--assignment-mode"), "smg"),
 }
 """Flags of other programs, and of the benchmarks that belong to a clone."""
 REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}

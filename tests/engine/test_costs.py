@@ -1,6 +1,6 @@
 import pytest
 
-from ingot.engine.costs import CostLine, StepCosts
+from ingot.engine.costs import LATELY, CostLine, LeastCost, StepCosts
 
 
 def test_a_line_is_found_from_two_sizes() -> None:
@@ -96,3 +96,23 @@ def test_mixed_a_step_of_decoding_alone_has_a_price_before_there_was_one() -> No
     # One size alone says little of others, which cost at most as much as a prompt of so many tokens.
     assert costs.decode_ms(40) == pytest.approx(30)
     assert costs.decode_ms(0) == 0
+
+
+def test_the_least_of_a_size_is_believed_once_it_was_paid_again() -> None:
+    price = LeastCost()
+    price.observe(8000, 9000)  # something was compiled
+    assert price.cost(8000) == 0
+    price.observe(8000, 3000)  # and again, for another shape
+    assert price.cost(8000) == 0
+    price.observe(6000, 300)
+    assert price.cost(7000) == pytest.approx(350)
+
+
+def test_a_price_is_that_of_about_as_much_work_and_of_lately() -> None:
+    price = LeastCost()
+    for _ in range(3):
+        price.observe(8000, 400)
+    assert price.cost(8000) == pytest.approx(400) and price.cost(32000) == 0
+    for _ in range(LATELY):
+        price.observe(8000, 800)
+    assert price.cost(8000) == pytest.approx(800)

@@ -21,5 +21,5 @@ sys.exit(3)
 
 @pytest.mark.parametrize("engine", ["idle", "running"])
 def test_leaving_with_an_open_engine_is_no_abort(engine: str) -> None:
-    done = subprocess.run([sys.executable, "-c", OPEN, engine], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", OPEN, engine], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (3, "")

@@ -54,9 +54,26 @@ def test_every_request_that_ends_leaves_its_durations_and_lengths() -> None:
     assert told.between_tokens_s.cumulative()[-1] == told.generated_tokens - 3
     assert (told.prompt_lengths.sum, told.answer_lengths.sum) == (2 * len(prompt), 12)
     assert (told.answers.sum, told.answer_limits.sum) == (3, 3)
+    assert told.longest_answers.sum == 6 + 3
     assert told.request_s.sum >= told.inference_s.sum + told.queue_s.sum - 1e-6
     assert told.reasons["unseen"] == told.reasons["complete"] == 1
     assert told.step_s.cumulative()[-1] == told.step_tokens.cumulative()[-1] > 0
+
+
+def test_memory_that_is_given_back_while_nothing_runs_is_counted_no_more() -> None:
+    engine = scripted.start(lambda prompt: "Hello")
+    try:
+        answered(engine, Request("one", (asked(engine),), sampling=GREEDY))
+        assert engine.figures.held_bytes > 0
+        engine.kept.clear("")
+        for _ in range(100):
+            engine.check()  # between two of these the engine rests
+            if engine.figures.held_bytes == 0:
+                break
+        assert (engine.figures.held_bytes, engine.figures.occupied) == (0, 0.0)
+        assert engine.figures.active_bytes > 0
+    finally:
+        engine.close()
 
 
 def test_nothing_is_guessed_ahead_by_an_engine_that_has_just_started() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 import pytest
 
@@ -120,7 +121,8 @@ def test_workloads_take_turns_in_their_order_and_know_of_each_other() -> None:
         assert 0 <= before <= spent
 
 
-def test_they_rest_only_while_nobody_has_anything_to_do() -> None:
+def test_they_rest_while_nobody_has_anything_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "REST_S", inf)
     with running() as world:
         world.second.pieces = 3
         world.ask_both()
@@ -129,6 +131,18 @@ def test_they_rest_only_while_nobody_has_anything_to_do() -> None:
     since = calls[calls.index("second: asked") + 1 :]
     assert since[:6] == ["first: advance", "second: advance"] * 3
     assert since[6:8] == ["first: rest", "second: rest"]
+
+
+def test_one_that_has_nothing_to_do_rests_now_and_then_while_another_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "REST_S", -1.0)  # at each turn
+    with running() as world:
+        world.first.pieces = 3
+        for waits in world.loop.run(lambda: [world.first.ask("one")]):
+            assert waits.wait(WAIT_S)
+    calls = world.calls("asked", "advance", "rest")
+    since = calls[calls.index("first: asked") + 1 :]
+    turn = ["first: advance", "second: advance", "second: rest"]
+    assert since[:7] == [*turn, *turn, "first: advance"]
 
 
 @pytest.mark.parametrize("call", ["advance", "expire"])
@@ -242,3 +256,40 @@ def test_a_loop_without_a_beat_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(loops, "STALLED_S", 0.0)
         pulse = world.loop.pulse()
         assert (pulse.alive, pulse.ready, pulse.detail) == (False, False, "the engine is stuck")
+
+
+def test_workloads_come_and_go_while_the_loop_runs() -> None:
+    with running() as world:
+        third = Counting("third", world.diary)
+        world.loop.add(lambda: [third])
+        ended = world.loop.run(lambda: third.ask("one"))
+        assert ended.wait(WAIT_S)
+        third.pieces = 1 << 30
+        ended = world.loop.run(lambda: third.ask("two"))
+        world.loop.run(lambda: world.loop.remove([third], Unavailable("gone")))
+        assert ended.is_set() and isinstance(third.ended["two"], Unavailable)
+        turns = len(third.turns)
+        world.ask_both()
+        assert len(third.turns) == turns
+
+
+def test_the_others_get_turns_while_a_workload_is_made_that_lets_them_breathe() -> None:
+    with running() as world:
+
+        def make() -> list[Counting]:
+            ended = world.first.ask("meanwhile")
+            world.loop.breathe()
+            assert ended.is_set()
+            return []
+
+        assert world.loop.add(make) == ()
+
+
+def test_what_goes_wrong_in_making_a_workload_is_for_who_asked_for_it() -> None:
+    def make() -> list[Counting]:
+        raise RuntimeError("no memory")
+
+    with running() as world:
+        with pytest.raises(RuntimeError, match="no memory"):
+            world.loop.add(make)
+        world.ask_both()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from tests import engines
+from tests.memory import settled
 
 
 def reserved_bytes(engine: Engine) -> int:
@@ -39,10 +39,7 @@ def test_what_was_predicted_covers_what_was_used(kind: str) -> None:
         )
         for number, length in enumerate(lengths)
     ]
-    gc.collect()  # an earlier engine's arrays must not be freed while this one's are counted
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     reserved = 0
     for stream in [engine.generate(request) for request in asked]:
         for _ in stream:

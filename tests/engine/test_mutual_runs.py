@@ -13,7 +13,6 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
 from ingot.engine.engine import Engine, Limits
-from ingot.engine.live_codec import with_live_codec
 from ingot.engine.request import Sampling
 from ingot.engine.sight import Sight
 from ingot.engine.start import start_engine
@@ -21,6 +20,7 @@ from ingot.errors import ConfigError, Unsupported
 from ingot.kernels.device import current
 from ingot.media.families.registry import processor_in
 from ingot.models.adapter import load
+from ingot.models.live_codec import with_live_codec
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.tiny_families import VOCAB, saved

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.cache.footprint import Footprint
+from ingot.cache.footprint import Footprint, Gathered
 from ingot.cache.launch import Row
 from ingot.engine.budget import Budget
 from ingot.engine.passes import LaunchPart, Passes
@@ -53,6 +53,15 @@ def test_a_pass_holds_no_more_than_memory_allows() -> None:
     decoding = [row(0, 40, decoding=True)]
     chunks = [Chunk(row(slot, 0), 100, False) for slot in (1, 2, 3, 4)]
     assert slots(passes(widest=256).of(decoding, chunks)) == [[[0], [1], [2]], [[3], [4]]]
+
+
+def test_rows_whose_pages_are_gathered_are_parted_where_memory_does_not_hold_them_at_once() -> None:
+    decoding = [row(slot, 400 + slot, decoding=True) for slot in range(6)]
+    for gathered, wanted in ((Gathered(), [[0, 1, 2, 3, 4, 5]]), (Gathered(9, 9, 16), [[0, 1, 2], [3, 4, 5]])):
+        shape = replace(SHAPE, gathered=gathered)
+        budget = Budget(10_000_000, 0, shape, context=2 * CONTEXT, widest=256, rows=8)
+        found = Passes(replace(tiny.adapter("llama"), mixed=True, ragged=True), budget).of(decoding, [])
+        assert slots(found) == [[part] for part in wanted]
 
 
 def test_a_prompt_that_is_scored_has_a_pass_to_itself() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ingot.cache.footprint import Footprint
-from ingot.cache.layers import AppendState, LayerState, RecurrentState
+from ingot.cache.layer_state import LayerState
+from ingot.cache.layers import AppendState
 from ingot.cache.prefix import Needs
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts

@@ -213,6 +213,15 @@ def test_who_has_priority_goes_first() -> None:
     assert all(row in world.alive for row in waiting)
 
 
+def test_of_one_tenant_the_request_with_priority_goes_first() -> None:
+    world = World(memory=1 << 20, max_sequences=1)
+    world.arrive(10, 5)
+    world.step()
+    patient, urgent = world.arrive(10, 5), world.arrive(10, 5, priority=2)
+    drain(world)
+    assert world.finished.index(urgent) < world.finished.index(patient)
+
+
 def test_nobody_waits_for_ever_behind_those_with_priority() -> None:
     world = World(memory=1 << 20, max_sequences=1)
     world.arrive(10, 5, tenant="high", priority=2)

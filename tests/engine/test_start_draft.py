@@ -54,14 +54,40 @@ def test_two_drafts_are_one_too_many(tmp_path: Path) -> None:
         loaded({"draft": DRAFT, "scorer": other}, specprefill=True, specprefill_draft_model=str(other))
 
 
-def test_a_draft_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_draft_of_another_tokenizer_cannot_guess(tmp_path: Path) -> None:
     random_models.write(tmp_path / "small", "dispatch")
     with pytest.raises(ConfigError, match="tokenizers differ"):
-        loaded({"scorer": tmp_path / "small"}, specprefill=True, specprefill_draft_model="small")
+        loaded({"draft": tmp_path / "small"}, specprefill=True, speculate=f"draft:{tmp_path / 'small'}")
 
 
-@pytest.mark.parametrize("name", ["specprefill_draft_model", "specprefill_threshold", "specprefill_keep_pct"])
+def test_a_draft_of_another_tokenizer_is_told_prompts_in_its_own(tmp_path: Path) -> None:
+    random_models.write(tmp_path / "small", "dispatch")
+    made = loaded({"scorer": tmp_path / "small"}, specprefill=True, specprefill_draft_model="small")
+    assert made.sparse is not None and made.sparse.translate is not None
+    told, ours = made.sparse.translate(tuple(made.tokenizer.encode("once upon", add_special=False))), made.tokenizer
+    theirs = Tokenizer.load(tmp_path / "small")
+    assert theirs.decode(told.tokens) == ours.decode(ours.encode("once upon", add_special=False))
+
+
+def test_statistics_need_no_model() -> None:
+    made = loaded({}, specprefill=True, specprefill_scorer="statistics")
+    assert made.sparse is not None and made.card.scorer == "statistics"
+
+
+def test_a_draft_that_statistics_do_not_ask_is_refused() -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        Settings(specprefill=True, specprefill_scorer="statistics", specprefill_draft_model="a/b")
+
+
+OFF: dict[str, Any] = {
+    "specprefill_scorer": "statistics",
+    "specprefill_draft_model": "a/b",
+    "specprefill_threshold": 100,
+    "specprefill_keep_pct": 0.1,
+}
+
+
+@pytest.mark.parametrize("name", OFF)
 def test_settings_of_what_is_off_are_refused(name: str) -> None:
-    value: Any = {"specprefill_draft_model": "a/b", "specprefill_threshold": 100, "specprefill_keep_pct": 0.1}[name]
     with pytest.raises(ConfigError, match=f"{name} is about specprefill"):
-        Settings(**{name: value})
+        Settings(**{name: OFF[name]})

@@ -14,13 +14,14 @@ import mlx.core as mx
 import pytest
 
 from ingot.cache.launch import Part, Row
-from ingot.cache.layers import AppendState, RecurrentState
+from ingot.cache.layers import AppendState
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.cache.rows import Rows
 from ingot.cache.slabs import KernelStorage
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels.paged.kernels import PagedAttention, available
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers.gated_delta import KernelDelta
@@ -97,6 +98,7 @@ def test_what_was_kept_answers_as_what_is_computed(engine: Engine) -> None:
     engine.check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("reserved_by_page")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:

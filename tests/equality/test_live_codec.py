@@ -105,6 +105,7 @@ def test_pages_really_are_coded_and_raw_ones_given_back(place: tuple[str, Device
         engine.close()
 
 
+@pytest.mark.sampled(2)
 def test_an_exact_request_gets_what_a_server_without_a_codec_gives(
     engine: Engine, place: tuple[str, Device | None]
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engin
     engine.check()
 
 
+@pytest.mark.sampled(2)
 def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     kind, device = place
     prompts = asked(7, STEP + TAIL - 20, 2 * STEP + TAIL - 11, tokens=40)
@@ -170,6 +172,7 @@ def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("reserved_by_page")
 def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None]) -> None:
     kind, device = place

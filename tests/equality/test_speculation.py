@@ -101,6 +101,7 @@ def _usage(events: list[Event]) -> tuple[int, int]:
     return ended.usage.prompt_tokens, ended.usage.completion_tokens
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
 def test_guesses_change_no_token(pair: tuple[Engine, Engine, Rehearsed], right: float) -> None:
     plain, guessing, rehearsed = pair
@@ -161,6 +162,7 @@ def held(grammars: Grammars) -> list[GuidePlan]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("right", [0.3, 1.0])
 def test_guesses_change_no_token_of_a_constrained_answer(
     pair: tuple[Engine, Engine, Rehearsed], grammars: Grammars, right: float

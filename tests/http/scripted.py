@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import Settings
+from ingot.engine.cache_branch import CacheBranch
+from ingot.engine.health import Health
 from ingot.engine.request import (
     CacheReport,
     CacheStatus,
@@ -18,7 +20,7 @@ from ingot.engine.request import (
     Ended,
     Event,
     Failed,
-    Health,
+    LoraRef,
     ModelCard,
     PromptScored,
     Request,
@@ -173,6 +175,10 @@ class ScriptedKeeping:
     def status(self, tenant: str) -> CacheStatus:
         return CacheStatus(1000, 200, 3, CacheTotals(1, 200, 3), 5, 4, 80, 60, (SaltStatus("", 2, 20, 0, 10, 200),))
 
+    def tree(self, tenant: str) -> tuple[CacheBranch, ...]:
+        system = CacheBranch(None, "", 0, 12, 4, 120, True, False, 2)
+        return system, CacheBranch(0, "", 12, 20, 3, 80, False, True, 0)
+
     def clear(self, tenant: str) -> int:
         self.cleared.append(tenant)
         return 200
@@ -208,6 +214,9 @@ class ScriptedEngine:
         self.kept = ScriptedKeeping()
         self.encoders: dict[Any, Any] = {}
         self.processor = processor
+        self.loras: dict[str, LoraRef] = {}
+        self.hearing: Any = None
+        self.speaking: Any = None
         self.speculation = SpeculationCounts()
         self.figures = some_figures()
         self.requests: list[Request] = []
@@ -243,6 +252,10 @@ class ScriptedEngine:
         running = [stream.request for stream in self.running.values()]
         return [RequestStatus(one.id, "prefill", 10, 4, 0, 16, 0.5, 0.0, tenant=one.tenant) for one in running]
 
+    def side_loads(self) -> dict[str, tuple[int, int]]:
+        cards = [offered.card for offered in (*self.encoders.values(), self.hearing, self.speaking) if offered]
+        return {card.name: (0, 0) for card in cards}
+
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
 
@@ -251,6 +264,7 @@ def some_figures() -> Figures:
     figures = Figures(CONTEXT, ("stop", "length"), ("unseen", "new_turn"))
     figures.prompt_tokens, figures.generated_tokens, figures.asked_tokens, figures.matched_tokens = 90, 30, 80, 60
     figures.endings["stop"], figures.reasons["unseen"] = 3, 2
+    figures.media_asked, figures.media_found = 6, 2
     figures.occupied, figures.most_tokens, figures.page_tokens = 0.25, 640, 64
     for seconds in (0.02, 0.3, 4000.0):
         figures.first_token_s.add(seconds)

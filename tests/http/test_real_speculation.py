@@ -36,7 +36,7 @@ def complete(client: httpx.Client, **fields: Any) -> Any:
 
 
 def metrics(client: httpx.Client) -> dict[str, int]:
-    found = re.findall(r"^vllm:spec_decode_num_(\w+)_total\{model_name=\"[^\"]+\"\} (\d+)$", metrics_text(client), re.M)
+    found = re.findall(r"^vllm:spec_decode_num_(\w+)_total\{[^}]*\} (\d+)$", metrics_text(client), re.M)
     return {name: int(value) for name, value in found}
 
 

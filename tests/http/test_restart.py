@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
+from ingot.http.service import Service
 from tests import talking
 from tests.http.running import running
-from tests.http.scripted import settings
+from tests.http.scripted import ScriptedEngine, settings
 from tests.talking import system, user
 
 SYSTEM = "You answer in letters that mean nothing to anybody else. " * 6
@@ -47,6 +50,21 @@ def test_the_next_turn_takes_everything_over_from_disk(kind: str, tmp_path: Path
     assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < 60
     assert answer["choices"][0]["message"]["content"] == cold["choices"][0]["message"]["content"]
     assert shown["disk"]["records"] > 0 and shown["totals"]["disk"]["hits"] == 1
+
+
+def test_a_model_recalls_no_answers_of_another_with_the_same_vocabulary(tmp_path: Path) -> None:
+    def recalled(source: str, *, keeps: bool = False) -> bool:
+        engine: Any = ScriptedEngine()
+        engine.card = replace(engine.card, source=source)
+        service = Service(engine, settings(cache_dir=tmp_path))
+        if keeps:
+            service.served.answers.keep(b"a conversation", "", [1, 2, 3])
+        found = service.served.answers.recall(b"a conversation")
+        anyio.run(service.stop)
+        return found is not None
+
+    assert recalled("folder:one", keeps=True)
+    assert recalled("folder:one") and not recalled("folder:two")
 
 
 def once_pinned(url: str) -> Any:

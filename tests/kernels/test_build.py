@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels import build, fastblas, native
+from ingot.kernels import build, fastblas, native, remedy
 
 needs_kernels = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
@@ -48,10 +48,11 @@ def test_kernels_with_another_interface_are_left_alone() -> None:
 def test_a_clone_is_told_to_build_and_an_installation_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert "python -m ingot.kernels.build" in build.remedy()
-    monkeypatch.setattr(build, "NATIVE", tmp_path / "native")
-    assert build.remedy() == "install ingot again, with the extra [cpu]"
-    assert build.build() == f"kernels: no sources here; {build.remedy()}"
+    assert "python -m ingot.kernels.build" in remedy.remedy()
+    for module in (build, remedy):
+        monkeypatch.setattr(module, "NATIVE", tmp_path / "native")
+    assert remedy.remedy() == "install ingot again, with the extra [cpu]"
+    assert build.build() == f"kernels: no sources here; {remedy.remedy()}"
 
 
 def test_tools_that_are_missing_are_named_and_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media.clip import ClipFile, ClipFrames
-from ingot.media.clip_packets import ClipPackets, PacketTime
+from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.qwen import Qwen
 from ingot.media.layout import ClipHeader, ClipWish
@@ -103,6 +104,27 @@ def test_whatever_is_asked_for_is_decoded_once_behind_its_keyframe(packets: Any,
         [stretch] = [each for each in stretches if each.begin <= at < each.end]
         known = [each for each in packets[stretch.begin : at + 1] if each.key and each.time <= packets[at].time]
         assert known or stretch.begin == 0
+
+
+def test_keyframes_are_shown_where_they_are_asked_for_and_only_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded: list[int] = []
+    stretches = ClipPackets.stretches
+
+    def counted(self: ClipPackets, wanted: Iterable[int]) -> list[Stretch]:
+        found = stretches(self, wanted)
+        decoded.extend(stretch.end - stretch.begin for stretch in found)
+        return found
+
+    monkeypatch.setattr(ClipPackets, "stretches", counted)
+    clip = ClipFile.of(filmed(120, gop=12, codec="libx264", step=2, options={"x264-params": "scenecut=0"}))
+    assert clip.keyed.keys == tuple(range(0, 120, 12))
+    shown = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, ClipWish(frames=8))
+    assert shown.frames == (0, 12, 36, 48, 72, 84, 96, 119)
+    assert shown.times[1] == (36 + 48) / 2 / 10  # of what is shown, not of what was asked for
+    assert brightness(clip.pick(shown.frames)) == pytest.approx([2 * number for number in shown.frames], abs=6)
+    assert decoded == [1] * 7 + [12]
 
 
 def test_a_count_that_is_too_high_shows_the_last_frame_again() -> None:

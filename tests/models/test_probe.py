@@ -7,7 +7,8 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.launch import Launch, Part
-from ingot.cache.layers import AppendState, LayerState
+from ingot.cache.layer_state import LayerState
+from ingot.cache.layers import AppendState
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.probe import Findings, Forward, Probe, apart

@@ -10,8 +10,9 @@ import pytest
 
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
-from ingot.kernels.paged.kernels import PagedAttention, Slabs, available
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.kernels import PagedAttention, available
+from ingot.kernels.paged.rows import Rows as KernelRows
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.turning import Turning
 from ingot.models import steps as module
 from ingot.models.adapter import Adapter, adapt

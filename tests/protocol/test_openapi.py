@@ -6,9 +6,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.app import build_app, route_path
-from ingot.http.endpoints.ollama import REFUSED
-from ingot.protocol.openapi import OPERATIONS, document
+from ingot.http.app import build_app
+from ingot.http.endpoints.refused import REFUSED
+from ingot.http.routing import route_path
+from ingot.protocol.openapi import SHAPES, document
+from ingot.protocol.operations import OPERATIONS
+from ingot.protocol.ours.cache import FILE
 from ingot.protocol.schema.terms import Terms
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -28,9 +31,23 @@ def test_the_document_is_json_whose_references_lead_somewhere() -> None:
     assert {ref.removeprefix("#/components/schemas/") for ref in references(made)} <= set(known)
 
 
-@pytest.mark.parametrize("operation", [op for op in OPERATIONS if op.body is not None], ids=lambda op: op.name)
-def test_each_body_schema_is_a_schema(operation: Any) -> None:
-    jsonschema_rs.Draft202012Validator(operation.body.schema(TERMS))
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.body is not None])
+def test_each_body_schema_is_a_schema(name: str) -> None:
+    body = SHAPES[name].body
+    assert body is not None
+    jsonschema_rs.Draft202012Validator(body.schema(TERMS))
+
+
+def test_every_operation_has_a_shape_with_a_body_where_it_takes_one() -> None:
+    assert SHAPES.keys() == {operation.name for operation in OPERATIONS}
+    takes = {operation.name for operation in OPERATIONS if operation.takes in ("json", "form")}
+    assert {name for name, shape in SHAPES.items() if shape.body is not None} == takes
+
+
+def test_an_answer_that_is_a_file_may_be_nothing_else() -> None:
+    paths = document(TERMS, keyed=False)["paths"]
+    assert paths["/v1/cache/export"]["get"]["responses"]["200"]["content"].keys() == {FILE}
+    assert paths["/v1/cache/import"]["post"]["requestBody"]["content"].keys() == {FILE}
 
 
 def test_every_operation_has_an_endpoint_and_every_endpoint_an_operation() -> None:

@@ -24,6 +24,8 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
     "--window-size=1280,900",
+    "--use-fake-device-for-media-stream",  # a microphone that beeps
+    "--use-fake-ui-for-media-stream",
 )
 
 # A page opened under a new name finds nothing that an earlier test stored; reloading it keeps what it stored itself.
@@ -82,5 +84,6 @@ def screen(browser: webdriver.Chrome, server: ScriptedServer, tmp_path: Path) ->
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     screen = Screen(browser, server, tmp_path)
+    screen.complaints()  # those of tests before it
     screen.open(fresh=tmp_path.name)
     return screen

@@ -88,6 +88,13 @@ class ScriptedServer:
         self.models: list[dict[str, Any]] = [{"id": "smollm2-135m", "object": "model", "max_model_len": 8192}]
         self.requests: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
+        self.live: dict[str, Any] = {"ready": True, "detail": "ok", "requests": [], "past": []}
+        self.changed: list[str] = []
+        self.tree: list[dict[str, Any]] = []
+        self.heard: list[tuple[str, bytes]] = []  # models that were to hear, and what
+        self.transcript = "What was said."
+        self.spoken: list[dict[str, Any]] = []
+        self.sound: bytes | None = bytes(4800)  # of every text: a tenth of a second; None: it never ends
         self.health: tuple[int, dict[str, Any]] = (200, {"ok": True, "detail": "idle", "running": 0, "queued": 0})
 
     def answer(self, *pieces: str, held: bool = False, **facts: Any) -> Answer:
@@ -112,9 +119,14 @@ class ScriptedServer:
                 *page_routes(),
                 Route("/blank", self._blank),
                 Route("/v1/models", self._models),
+                Route("/v1/models/{id:path}/{what}", self._change, methods=["POST"]),
+                Route("/v1/live", self._live),
+                Route("/v1/cache/tree", self._tree),
                 Route("/v1/requests", self._requests),
                 Route("/v1/requests/{id}", self._cancel, methods=["DELETE"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/audio/transcriptions", self._transcribe, methods=["POST"]),
+                Route("/v1/audio/speech", self._speak, methods=["POST"]),
                 Route("/health/ready", self._health),
             ]
         )
@@ -124,6 +136,21 @@ class ScriptedServer:
 
     async def _models(self, request: Request) -> Response:
         return self._denied(request) or JSONResponse({"object": "list", "data": self.models})
+
+    async def _change(self, request: Request) -> Response:
+        id, what = request.path_params["id"], request.path_params["what"]
+        self.changed.append(f"{what} {id}")
+        for model in self.models:
+            if model["id"] == id:
+                model["state"] = f"{what}ed"
+        return self._denied(request) or JSONResponse({})
+
+    async def _live(self, request: Request) -> Response:
+        self.polls += 1
+        return self._denied(request) or JSONResponse(self.live)
+
+    async def _tree(self, request: Request) -> Response:
+        return self._denied(request) or JSONResponse({"data": self.tree})
 
     async def _requests(self, request: Request) -> Response:
         self.polls += 1
@@ -149,6 +176,17 @@ class ScriptedServer:
             return _error(step.status, step.message, step.headers)
         return StreamingResponse(_stream(request, step), media_type="text/event-stream")
 
+    async def _transcribe(self, request: Request) -> Response:
+        async with request.form() as form:
+            file = form["file"]
+            assert not isinstance(file, str)
+            self.heard.append((str(form["model"]), await file.read()))
+        return self._denied(request) or JSONResponse({"text": self.transcript})
+
+    async def _speak(self, request: Request) -> Response:
+        self.spoken.append(await request.json())
+        return self._denied(request) or StreamingResponse(_sound(self.sound), media_type="audio/pcm")
+
     def _denied(self, request: Request) -> Response | None:
         if self.api_key is None or request.headers.get("authorization") == f"Bearer {self.api_key}":
             return None
@@ -164,6 +202,15 @@ class ScriptedServer:
 def _error(status: int, message: str, headers: dict[str, str]) -> Response:
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "scripted"}}
     return JSONResponse(body, status_code=status, headers=headers)
+
+
+async def _sound(sound: bytes | None) -> AsyncIterator[bytes]:
+    if sound is not None:
+        yield sound[:1001]  # parts need not end where samples do
+        yield sound[1001:]
+    while sound is None:
+        yield bytes(4800)
+        await asyncio.sleep(0.05)
 
 
 async def _stream(request: Request, answer: Answer) -> AsyncIterator[str]:

@@ -345,8 +345,13 @@ def test_declining_to_give_a_key_shows_what_the_server_said(screen: Screen, serv
 
 
 def test_one_of_several_models_can_be_chosen(screen: Screen, server: ScriptedServer) -> None:
-    server.models = [{"id": "small", "context_length": 2048}, {"id": "large", "context_length": 32768}]
+    server.models = [
+        {"id": "small", "context_length": 2048},
+        {"id": "vectors", "kind": "embedding"},
+        {"id": "large", "kind": "chat", "context_length": 32768},
+    ]
     screen.reload()
+    assert [option.text for option in screen.all("#model-name option")] == ["small", "large"]
     screen.find("#model-name option[value='large']").click()
     screen.until(lambda: "32,768" in screen.text("#model"))
     screen.ask("Hello")

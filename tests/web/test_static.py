@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ingot.web
+from ingot.http.endpoints.page import PAGES
 
 STATIC = Path(ingot.web.__file__).parent / "static"
 SOURCES = sorted(STATIC.iterdir())
@@ -15,14 +16,23 @@ SOURCES = sorted(STATIC.iterdir())
 
 def test_every_file_the_page_refers_to_is_there() -> None:
     names = {file.name for file in SOURCES}
-    html = (STATIC / "index.html").read_text()
-    assert set(re.findall(r'(?:src|href)="static/([^"]+)"', html)) <= names
-    for file in SOURCES:
-        if file.suffix == ".js":
-            assert set(re.findall(r"from '\./([^']+)'", file.read_text())) <= names
-    drawings = set(re.findall(r'id="icon-(\w+)"', html))
-    code = "".join(file.read_text() for file in SOURCES)
-    assert set(re.findall(r"(?:icon|iconButton)\('(\w+)'", code)) <= drawings
+    for page in PAGES:
+        html = (STATIC / page).read_text()
+        assert set(re.findall(r'(?:src|href)="static/([^"]+)"', html)) <= names
+        code = "".join(file.read_text() for file in modules_of(html))
+        assert set(re.findall(r"(?:icon|iconButton)\('(\w+)'", code)) <= set(re.findall(r'id="icon-(\w+)"', html))
+
+
+def modules_of(html: str) -> set[Path]:
+    """The modules that a page loads, and those that they import."""
+    found: set[Path] = set()
+    waiting = [STATIC / name for name in re.findall(r'src="static/([^"]+)"', html)]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += [STATIC / name for name in re.findall(r"from '\./([^']+)'", module.read_text())]
+    return found
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.name)
@@ -34,6 +44,7 @@ def test_no_file_reaches_outside_or_parses_markup(file: Path) -> None:
     assert addresses == set()
 
 
-def test_the_page_holds_no_inline_script_or_style() -> None:
-    html = (STATIC / "index.html").read_text()
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_holds_an_inline_script_or_style(page: str) -> None:
+    html = (STATIC / page).read_text()
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", html)

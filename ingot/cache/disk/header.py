@@ -55,11 +55,11 @@ class RecordOwner:
     """Whose a record is, as digests from which nobody gets back to a tenant or a salt."""
 
     tenant: str
-    salt: str
+    salt: str  # and the adapter that its states went through, if there was one
 
     @classmethod
-    def of(cls, tenant: str, salt: str) -> RecordOwner:
-        return cls(tenant_digest(tenant), digest("salt", tenant, salt))
+    def of(cls, tenant: str, salt: str, lora: str = "") -> RecordOwner:
+        return cls(tenant_digest(tenant), digest("salt", tenant, salt, *(("lora", lora) if lora else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class Lookup:
 
 
 def _owner(request: Request) -> Owner:
-    return Owner(request.tenant, request.salt)
+    return Owner(request.tenant, request.salt, lora=request.lora_digest)
 
 
 def _shares(request: Request) -> bool:

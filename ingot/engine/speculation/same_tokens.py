@@ -11,12 +11,19 @@ from ingot.text.tokens.tokenizer import Tokenizer
 def check_tokenizers(target: Path, draft: Path) -> None:
     """Raises ConfigError, which says where they differ, unless the tokenizers of two models' folders have the same
     tokens under the same numbers."""
-    ours, theirs = Tokenizer.load(target), Tokenizer.load(draft)
-    asked = f"{draft.name} cannot guess for {target.name}, as their tokenizers differ"
-    advice = "Choose a draft of the same family."
+    found = difference(Tokenizer.load(target), Tokenizer.load(draft))
+    if found is not None:
+        raise ConfigError(
+            f"{draft.name} cannot guess for {target.name}, as their tokenizers differ: {found}. Choose a draft of the "
+            "same family."
+        )
+
+
+def difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
+    """Where they differ first, in words."""
     if ours.vocab_size != theirs.vocab_size:
-        raise ConfigError(f"{asked}: one has {ours.vocab_size} tokens, the draft's has {theirs.vocab_size}. {advice}")
+        return f"one has {ours.vocab_size} tokens, the draft's has {theirs.vocab_size}"
     for id in range(ours.vocab_size):
         if ours.token_bytes(id) != theirs.token_bytes(id):
-            one, other = ours.token_text(id), theirs.token_text(id)
-            raise ConfigError(f"{asked}: token {id} is {one!r}, the draft's is {other!r}. {advice}")
+            return f"token {id} is {ours.token_text(id)!r}, the draft's is {theirs.token_text(id)!r}"
+    return None

@@ -12,6 +12,7 @@ from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import Unavailable
 from ingot.http.accounting import opened
 from ingot.http.body import Body
+from ingot.http.capture import to_capture
 from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, answer_of, as_ingot_error
 from ingot.http.service import Service
@@ -39,7 +40,7 @@ class Generation:
         noted = answer_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, self.framing, self.service.settings)
-        if self.service.captures is not None:
+        if to_capture(self.service.captures, scope):
             noted.body = body.raw
         telling: Streamed | None = None
 

@@ -1,7 +1,7 @@
-"""The chat page: its files, read once, served from memory.
+"""The pages, to chat and to watch the engine: their files, read once, served from memory.
 
-A path is looked up among the files that were there at the start, so that no path can lead out of the folder. The page
-is public: it holds no secret, asks for the key itself, and everything it then calls is guarded.
+A path is looked up among the files that were there at the start, so that no path can lead out of the folder. They
+are public: they hold no secret, ask for the key themselves, and everything they then call is guarded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-INDEX: Final = "index.html"
+PAGES: Final = {"index.html": "/", "live.html": "/live"}
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; object-src 'none'; base-uri 'none'; "
@@ -41,7 +41,7 @@ MEDIA_TYPES: Final = {
 
 
 def page_routes(folder: Traversable | None = None) -> list[Route]:
-    """`/` and `/static/<name>` for every file of the page; any other name is nobody's route."""
+    """A page's own address, or `/static/<name>`, for every file; any other name is nobody's route."""
     folder = folder if folder is not None else files("ingot.web") / "static"
     found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
     return [file_route(file) for file in found if PurePath(file.name).suffix in MEDIA_TYPES]
@@ -57,4 +57,4 @@ def file_route(file: Traversable) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)
 
-    return Route("/" if file.name == INDEX else f"/static/{file.name}", serve)
+    return Route(PAGES.get(file.name, f"/static/{file.name}"), serve)

@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.http.edge import Json, answer_of
-from ingot.http.service import Service
-from ingot.protocol.served import Served
+from ingot.http.side_service import SideService
 
 
-def reader(service: Service, translate: Callable[[Any, Served], Any]) -> Callable[[Request], Any]:
-    """An endpoint whose answer is `translate` of the body."""
+def reader(service: SideService, translate: Callable[[Any, Any], Any]) -> Callable[[Request], Any]:
+    """An endpoint whose answer is `translate` of the body and of what the service serves."""
 
     async def endpoint(request: Request) -> Response:
         tenant = answer_of(request.scope).tenant

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ingot.errors import IngotError, Unavailable
 from ingot.http.body import Body
+from ingot.http.capture import to_capture
 from ingot.http.disconnect import Exchange, beside
 from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
 from ingot.http.responses.endpoints import Responses
@@ -84,7 +85,7 @@ class CreateResponse:
 
     async def _begun(self, body: Body, noted: Reply) -> Run:
         responses, service = self._responses, self._service
-        if service.captures is not None:
+        if to_capture(service.captures, noted.scope):
             noted.body = body.raw
         served = service.served_to(noted.tenant)
         plan = await service.read(
@@ -114,10 +115,10 @@ class CreateResponse:
         feed = Feed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
-        self._responses.go_alone(self._drained(run, feed))
+        self._responses.go_alone(self._drained(run, feed, self._service.extend()))
         return feed
 
-    async def _drained(self, run: Run, feed: Feed) -> None:
+    async def _drained(self, run: Run, feed: Feed, let_go: Callable[[], None]) -> None:
         async def work() -> None:
             async with aclosing(run.batches()) as batches:
                 async for told in batches:
@@ -135,6 +136,7 @@ class CreateResponse:
             run.ended.set()
             self._responses.runs.remove(run)
             feed.end()
+            let_go()
 
     def _broken(self, run: Run, error: IngotError) -> None:
         run.plan.composer.failed(error)

@@ -139,20 +139,3 @@ class Run:
         if self._cancelled.is_set():
             raise Cancelled("The response was cancelled.")
         return await opened(job, self._answer, self._service)
-
-
-class Runs:
-    """The responses under way, by their ids. Each tenant sees its own."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, Run] = {}
-
-    def add(self, run: Run) -> None:
-        self._runs[run.id] = run
-
-    def remove(self, run: Run) -> None:
-        self._runs.pop(run.id, None)
-
-    def find(self, tenant: str, response_id: str) -> Run | None:
-        run = self._runs.get(response_id)
-        return run if run is not None and run.tenant == tenant else None

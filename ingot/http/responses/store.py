@@ -19,15 +19,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, Unavailable
 from ingot.observe.notices import Notice
-from ingot.protocol.responses.answers import ResponseBody
-from ingot.protocol.responses.request import StoredResponse
+from ingot.protocol.responses.stored_response import StoredResponse
+
+if TYPE_CHECKING:
+    from ingot.protocol.responses.answers import ResponseBody
 
 log = logging.getLogger("ingot.responses")
 

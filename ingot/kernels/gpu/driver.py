@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 SONAME = "libcuda.so.1"
@@ -65,20 +66,27 @@ class Driver:
         self._library = library
         self._modules: dict[bytes, ctypes.c_void_p] = {}
         self._call("cuInit", 0)
-        number, context = ctypes.c_int(), ctypes.c_void_p()
+        number, self._context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(number), device)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
+        self.enter()
         self.overlaps = self._attribute(number, COMPUTE_CAPABILITY) >= OVERLAPPING
         """Whether a kernel of a graph begins before the one before it ends."""
 
     @classmethod
     def find(cls) -> Driver:
-        """Raises CudaError where there is none."""
+        """The one of this process, whose kernels are loaded once however many models use them. Raises CudaError where
+        there is none."""
         try:
-            return cls(ctypes.CDLL(SONAME))
+            found = _of_process()
         except OSError as error:
             raise CudaError(f"{SONAME}: {error}") from error
+        found.enter()
+        return found
+
+    def enter(self) -> None:
+        """Let the thread that calls this use the device."""
+        self._call("cuCtxSetCurrent", self._context)
 
     def _attribute(self, device: ctypes.c_int, which: int) -> int:
         value = ctypes.c_int()
@@ -95,16 +103,23 @@ class Driver:
         return _known(function)
 
     def memory(self, words: int) -> int:
-        """The address of so many words on the device, which are 0. It is never given back."""
+        """The address of so many words on the device, which are 0, until `free`."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4 * words))
         self._call("cuMemsetD32_v2", address, 0, ctypes.c_size_t(words))
         return address.value
 
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
     def stream(self) -> int:
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
         return _known(stream)
+
+    def end(self, stream: int) -> None:
+        """What is on it is still done."""
+        self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def wait(self, stream: int, address: int, number: int) -> None:
         """What follows on the stream waits until the word there is at least `number`."""
@@ -169,6 +184,11 @@ class Driver:
             said = ctypes.c_char_p()
             self._library.cuGetErrorString(result, ctypes.byref(said))
             raise CudaError(f"{name}: {(said.value or b'unknown').decode(errors='replace')} ({result})")
+
+
+@cache
+def _of_process() -> Driver:
+    return Driver(ctypes.CDLL(SONAME))
 
 
 def _known(handle: ctypes.c_void_p) -> int:

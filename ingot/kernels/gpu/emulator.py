@@ -28,7 +28,17 @@ from ingot.kernels.gpu.kinds import Kind, kind_of, leading
 from ingot.kernels.gpu.texts import Kernel, KernelText, Work, kernel_text
 
 COMPILER = "g++"
-FLAGS = ("-std=c++14", "-O1", "-march=native", "-ffp-contract=off", "-fno-stack-protector", "-U_FORTIFY_SOURCE")
+INLINED = ("-finline-functions-called-once", "-finline-small-functions")
+"""With these, what -Og compiles in two thirds of the time runs as fast as what -O1 does."""
+FLAGS = (
+    "-std=c++14",
+    "-Og",
+    *INLINED,
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-stack-protector",
+    "-U_FORTIFY_SOURCE",
+)
 TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int"}
 _ONE_AT_A_TIME = threading.Lock()
 """A compiled kernel keeps its threads in static memory."""

@@ -11,7 +11,7 @@ from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.dense.checked import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.packed.checked import CheckedPacked
-from ingot.kernels.paged.coded_check import CodedSample, check_coded
+from ingot.kernels.paged.coded_check import CodedSample, check_coded, check_unpacked
 from ingot.kernels.paged.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged.selfcheck import selfcheck, slab_counts
 from ingot.kernels.paged.shapes import CodedShape, Shape
@@ -20,6 +20,7 @@ from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turning
 from ingot.kernels.paged.turning_check import check_turning
 
 Key = tuple[str, Shape, mx.Dtype, float, float | None, bool, int | None]
+CodedKey = tuple[CodedShape, Shape, mx.Dtype, float, float | None]
 
 
 class CheckedKernels:
@@ -31,8 +32,10 @@ class CheckedKernels:
         self._right: dict[Key, Tuning] = {}  # and how they are cut
         self.wrong_turns: dict[tuple[TurnShape, mx.Dtype], str | None] = {}
         """Why what turns queries and keys of such layers is not used; None where it is right."""
-        self.wrong_coded: dict[tuple[CodedShape, Shape, mx.Dtype, float, float | None], str | None] = {}
+        self.wrong_coded: dict[CodedKey, str | None] = {}
         """Why such attention does not read such pages in fewer bits; None where it is right."""
+        self.wrong_unpacked: dict[CodedKey, str | None] = {}
+        """Why it does not unpack them for prompts."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
         self.dense = CheckedDense(device)
@@ -82,15 +85,21 @@ class CheckedKernels:
             self.wrong[key] = wrong
 
     def check_coded(self, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None) -> None:
-        """Compare an attention over pages like these, where it has a kernel for them."""
+        """Compare an attention over pages like these, where it has kernels for them."""
         key = (sample.shape, attention.shape, attention.dtype, scale, cap)
-        if key not in self.wrong_coded and sample.suits(attention) and attention.reads(sample.shape):
-            self.wrong_coded[key] = check_coded(self._device, attention, sample, scale=scale, cap=cap)
+        if key in self.wrong_coded or not sample.suits(attention) or not attention.reads(sample.shape):
+            return
+        self.wrong_coded[key] = check_coded(self._device, attention, sample, scale=scale, cap=cap)
+        if attention.unpacks(sample.shape):
+            self.wrong_unpacked[key] = check_unpacked(self._device, attention, sample, scale=scale, cap=cap)
 
     def reads(self, coded: CodedShape) -> bool:
         """Whether pages in fewer bits are read as they lie: by attention that was compared, all of which was right."""
-        found = [why for (shape, *_), why in self.wrong_coded.items() if shape == coded]
-        return bool(found) and not any(found)
+        return _all_right(self.wrong_coded, coded)
+
+    def unpacks(self, coded: CodedShape) -> bool:
+        """Whether prompts see them unpacked by kernels: likewise."""
+        return _all_right(self.wrong_unpacked, coded)
 
     def turning(self, shape: TurnShape, dtype: mx.Dtype, norms: Sequence[Norm]) -> Turning | None:
         """None where there is no kernel for such layers that is right."""
@@ -100,3 +109,8 @@ class CheckedKernels:
         if self.wrong_turns[shape, dtype] is not None:
             return None
         return turning(self._device, shape, dtype, norms)
+
+
+def _all_right(compared: dict[CodedKey, str | None], coded: CodedShape) -> bool:
+    found = [why for (shape, *_), why in compared.items() if shape == coded]
+    return bool(found) and not any(found)

@@ -3,6 +3,7 @@ hand: what differs must not be used."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -10,14 +11,17 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
-from ingot.kernels.paged.kernels import PagedAttention, Rows, Slabs, page_number
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import MOST_QUERIES, Rows
 from ingot.kernels.paged.selfcheck import BOUNDS, plain
 from ingot.kernels.paged.shapes import CodedPages, CodedShape
+from ingot.kernels.paged.slabs import Slabs, page_number
 
 SAMPLED = 10
 """Pages: one is read by itself, and the others reach over the end of a stretch."""
-_TAIL = 40
+_TAIL = 50
 """Places behind them, which are raw: more than a row has queries."""
+_MANY = 3 * MOST_QUERIES
 
 
 class CodedSample(NamedTuple):
@@ -40,20 +44,33 @@ def check_coded(
 ) -> str | None:
     """What is wrong with the kernels of an attention that reads such pages; None where they are right. Compiles them
     all."""
+    return _check(device, attention, sample, attention.coded_widths(sample.shape), scale, cap)
 
+
+def check_unpacked(
+    device: Device, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None
+) -> str | None:
+    """The same of those that unpack such pages for prompts."""
+    return _check(device, attention, sample, [_MANY], scale, cap)
+
+
+def _check(
+    device: Device,
+    attention: PagedAttention,
+    sample: CodedSample,
+    widths: Sequence[int],
+    scale: float,
+    cap: float | None,
+) -> str | None:
     def rehearse(run: Launcher) -> None:
         trial = _Trial(attention.by(run), sample)
-        for width in attention.coded_widths(sample.shape):
+        for width in widths:
             trial.attend(width, 2)
 
     try:
         prepare(device, rehearse)
         trial = _Trial(attention, sample)
-        failed = (
-            trial.attending(width, rows, scale, cap)
-            for width in attention.coded_widths(sample.shape)
-            for rows in (1, 2)
-        )
+        failed = (trial.attending(width, rows, scale, cap) for width in widths for rows in (1, 2))
         return trial.storing() or next((wrong for wrong in failed if wrong is not None), None)
     except (RuntimeError, ValueError) as error:
         return f"does not run: {' '.join(str(error).split())[:500]}"
@@ -89,7 +106,7 @@ class _Trial:
         queries = self._drawn(rows * width, self._shape.heads, self._shape.key_size)
         tables = [[*(~self._numbers[page] for page in own), raw] for raw, own in enumerate(self._rows)]
         lengths = [len(own) * self._shape.page + _TAIL for own in self._rows]
-        laid = Rows.of(tables[:rows], lengths[:rows], counts=[width] * rows)
+        laid = Rows.of(tables[:rows], lengths[:rows], counts=[width] * rows, coded=True)
         return queries, self._attention.attend(queries, laid, self._slabs, self._token, self._pages)
 
     def attending(self, width: int, rows: int, scale: float, cap: float | None) -> str | None:

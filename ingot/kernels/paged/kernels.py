@@ -1,227 +1,29 @@
-"""Attention over pages of keys and values, for a few queries a row: one kernel source for CUDA and Metal.
-
-A layer has slabs [pages, kv_heads, page, size] of keys and as many of values. A page is known by its slab and its index
-in there (`page_number`). Slabs are written in place: their arrays stay the same, and whoever reads what was written
-takes the token that `write` or `copy` gave. Nothing else orders them, as MLX does not know of the writing: plain
-operations that read slabs find them by `ordered` indices, and who writes over what a launch under way may still read
-takes a token that is `ordered` after what that launch gives.
-"""
+"""Attention over pages of keys and values, for a few queries a row, or a prompt's: one kernel source for CUDA and
+Metal. How pages lie in memory, and what orders reading and writing them, `slabs.py` says."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
+from ingot.kernels.paged.rows import MOST_QUERIES, WIDTHS, Bound, Rows, room_of
 from ingot.kernels.paged.shapes import CodedPages, CodedShape, Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.texts import paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Matrix, Tuning
 
-MOST_QUERIES = 16
-"""Of a row, in one launch."""
-WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
-"""Queries that a kernel is cut for, at most so many a row."""
-ROOMS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-"""For rows of a launch, or their tokens, where they are few: so that launches are of few shapes."""
-PAGE_LIMIT = 1 << 20
-"""Pages in a slab."""
-SLAB_LIMIT = (1 << 11) - 1
-"""Slabs that pages can be numbered in."""
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 CODED_PART = 16
 """Queries that a group of threads attends for where pages are in fewer bits: a tile of them."""
 _THREADS = 128
 """In a group that writes, copies or merges."""
-
-
-def page_number(slab: int, index: int) -> int:
-    return slab * PAGE_LIMIT + index
-
-
-def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
-    """(page, place in the page) of each token, for `write`; of none behind the last, up to their room."""
-    return _filled(np.array(slots, np.int32).reshape(-1, 2), room_of(len(slots)))
-
-
-def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
-    """(page, page to write, places), for `copy`."""
-    return _filled(np.array(copies, np.int32).reshape(-1, 3))
-
-
-def ordered(array: mx.array, after: mx.array) -> mx.array:
-    """A small `array`, which whoever reads it has only when the device has `after`.
-
-    `mx.depends` would order evaluation alone: kernels run at once on a device unless one reads what the other made.
-    """
-    return mx.where(after.reshape(-1)[:1] == 0, array, array)
-
-
-def room_of(count: int) -> int:
-    """For so many rows, or tokens, and some that nobody has."""
-    return next((room for room in ROOMS if count <= room), count)
-
-
-def _room(count: int) -> int:
-    """For so many, and some more: as seldom as they double, something is of another shape."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-def _filled(entries: np.ndarray, room: int = 0) -> mx.array:
-    """With -1 behind it up to `room`, or where there is little: for inputs of fewer than eight numbers Metal compiles
-    another kernel."""
-    count = max(room, -(-8 // math.prod(entries.shape[1:])), len(entries))
-    filled = np.full((count, *entries.shape[1:]), -1, np.int32)  # np.pad takes tens of microseconds
-    filled[: len(entries)] = entries
-    return mx.array(filled)
-
-
-class Slabs:
-    """A layer's memory: `keys[i]` and `values[i]` [pages, kv_heads, page, size] have as many pages; sizes may differ.
-
-    Made anew when a slab is added, not at every call. Where kernels find them by their addresses, MLX does not know
-    that they are read: who owns them keeps them until the device has done all that they are in. The host must never
-    read one itself, as MLX moves memory that it reads.
-    """
-
-    def __init__(self, keys: Sequence[mx.array], values: Sequence[mx.array], *, before: Slabs | None = None) -> None:
-        """`before` are those that had fewer, which knew some already. Raises ValueError where there are none, more than
-        can be numbered, or of different kinds."""
-        if not 0 < len(keys) == len(values) <= SLAB_LIMIT:
-            raise ValueError(f"{len(keys)} slabs of keys and {len(values)} of values: at most {SLAB_LIMIT}, alike")
-        self.keys, self.values, self.dtype = tuple(keys), tuple(values), keys[0].dtype
-        if any(slab.dtype != self.dtype for slab in (*keys, *values)):
-            raise ValueError("slabs of different dtypes")
-        self._located = [] if before is None else before._located_in(self)
-        self._addresses: mx.array | None = None
-        self._padded: dict[int, list[mx.array]] = {}
-
-    def found(self, count: int, run: Launcher) -> list[mx.array]:
-        """What a kernel that takes so many slabs finds them by; with 0 it takes their addresses."""
-        return self.inputs(count) if count else [self.addresses(run)]
-
-    def inputs(self, count: int) -> list[mx.array]:
-        """For a kernel that takes so many slabs, which are no fewer than there are."""
-        if count not in self._padded:
-            more = count - len(self.keys)
-            self._padded[count] = [*self.keys, *[self.keys[0]] * more, *self.values, *[self.values[0]] * more]
-        return self._padded[count]
-
-    def addresses(self, run: Launcher) -> mx.array:
-        """Where each lies, its keys and its values: found once."""
-        if self._addresses is None:
-            new = range(len(self._located), len(self.keys))
-            mx.eval(self.keys[new.start :], self.values[new.start :])
-            self._located += [self._locate(run, number) for number in new]
-            self._addresses = mx.concatenate(self._located)
-            mx.eval(self._addresses)
-        return self._addresses
-
-    @contextmanager
-    def standing_for(self, addresses: mx.array) -> Iterator[None]:
-        """While this is open, they lie there."""
-        own, self._addresses = self._addresses, addresses
-        try:
-            yield
-        finally:
-            self._addresses = own
-
-    def _locate(self, run: Launcher, number: int) -> mx.array:
-        work = Work((("T", self.dtype),), (1, 1, 1), 32, (Output((4,), mx.int32),))
-        [found] = run(paged_kernel("locate"), [self.keys[number], self.values[number]], work)
-        return found
-
-    def _located_in(self, larger: Slabs) -> list[mx.array]:
-        """What is known of those that both have."""
-        both = zip(self.keys, larger.keys, self.values, larger.values, strict=False)
-        same = takewhile(lambda slab: slab[0] is slab[1] and slab[2] is slab[3], both)
-        return self._located[: sum(1 for _ in same)]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a launch: made once a step for all layers whose tables are the same."""
-
-    table: mx.array
-    rows: mx.array
-    """int32 [rows, 6]: length, first page, first query, queries, first entry of the table, most queries of any row. Up
-    to their room there are some behind the last that have no queries."""
-    spans: tuple[tuple[int, int], ...]
-    """(length, queries) of each."""
-    most: int
-    """Queries of a row, at most: one of `WIDTHS`, where they are few."""
-    coded: bool = False
-    """Whether some pages are in fewer bits."""
-    _stretches: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        tables: Sequence[Sequence[int] | np.ndarray[Any, np.dtype[np.int32]]],
-        lengths: Sequence[int],
-        *,
-        firsts: Sequence[int] | None = None,
-        counts: Sequence[int] | None = None,
-        coded: bool = False,
-    ) -> Rows:
-        """Row r has places [0, lengths[r]), its queries' own included; the token at place p lies in the page
-        `tables[r][p // page - firsts[r]]`. Its `counts[r]` queries (1, if not given) are its last places, and stand one
-        row's behind another's in what `attend` is given."""
-        counts = counts or [1] * len(lengths)
-        firsts = firsts or [0] * len(lengths)
-        widths = [len(table) for table in tables]
-        queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
-        most = next((width for width in WIDTHS if max(counts) <= width), max(counts))
-        rows = np.zeros((room_of(len(lengths)), 6), np.int32)
-        rows[: len(lengths), :5] = np.stack([lengths, firsts, queries, counts, entries], axis=1)
-        rows[:, 5] = most
-        flat = np.concatenate([np.asarray(table, np.int32) for table in tables])
-        return cls(
-            _filled(flat, _room(len(flat))), _filled(rows), tuple(zip(lengths, counts, strict=True)), most, coded
-        )
-
-    def stretches(self, stretch: int, window: int) -> int:
-        """No fewer than any row's queries have to look at; found once for all layers."""
-        known = self._stretches.get((stretch, window))
-        if known is None:
-            most = max(
-                -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
-                for length, count in self.spans
-            )
-            known = self._stretches[stretch, window] = _room(most)
-        return known
-
-    # For steps that are compiled.
-
-    @property
-    def asked(self) -> tuple[tuple[int, int], ...]:
-        """How layers cut these rows: stretches, and windows."""
-        return tuple(self._stretches)
-
-    def rooms(self, asked: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """What launches that cut such rows so are bound to, whatever their lengths are."""
-        return tuple(self.stretches(stretch, window) for stretch, window in asked)
-
-    def standing_for(self, table: mx.array, rows: mx.array) -> Rows:
-        """Any rows whose launches are bound to the same."""
-        return replace(self, table=table, rows=rows)
-
-
-class Bound(NamedTuple):
-    """What launches over rows depend on, apart from data: where it is the same, they are the same launches."""
-
-    rows: int  # that there is room for
-    most: int  # queries of a row
-    stretches: int
 
 
 class _Cut(NamedTuple):
@@ -290,7 +92,7 @@ class PagedAttention:
         """
         self._check(queries.dtype, slabs.dtype)
         if rows.most > MOST_QUERIES:
-            return self._attend_prompts(queries, rows, slabs, after)
+            return self._attend_prompts(queries, rows, slabs, after, coded)
         shape, tokens = self._shape, queries.shape[0]
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
@@ -339,15 +141,34 @@ class PagedAttention:
         """Whether a row may have more than `MOST_QUERIES`."""
         return bool(self._tuning.prompts) and self._dtype.size == 2
 
-    def _attend_prompts(self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array) -> mx.array:
+    def _attend_prompts(
+        self, queries: mx.array, rows: Rows, slabs: Slabs, after: mx.array, coded: CodedPages | None
+    ) -> mx.array:
         if not self.takes_prompts:
             raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
+        if coded is None:
+            return self._attend_many("attend_prompt", queries, rows, slabs, after)
+        unpacked = rows.unpacked(self._shape, self._dtype)
+        after = unpacked.fill(self._run, self._pages, coded, after)
+        attended = self._attend_many("attend_unpacked", queries, rows, slabs, after, unpacked.arrays)
+        unpacked.free_after(attended)
+        return attended
+
+    def _attend_many(
+        self,
+        kernel: str,
+        queries: mx.array,
+        rows: Rows,
+        slabs: Slabs,
+        after: mx.array,
+        unpacked: Sequence[mx.array] = (),
+    ) -> mx.array:
         shape, warps, taken = self._shape, self._tuning.prompts, self._tuning.taken(len(slabs.keys))
         block = 32 if max(shape.key_size, shape.value_size) <= 128 else 16
         seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
         [attended] = self._run(
-            paged_kernel("attend_prompt", taken),
-            [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
+            paged_kernel(kernel, taken),
+            [queries, self._numbers, rows.table, rows.rows, after, *unpacked, *slabs.found(taken, self._run)],
             Work(
                 template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
                 groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
@@ -384,6 +205,10 @@ class PagedAttention:
         if cut.matrix is None or self._dtype.size != 2 or cut.slabs or self._window:
             return False
         return coded.unsupported(self._shape) is None
+
+    def unpacks(self, coded: CodedShape) -> bool:
+        """The same for more than `MOST_QUERIES` of a row."""
+        return self.takes_prompts and self.reads(coded)
 
     def store(self, pages: mx.array, numbers: mx.array, addresses: mx.array, after: mx.array) -> mx.array:
         """Put pages in fewer bits, int32 [pages, kv_heads, words], into slabs that are found by their addresses, where

@@ -9,18 +9,10 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, prepare
-from ingot.kernels.paged.kernels import (
-    PAGE_LIMIT,
-    PagedAttention,
-    Rows,
-    Slabs,
-    available,
-    page_copies,
-    page_number,
-    paged_attention,
-    token_slots,
-)
+from ingot.kernels.paged.kernels import PagedAttention, available, paged_attention
+from ingot.kernels.paged.rows import Rows, page_copies, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 BOUNDS = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}

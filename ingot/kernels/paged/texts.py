@@ -17,7 +17,9 @@ INPUTS = {
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
     "attend_coded": ("queries", "numbers", "table", "rows", "after", "constants", "coded"),
     "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
+    "attend_unpacked": ("queries", "numbers", "table", "rows", "after", "unpacked_keys", "unpacked_values"),
     "store": ("pages", "numbers", "after", "coded"),
+    "unpack": ("pages", "constants", "after", "freed", "coded", "keys", "values"),
     "merge": ("partial", "numbers", "rows"),
 }
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -29,15 +31,23 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "attend_wide": ("partial", "attended"),
     "attend_coded": ("partial", "attended"),
     "attend_prompt": ("attended",),
+    "attend_unpacked": ("attended",),
     "store": ("done",),
+    "unpack": ("done",),
     "merge": ("attended",),
 }
-NO_PAGES = ("locate", "store", "merge")
-"""Read none."""
-MATRIX = ("attend_wide", "attend_coded", "attend_prompt")
-"""By matrix units."""
-BODIES = {"attend_wide": ("stretch", "attend_wide"), "attend_coded": ("stretch", "attend_coded", "attend_wide")}
+NO_PAGES = ("locate", "store", "unpack", "merge")
+"""Read none that lie in slabs of keys and values."""
+MATRIX = ("attend_wide", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
+"""By matrix units, or for those that are: CUDA's alone."""
+BODIES = {
+    "attend_wide": ("stretch", "attend_wide"),
+    "attend_coded": ("stretch", "attend_coded", "attend_wide"),
+    "attend_unpacked": ("attend_prompt",),
+}
 """Files that bodies are put together from, where it is not one of the same name."""
+HEADERS = {"attend_coded": "coded", "attend_unpacked": "unpacked", "unpack": "coded"}
+"""Files that come before them."""
 
 
 @cache
@@ -47,7 +57,7 @@ def paged_kernel(name: str, slabs: int = 0) -> Kernel:
     each = " ".join(f"X({number})" for number in range(1, slabs))
     found = f"#define EACH_SLAB(X) {each}\n{read(SOURCE / 'slabs.h')}" if slabs else read(SOURCE / "addresses.h")
     header, inputs = (found + read(SOURCE / "pages.h"), names) if name not in NO_PAGES else ("", [])
-    if name == "attend_coded":
-        header += read(SOURCE / "coded.h")
+    if name in HEADERS:
+        header += read(SOURCE / f"{HEADERS[name]}.h")
     body = "".join(read(SOURCE / f"{part}.h") for part in BODIES.get(name, (name,)))
     return Kernel("paged", name, (*INPUTS[name], *inputs), OUTPUTS[name], header, body, name in MATRIX)

@@ -12,8 +12,9 @@ import mlx.core as mx
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.texts import Output, Template, Work
-from ingot.kernels.paged.kernels import DTYPES, Slabs
+from ingot.kernels.paged.kernels import DTYPES
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.texts import paged_kernel
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 

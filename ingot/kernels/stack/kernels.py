@@ -20,6 +20,10 @@ _ARRAYS = {
     "gate": (("both",), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "post": (("states", "angles", "slots", "table", "rows", "after", "memory", "spots"), ("posted",)),
+    "post_adapted": (
+        ("states", "angles", "slots", "table", "rows", "adapters", "after", "memory", "spots"),
+        ("posted",),
+    ),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "hand_over": (("posted", "number", "flags"), ("done",)),
     "take": (("done", "memory", "spot"), ("taken",)),
@@ -28,7 +32,9 @@ _ARRAYS = {
 
 @cache
 def stack_kernel(name: str) -> Kernel:
-    return Kernel("stack", name, *_ARRAYS[name], "", read(SOURCE / f"{name}.h"))
+    text = name.removesuffix("_adapted")
+    header = "" if text == name else "#define ADAPTED\n"
+    return Kernel("stack", name, *_ARRAYS[name], header, read(SOURCE / f"{text}.h"))
 
 
 class Norm:
@@ -80,12 +86,13 @@ def shift(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
 
 
 def post(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
-    """Put states, angles, slots, table and rows where a graph reads them."""
+    """Put states, angles, slots, table, rows and, where there are some, adapters where a graph reads them."""
     count = max(array.size for array in given)
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
     inputs = [*(array.reshape(-1) for array in given), after, memory, spots]
-    return run(stack_kernel("post"), inputs, Work(template, (groups, 1, 1), _THREADS, (_word(),)))[0]
+    name = "post" if len(given) == 5 else "post_adapted"
+    return run(stack_kernel(name), inputs, Work(template, (groups, 1, 1), _THREADS, (_word(),)))[0]
 
 
 def lay(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:

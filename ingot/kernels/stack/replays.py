@@ -8,6 +8,7 @@ stream that waits for the word; so the host never waits, and orders nothing but 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import mlx.core as mx
@@ -52,6 +53,9 @@ class Stage(Protocol):
 
     def ready(self, score: Score) -> Replay: ...
 
+    def forget(self, arrays: Sequence[mx.array]) -> None:
+        """No score that is still to be replayed reads them."""
+
 
 class EmulatedStage:
     takes_time = False
@@ -76,6 +80,8 @@ class EmulatedStage:
             return there[id(score.result)][: score.tokens(given[0])], mx.zeros(1, mx.int32)
 
         return replay
+
+    def forget(self, arrays: Sequence[mx.array]) -> None: ...
 
 
 def _padded(array: mx.array, room: mx.array) -> mx.array:
@@ -108,6 +114,10 @@ class GraphStage:
     def ready(self, score: Score) -> Replay:
         return _GraphReplay(self, score)
 
+    def forget(self, arrays: Sequence[mx.array]) -> None:
+        for array in arrays:
+            self._addresses.pop(id(array), None)
+
     def memory_for(self, size: int) -> mx.array:
         """So many bytes. Graphs that are there already go on with what they have."""
         if size > self.memory.nbytes:
@@ -128,6 +138,14 @@ class GraphStage:
     def _located(self, array: mx.array) -> mx.array:
         work = Work((("T", array.dtype),), (1, 1, 1), 32, (Output((4,), mx.int32),))
         return self.run(paged_kernel("locate"), [array, array], work)[0]
+
+    def __del__(self) -> None:
+        """Nothing waits for it: whatever was launched has been read."""
+        with suppress(CudaError):
+            self.driver.synchronize(self.stream)
+            self.driver.end(self.stream)
+            for address in (self.begun, self.done):
+                self.driver.free(address)
 
 
 class _GraphReplay:

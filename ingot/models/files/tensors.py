@@ -17,10 +17,16 @@ NAMED = 5
 OLD_NAMES = ((re.compile(r"\.gamma$"), ".weight"), (re.compile(r"\.beta$"), ".bias"))
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Kokoro's have a name of their own, and so have Whisper's that MLX's converters wrote."""
+    patterns = ("model*.safetensors", "kokoro*.safetensors", "weights*.safetensors")
+    return next((found for pattern in patterns if (found := sorted(folder.glob(pattern)))), [])
+
+
 def read(folder: Path) -> dict[str, mx.array]:
-    """All tensors of `model*.safetensors` in `folder`. Lazy: nothing is read before it is used."""
+    """All tensors of the weights in `folder`. Lazy: nothing is read before it is used."""
     found: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in weight_files(folder):
         try:
             loaded = mx.load(str(file))
         except RuntimeError as error:

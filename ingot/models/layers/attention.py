@@ -32,6 +32,8 @@ from ingot.models.layers.turning import KernelTurning, Turns
 TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
+ASKING = 64
+"""Of so many tokens that do not see all pages, one asks which of them it is to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,27 @@ class MixedAttention(nn.Module):
         return self._mixed(x, mask, cache, cache.whole)
 
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
-        if state.onlooker is not None:
-            state.onlooker(Queries(self._projected(x, mixed)[0][:, :, 0], self._scale, self._cap, self._sinks))
+        if state.choice is None or mixed.tokens < ASKING or not isinstance(masks, Masks) or masks.window is not None:
+            return self._computed(x, masks, state, mixed)
+        asking = self._queries(x[:, ASKING - 1 :: ASKING], _some(mixed))
+        with state.choosing(asking.turned, asking.scale, mixed):
+            return self._computed(x, masks, state, mixed)
+
+    def _queries(self, x: mx.array, mixed: Mixed) -> Queries:
+        return self._weighed(self._projected(x, mixed)[0][:, :, 0])
+
+    def _weighed(self, turned: mx.array) -> Queries:
+        return Queries(turned, self._scale, self._cap, self._sinks)
+
+    def _computed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
         ragged = self._turned_ragged if mixed.three_axes else self._ragged
         if ragged is not None and ragged.covers(x, masks, state, mixed):
+            if state.onlooker is not None:
+                state.onlooker(self._queries(x, mixed))
             return self._at_once(ragged, x, masks, state, mixed)
         queries, gate = self._written(x, state, mixed)
+        if state.onlooker is not None:
+            state.onlooker(self._weighed(queries))
         found = {} if self._paged is None else self._paged(queries, masks, state, mixed)
         joined = self._joined_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
         flat = self._with_mutual(joined.reshape(mixed.tokens, -1), x, masks, state, mixed)
@@ -258,6 +275,15 @@ class MixedAttention(nn.Module):
         return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(queries.shape)
 
 
+def _some(mixed: Mixed) -> Mixed:
+    """The tokens that ask which pages those of a launch see: found once for all layers."""
+    if "asking" not in mixed.memo:
+        [part] = mixed.parts
+        mixed.memo["asking"] = Mixed((part.every(ASKING),))
+    some: Mixed = mixed.memo["asking"]
+    return some
+
+
 @cache
 def _extended(kind: type) -> type:
     return type(f"Mixed{kind.__name__}", (MixedAttention, kind), {})
@@ -291,8 +317,19 @@ def mixed_attention(
     replacement._paged = None if kernels is None else _paged(replacement, kernels)
     replacement._turning = None if turns is None else _turning(replacement, turns)
     replacement._into = None if replacement._turning is None else _into(replacement)
-    replacement._out = None if replacement._turning is None else product_of(replacement[wiring.out])
+    replacement._out = None if replacement._turning is None else _out(replacement)
     return replacement
+
+
+def gathers(model: nn.Module, layers: int) -> tuple[bool, bool]:
+    """Whether pages are gathered for some of so many layers that attend, in mixed launches of few tokens a row, and of
+    more."""
+    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
+    kernels = [module._paged for module in mixed if not module.native]
+    each = [(True, True) if paged is None else paged.gathers for paged in kernels]
+    if len(mixed) < layers:
+        each.append((True, True))
+    return any(few for few, _ in each), any(many for _, many in each)
 
 
 def check_coded(model: nn.Module, sample: CodedSample) -> None:
@@ -318,10 +355,15 @@ def _turning(module: MixedAttention, turns: Turns) -> KernelTurning | None:
 def _into(module: MixedAttention) -> Product | None:
     """Products of queries, keys and values as one, where heads of keys and values are as large."""
     if module._wiring.joint is not None:
-        return product_of(module[module._wiring.joint])
-    layers = [module.q_proj, module.k_proj, module.v_proj]
+        return product_of(module[module._wiring.joint], names=[module._wiring.joint])
+    names = ("q_proj", "k_proj", "v_proj")
+    layers = [module[name] for name in names]
     keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return product_of(*layers) if keys == values else None
+    return product_of(*layers, names=names) if keys == values else None
+
+
+def _out(module: MixedAttention) -> Product | None:
+    return product_of(module[module._wiring.out], names=[module._wiring.out])
 
 
 def _paged(module: MixedAttention, kernels: CheckedKernels) -> KernelAttention:

@@ -28,13 +28,15 @@ from ingot.kernels.gpu.driver import CudaError
 from ingot.kernels.gpu.kinds import Rehearsal
 from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.scores import Score
-from ingot.kernels.paged.kernels import MOST_QUERIES, ROOMS, WIDTHS, Bound, PagedAttention, room_of, token_slots
-from ingot.kernels.paged.kernels import Rows as KernelRows
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import MOST_QUERIES, ROOMS, WIDTHS, Bound, room_of, token_slots
+from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.kernels.paged.turning import Turning
 from ingot.kernels.stack.kernels import add, lay
 from ingot.kernels.stack.replays import Replay, Stage, stage
+from ingot.models.layers.adapted_graphs import AdaptedGraphs
 from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.covered import CoveredLayer, alike, covered, gated, multiply
+from ingot.models.layers.covered import CoveredLayer, adapted, alike, covered, gated
 from ingot.models.layers.dense_linear import DenseKernelLinear
 from ingot.models.layers.fused import layers_of, run_by_first
 from ingot.models.layers.packed_linear import FEW
@@ -75,12 +77,21 @@ class _Step:
     rows: KernelRows
     places: mx.array
     angles: mx.array
+    adapters: mx.array | None  # where each token's is, where some have one
+    version: int  # which adapters these are
+
+    @property
+    def given(self) -> list[mx.array]:
+        """What its graph reads, behind states."""
+        data = [self.angles, self.places, self.rows.table, self.rows.rows]
+        return data if self.adapters is None else [*data, self.adapters]
 
     @property
     def bound(self) -> _Bound:
         tokens, rows = room_of(self.tokens), self.settled.attention.bound(self.rows)
         angles = (tokens, self.angles.shape[1]) if self.angles.ndim == 2 else self.angles.shape
-        return _Bound(tokens, rows, max(LEAST_TABLE, self.rows.table.size), angles, self.rows.coded)
+        table = max(LEAST_TABLE, self.rows.table.size)
+        return _Bound(tokens, rows, table, angles, self.rows.coded, self.version)
 
 
 class _Bound(NamedTuple):
@@ -91,6 +102,7 @@ class _Bound(NamedTuple):
     table: int
     angles: tuple[int, ...]
     coded: bool = False  # whether some pages are in fewer bits
+    adapters: int = 0  # which stand beside the layers; 0: no token has one
 
     def like(self, tokens: int, rows: Bound) -> _Bound:
         """With room for others."""
@@ -130,8 +142,9 @@ class Stack:
 
     def __init__(self, layers: Sequence[nn.Module], known: Sequence[CoveredLayer], where: Stage) -> None:
         self.layers, self._known, self._stage = layers, known, where
-        linears = [linear for layer in known for linear in layer.linears]
-        self._most = min(MOST_ROWS if isinstance(linear, DenseKernelLinear) else FEW for linear in linears)
+        products = [product for layer in known for product in layer.products]
+        self._most = min(MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW for each in products)
+        self.adapted = AdaptedGraphs(products, where)
         self._replays: OrderedDict[tuple[object, _Bound], tuple[Replay, object]] = OrderedDict()
         self._addresses = _Addresses(len(known), lambda storage: storage.addresses)
         self._coded = _Addresses(len(known), lambda storage: storage.coded_pages.addresses)
@@ -154,7 +167,7 @@ class Stack:
         step = None if self.refused is not None else self._step(x, mask, states)
         if step is None:
             return self._plain(x, mask, states)
-        if self._agreed < TRIALS:
+        if self._agreed < TRIALS or not self.adapted.agrees(step.version):
             return self._compared(x, mask, states, step)
         return self._replayed(x, step)
 
@@ -170,20 +183,26 @@ class Stack:
             again = self._replayed(x, step)
             mx.eval(y, again)
         except (RuntimeError, ValueError) as error:
-            self._refuse(" ".join(str(error).split())[:300])
+            self._refuse(" ".join(str(error).split())[:300], step)
             return y
         apart, largest = float(mx.abs(y - again).max()), float(mx.abs(y).max())
         if not apart <= APART * max(largest, 1e-6):  # nor if one of them is no number
-            self._refuse(f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}")
-        self._agreed += 1
+            self._refuse(f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}", step)
+        self._agreed += not step.version
+        self.adapted.agree(step.version)
         return y
 
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
-        log.warning("layers are not run as graphs, which is slower: %s", reason)
+    def _refuse(self, reason: str, step: _Step) -> None:
+        if step.version:
+            self.adapted.refused = reason
+        else:
+            self.refused = reason
+        log.warning("%s are not run as graphs, which is slower: %s", "adapters" if step.version else "layers", reason)
 
     def _step(self, x: mx.array, mask: Any, states: Sequence[Any]) -> _Step | None:
         """None where the graph does not cover what is open."""
+        if not self.adapted.takes(x.dtype):
+            return None
         first = states[0]
         mixed = first.whole if isinstance(first, AppendState) else None
         if mixed is None or mixed.tokens > self._most or mixed.mutual or mixed.is_stated or mixed.positions.ndim != 1:
@@ -217,7 +236,8 @@ class Stack:
         rows = first.kernel_rows(storage, mixed, range(len(mixed.parts)))
         if not storage.reads(rows):
             return None
-        return _Step(settled, mixed.tokens, rows, first.places(storage), turning._angles.of(mixed))
+        given = (rows, first.places(storage), turning._angles.of(mixed), self.adapted.places(mixed.tokens))
+        return _Step(settled, mixed.tokens, *given, self.adapted.version)
 
     def _replayed(self, x: mx.array, step: _Step) -> mx.array:
         settled, storages = step.settled, step.settled.storages
@@ -226,8 +246,7 @@ class Stack:
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         for addresses in self._read(step.bound.coded):
             after = addresses.lay(self._stage.run, storages, after)
-        given = [mx.contiguous(x), step.angles, step.places, step.rows.table, step.rows.rows]
-        y, done = replay(given, after)
+        y, done = replay([mx.contiguous(x), *step.given], after)
         for storage in storages:
             storage.go_on(done)
         return y.reshape(x.shape)
@@ -238,6 +257,10 @@ class Stack:
                 if addresses.places:
                     self._replays.clear()
                 addresses.make_room(settled.storages)
+        if self.adapted.is_new(bound.adapters):
+            for other in [other for other in self._replays if other[1].adapters]:
+                del self._replays[other]
+            self.adapted.meet(bound.adapters)
         key = (settled.kernels, bound)
         if key not in self._replays:
             self.made += 1
@@ -256,7 +279,7 @@ class Stack:
         computed by graphs and would have to wait for one that is made."""
         if self._settled is None or not self._replays or self.refused is not None or not self._stage.takes_time:
             return
-        usual = next(reversed(self._replays))[1]
+        usual = next(reversed(self._replays))[1]._replace(adapters=0)
         singles, guesses = [(room, room, 1) for room in ROOMS], [(width, 1, width) for width in WIDTHS[1:]]
         bounds = [
             usual.like(tokens, Bound(rows, most, stretches))
@@ -277,6 +300,7 @@ class Stack:
         places = score.give(token_slots([(-1, 0)] * tokens).shape, mx.int32)
         table = score.give((bound.table,), mx.int32)
         rows = score.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32)
+        adapters = score.give((tokens,), mx.int32) if bound.adapters else None
         seen, token = settled.attention.standing_for(bound.rows, table, rows), mx.zeros(1, mx.int32)
         attention, added = settled.attention.by(score), None
         coded = self._coded.places if bound.coded else [None] * len(self._known)
@@ -286,14 +310,14 @@ class Stack:
             into, out = layer.attention._into, layer.attention._out
             assert into is not None and out is not None
             states, normed = layer.norms[0](score, states, added)
-            projected = multiply(score, into, normed)
+            projected = adapted(score, into, normed, adapters)
             with storage.slabs.standing_for(lies):
                 queries, token = turning.by(score)(projected, angles, places, storage.slabs, token)
                 pages = None if coded_lie is None else storage.coded_pages._replace(addresses=coded_lie)
                 attended = attention.attend(queries, seen, storage.slabs, token, pages)
-            added = multiply(score, out, score.shaped(attended, (tokens, attended.size // tokens)))
+            added = adapted(score, out, score.shaped(attended, (tokens, attended.size // tokens)), adapters)
             states, normed = layer.norms[1](score, states, added)
-            added = multiply(score, layer.mlp._out, gated(score, layer.mlp._into, normed))
+            added = adapted(score, layer.mlp._out, gated(score, layer.mlp._into, normed, adapters), adapters)
         assert added is not None
         score.result = add(score, states, added, self._known[0].norms[0])
         return score

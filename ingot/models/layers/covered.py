@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.kernels.gpu.scores import Score
+from ingot.kernels.lora.kernels import LoraMatrices, add_adapted
 from ingot.kernels.stack.kernels import Norm, gate, shift
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.dense_linear import DenseKernelLinear
@@ -27,10 +28,10 @@ class CoveredLayer:
     norms: tuple[Norm, Norm]
 
     @property
-    def linears(self) -> list[Any]:
+    def products(self) -> list[Product]:
         """What it multiplies by."""
         products = (self.attention._into, self.attention._out, self.mlp._into, self.mlp._out)
-        return [product.linear for product in products if product is not None]
+        return [product for product in products if product is not None]
 
 
 def covered(layer: Any) -> CoveredLayer | None:
@@ -72,9 +73,22 @@ def multiply(score: Score, product: Product, x: mx.array) -> mx.array:
     return shift(score, y, linear.bias) if "bias" in linear else y
 
 
-def gated(score: Score, product: Product, x: mx.array) -> mx.array:
-    """What an MLP gates, by its gate: of weights of both, the gate's first."""
-    linear = product.linear
+def adapted(score: Score, product: Product, x: mx.array, places: mx.array | None) -> mx.array:
+    """The same, with what the adapters at tokens' places add."""
+    y, matrices = multiply(score, product, x), matrices_of(product)
+    return y if places is None or matrices is None else add_adapted(score, x, y, matrices, places)
+
+
+def matrices_of(product: Product) -> LoraMatrices | None:
+    """Of the adapters beside it."""
+    return None if product.added is None else product.added.matrices
+
+
+def gated(score: Score, product: Product, x: mx.array, places: mx.array | None) -> mx.array:
+    """What an MLP gates, by its gate: of weights of both, the gate's first; with what adapters add."""
+    linear, matrices = product.linear, matrices_of(product)
+    if places is not None and matrices is not None:
+        return add_adapted(score, x, multiply(score, product, x), matrices, places, gated=True)
     if "bias" in linear:
         return gate(score, multiply(score, product, x))
     if isinstance(linear, DenseKernelLinear):

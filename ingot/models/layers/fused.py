@@ -6,7 +6,7 @@ are given. Covers the layers of Llama and its relatives; what it does not cover 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,19 +15,34 @@ import mlx.nn as nn
 
 from ingot.kernels import native
 from ingot.models.families.registry import is_fusible
+from ingot.models.layers.adapted import Blend
 from ingot.models.layers.modules import PositionedRope, adopt, weights_of
 from ingot.models.layers.native_attention import spans_of
 
 
-class FusedLayers(nn.Module):
+class OwnLayer(nn.Module):
+    """Stands in for a layer, which it extends, and can still be computed like it."""
+
+    def by_itself(self, x: mx.array, mask: Any, state: Any) -> mx.array:
+        y: mx.array = super().__call__(x, mask, state)
+        return y
+
+
+class FusedLayers(OwnLayer):
     """Stands in for a model's first layer, which it extends, and computes all of them."""
 
     _stack: native.Stack
+    _each: Callable[[], Sequence[OwnLayer]]  # all of them
+    _blend: Blend | None = None
     _kv_heads: int
     _sharing: int  # heads that share keys
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if cache.watched or (self._blend is not None and self._blend.opened is not None):
+            for layer, state in zip(self._each(), cache.neighbours, strict=True):
+                x = layer.by_itself(x, mask, state)
+            return x
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
         keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
         coded = [storage.native_coded for storage in storages if storage.native_coded is not None]
@@ -37,7 +52,7 @@ class FusedLayers(nn.Module):
         return y.astype(x.dtype)
 
 
-class SkippedLayer(nn.Module):
+class SkippedLayer(OwnLayer):
     """Stands in for a layer, which it extends, that was computed with the first."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -54,7 +69,7 @@ def fuse_layers(model: Any) -> bool:
         return False
     attention = layers[0].self_attn
     fused: FusedLayers = run_by_first(model, layers, FusedLayers)
-    fused._stack = stack
+    fused._stack, fused._each = stack, lambda: model.model.layers
     fused._kv_heads = attention.n_kv_heads
     fused._sharing = attention.n_heads // attention.n_kv_heads
     fused._head_size = attention.k_proj.weight.shape[0] // attention.n_kv_heads

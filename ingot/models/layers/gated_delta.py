@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.layers import RecurrentState
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.kernels.delta.checked import CheckedDelta
 from ingot.kernels.delta.kernels import DeltaKernels, DeltaShape, Spans
 from ingot.models.families.description import GatedDelta

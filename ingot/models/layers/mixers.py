@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,10 +19,11 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.cache.launch import Mixed, Parted
-from ingot.cache.layers import LayerState
+from ingot.cache.layer_state import LayerState
 from ingot.cache.positions import Positions
 from ingot.kernels import native
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.layers.adapted import Blend
 from ingot.models.layers.attention import MixedAttention, mixed_attention
 from ingot.models.layers.gated_delta import kernel_delta
 from ingot.models.layers.modules import adopt
@@ -30,9 +31,13 @@ from ingot.models.layers.native_attention import Rotations
 from ingot.models.layers.rope import SharedRopes
 from ingot.models.layers.turning import Turns
 
+_NOTHING = nullcontext()
+
 
 class SplitMixer(nn.Module):
     """Takes mixed launches apart and has the module that it extends compute each of their launches."""
+
+    _blend: Blend | None = None
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         values = (*given, *named.values())
@@ -45,9 +50,12 @@ class SplitMixer(nn.Module):
             before = outputs[-1:]
             own = [_own(value, mixed, number, before) for value in given]
             options = {name: _own(value, mixed, number, before) for name, value in named.items()}
-            with nullcontext() if state is None else state.computing(part):
+            with nullcontext() if state is None else state.computing(part), self._adapted(*mixed.bounds[number]):
                 outputs.append(super().__call__(*own, **options))
         return _joined(mixed, outputs)
+
+    def _adapted(self, begin: int, end: int) -> AbstractContextManager[None]:
+        return _NOTHING if self._blend is None else self._blend.within(begin, end)
 
 
 def _mixed(state: LayerState | None, values: Iterable[Any]) -> Mixed | None:

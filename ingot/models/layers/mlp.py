@@ -45,9 +45,9 @@ def _extended(kind: type) -> type:
     return type(f"Gated{kind.__name__}", (GatedMLP, kind), {})
 
 
-def swap_gates(model: nn.Module) -> int:
+def swap_gates(model: nn.Module, known: Callable[[nn.Module], MLPWiring | None] = gating_of) -> int:
     """Swap every known MLP of the model that can be computed faster; returns how many were."""
-    found = [(path, module, gating_of(module)) for path, module in model.named_modules()]
+    found = [(path, module, known(module)) for path, module in model.named_modules()]
     quick = native.available()
     swapped = [
         (path, _swapped(module, gating, quick))
@@ -116,7 +116,9 @@ def _with_one_product(module: nn.Module, gating: MLPWiring | None) -> nn.Module 
     """None for other modules, and for those whose products are one already, or cannot be."""
     if gating is None or gating.up is None:
         return None
-    into, out = product_of(module[gating.gate], module[gating.up]), product_of(module[gating.down])
+    before = (gating.gate, gating.up)
+    into = product_of(*(module[name] for name in before), names=before)
+    out = product_of(module[gating.down], names=[gating.down])
     if into is None or out is None:
         return None
     swapped: Any = adopt(module, _joining(type(module)))

@@ -58,6 +58,8 @@ def spans_of(state: AppendState, heads: int) -> Any:
     than one is.
     """
     opened, few = state.opened, max(1, native.FEW_QUERIES // heads)
+    if state.shown is not None:
+        return _spans_shown(state)
     parts = opened.parts if isinstance(opened, Mixed) else (opened,)
     key = ("spans", state.group.number, few if any(part.tentative for part in parts) else None)
     if key not in opened.memo:
@@ -77,6 +79,16 @@ def spans_of(state: AppendState, heads: int) -> Any:
         positions = None if stated is None else array("i", stated)
         opened.memo[key] = native.spans(spans, [state.group.native_table(table) for table in tables], positions)
     return opened.memo[key]
+
+
+def _spans_shown(state: AppendState) -> Any:
+    """The same of one row whose tokens see some of its pages: another choice in each layer."""
+    [part] = state.opened.parts if isinstance(state.opened, Mixed) else (state.opened,)
+    [table], [start], [position] = state.tables(part), part.starts, part.positions
+    pages, place = state.seen(table, start)
+    stated: Any = part.explicit.tolist() if part.is_stated and not part.three_axes else None
+    positions = None if stated is None else array("i", stated)
+    return native.spans([(0, part.width, 0, place, position)], [(0, array("i", pages))], positions)
 
 
 class RaggedAttention:

@@ -12,7 +12,8 @@ from ingot.cache.pages import PAGE
 from ingot.cache.slabs import KernelStorage
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.coded_check import CodedSample
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import MOST_QUERIES
 from ingot.kernels.paged.shapes import Shape
 
 
@@ -57,6 +58,13 @@ class KernelAttention:
                     return attended
                 found |= _parted(attended, mixed, numbers)
         return found
+
+    @property
+    def gathers(self) -> tuple[bool, bool]:
+        """Whether pages have to be gathered for launches of few tokens a row, and of more: as it was probed."""
+        kernels = self._made.values()
+        few = not kernels or None in kernels
+        return few, few or not all(kernel is not None and kernel.takes_prompts for kernel in kernels)
 
     def check_coded(self, sample: CodedSample) -> None:
         """Compare what its tokens that see all places read of pages like these: of what it was probed with."""

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.models.layers.adapted import Sites
 from ingot.models.layers.modules import adopt
 
 _FORMAT = ("group_size", "bits", "mode")
@@ -18,9 +19,12 @@ class Product:
     """Linear layers whose outputs stand one behind another. The layers go on as before, with views of the joined
     weights, so that nothing is in memory twice. No module of the model's: it owns no weights of its own."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        """Layers that are alike, or one. They are joined now: so long both exist."""
-        self.parts = tuple(layers)
+    def __init__(self, layers: Sequence[Any], names: Sequence[str] = ()) -> None:
+        """Layers that are alike, or one. They are joined now: so long both exist. `names` are what the module that has
+        them calls them."""
+        self.parts, self.names = tuple(layers), tuple(names)
+        self.added: Sites | None = None
+        """What adapters add, where some are for these layers."""
         self.linear: Any = layers[0] if len(layers) == 1 else _joined(layers)
         self._transposed = self.linear.weight.T if type(self.linear) is nn.Linear else None
         mx.eval(self._transposed)
@@ -33,9 +37,10 @@ class Product:
         """Of states [tokens, size]."""
         if self._transposed is None:
             y: mx.array = self.linear(x)
-            return y
-        bias = self.linear.get("bias")
-        return x @ self._transposed if bias is None else mx.addmm(bias, x, self._transposed)
+        else:
+            bias = self.linear.get("bias")
+            y = x @ self._transposed if bias is None else mx.addmm(bias, x, self._transposed)
+        return y if self.added is None else self.added(x, y)
 
 
 def _joined(layers: Sequence[Any]) -> Any:
@@ -58,10 +63,10 @@ def products_of(model: nn.Module) -> list[Product]:
     return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Product)]
 
 
-def product_of(*layers: nn.Module) -> Product | None:
-    """None where they are not alike: of other kinds, or packed in other ways."""
+def product_of(*layers: nn.Module, names: Sequence[str] = ()) -> Product | None:
+    """None where they are not alike: of other kinds, or packed in other ways. `names`: see `Product`."""
     kinds = {_kind(layer) for layer in layers}
-    return Product(layers) if len(kinds) == 1 and None not in kinds else None
+    return Product(layers, names) if len(kinds) == 1 and None not in kinds else None
 
 
 def _kind(layer: nn.Module) -> tuple[object, ...] | None:

@@ -17,10 +17,11 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.cache.launch import LaunchSpan
-from ingot.cache.layers import RecurrentState
+from ingot.cache.recurrent_state import RecurrentState
 from ingot.kernels import native
 from ingot.models.families.description import GatedDelta, Recurrence, Scan, ShortConvolution
 from ingot.models.families.registry import recurrence_of
+from ingot.models.layers.adapted import Blend
 from ingot.models.layers.modules import adopt, weights_of
 
 
@@ -31,6 +32,7 @@ class NativeMixer(nn.Module):
     _inputs: tuple[str, ...]  # the projections that make what the operation takes
     _rows: tuple[tuple[int, ...], ...]  # what a slot keeps
     _weights: tuple[list[Any], Any] | None  # of the projections before and behind it, where it can do them too
+    _blend: Blend | None = None
 
     def __call__(self, *given: Any, **named: Any) -> mx.array:
         values = (*given, *named.values())
@@ -48,7 +50,7 @@ class NativeMixer(nn.Module):
         self, x: mx.array, parts: list[mx.array], pieces: Sequence[LaunchSpan], earlier: int
     ) -> list[mx.array]:
         """What the mixer gives, its state after that, and as many earlier ones."""
-        if self._weights is not None:
+        if self._weights is not None and (self._blend is None or self._blend.opened is None):
             y, *parts = self._operation.through(x, *self._weights, *parts, pieces, earlier)
             return [y.astype(x.dtype), *parts]
         made = {name: self[name](x) for name in dict.fromkeys(self._inputs)}

@@ -9,15 +9,25 @@ import mlx.nn as nn
 from ingot.kernels import native
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.captured import capture_layers
 from ingot.models.layers.dense_linear import swap_dense
-from ingot.models.layers.fused import fuse_layers
+from ingot.models.layers.fused import FusedLayers, fuse_layers
 from ingot.models.layers.mixers import swap_mixers
 from ingot.models.layers.mlp import join_gates, swap_gates
 from ingot.models.layers.modules import swap_ropes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.packed_linear import swap_packed
 from ingot.models.layers.recurrent import swap_recurrences
+
+
+def let_apart(model: nn.Module, device: Device) -> None:
+    """Let layers that became one operation, if they did, be computed one after another as well, by modules of ours."""
+    kinds = {FusedLayers, MixedAttention}
+    found = {kind for module in model.modules() for kind in kinds if isinstance(module, kind)}
+    if found == {FusedLayers}:
+        swap_mixers(model, unfused=device.unfused_attention)
+        swap_gates(model)
 
 
 def swap_modules(

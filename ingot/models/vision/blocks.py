@@ -1,95 +1,66 @@
-"""Layers of a tower in slices: a few rows of patches at a time, so that neither scores nor time grow beyond bounds.
+"""Attention of a tower's layers: patches see those of their segment (a picture, a pair of frames, a window), no others.
 
-Patches attend within segments (a picture, a pair of frames, a window) and never beyond. Segments of one size are one
-table of row numbers, [segments, rows].
+Segments of one size are one table of row numbers, [segments, rows].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.kernels.device import Device
+from ingot.kernels import native
+from ingot.models.vision.slicing import Slicing, Work, joined
 
-Segments = Sequence[NDArray[np.int32]]
-Work = Generator[Sequence[mx.array], None, mx.array]
+RowNumbers = NDArray[np.int32]
+Segments = Sequence[RowNumbers]
 
-SCORE_BYTES = 64 << 20
-"""What scores of one slice may take where attention is not fused."""
-ROWS = {"cpu": 512, "cuda": 8192, "metal": 4096}
-"""Rows of a slice, at most."""
-CPU_WORK = 1 << 27
-"""Rows of a slice by the square of their width, where a processor computes them: some hundredths of a second."""
-FEWEST_ROWS = 32
-"""Slices are so many rows, or a multiple: what merges neighbouring patches takes several at once."""
 FUSED_SIZES = (64, 80, 128)
 """Sizes of heads that GPUs attend with in one kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slicing:
-    rows: int
-    unfused: bool
-
-    @classmethod
-    def on(cls, device: Device, width: int) -> Slicing:
-        """For a tower whose rows are so wide."""
-        rows = ROWS[device.kind]
-        if device.kind == "cpu":
-            rows = min(rows, max(1, CPU_WORK // (FEWEST_ROWS * width**2)) * FEWEST_ROWS)
-        return cls(rows, device.unfused_attention)
-
-    def queries(self, heads: int, keys: int) -> int:
-        """Rows whose attention is computed at once, to so many keys."""
-        if not self.unfused:
-            return self.rows
-        return max(16, min(self.rows, SCORE_BYTES // (8 * heads * keys)))
-
-
-def by_rows(work: Callable[[mx.array], mx.array], x: mx.array, rows: int) -> Work:
-    """What treats rows one by one, a slice of them at a time."""
-    done = []
-    for begin in range(0, x.shape[0], rows):
-        done.append(work(x[begin : begin + rows]))
-        yield done[-1:]
-    return done[0] if len(done) == 1 else mx.concatenate(done)
-
-
 def attended(
-    turned: tuple[mx.array, mx.array, mx.array],
+    heads: mx.array,
     segments: Segments,
-    behind: Callable[[mx.array, mx.array], mx.array],
+    behind: Callable[[RowNumbers, mx.array], mx.array],
+    each: int,
     slicing: Slicing,
 ) -> Work:
-    """Queries, keys and values [rows, heads, size] attend within segments; `behind(rows, found)` computes what a layer
-    makes of it for some of its rows, and the results come back in the rows' order."""
-    queries, keys, values = turned
-    heads, size = queries.shape[1:]
+    """Queries, keys and values [rows, 3, heads, size] attend within segments; `behind(rows, found)` computes what a
+    layer makes of it for some of its rows, in `each` multiplications a row. The results come in the rows' order."""
+    count, size = heads.shape[2:]
     done: list[mx.array] = []
-    order: list[NDArray[np.int32]] = []
+    order: list[RowNumbers] = []
     for table in segments:
-        most, before = slicing.queries(heads, table.shape[1]), None
+        most, before = slicing.queries(count, size, table.shape[1], each), None
         for chosen, rows in _tiles(table, most):
             own = table[chosen]
             if chosen != before:  # tiles of one long segment see the same
-                before, seen = chosen, (keys[mx.array(own)], values[mx.array(own)])
+                before, seen = chosen, (taken(heads[:, 1], own), taken(heads[:, 2], own))
             asked = own if rows is None else own[:, rows]
-            found = _attend(queries[mx.array(asked)], *seen, slicing)
+            found = _attend(taken(heads[:, 0], asked), *seen, slicing)
             numbers = asked.reshape(-1)
-            done.append(behind(mx.array(numbers), found.reshape(numbers.size, heads * size)))
+            done.append(behind(numbers, found.reshape(numbers.size, count * size)))
             order.append(numbers)
             yield done[-1:]
+    whole = yield from joined(done)
     back = np.argsort(np.concatenate(order), kind="stable").astype(np.int32)
-    joined = done[0] if len(done) == 1 else mx.concatenate(done)
-    return joined if np.array_equal(back, np.arange(back.size)) else joined[mx.array(back)]
+    return whole if np.array_equal(back, np.arange(back.size)) else whole[mx.array(back)]
 
 
-def _tiles(table: NDArray[np.int32], most: int) -> list[tuple[slice, slice | None]]:
+def taken(x: mx.array, numbers: RowNumbers) -> mx.array:
+    """Rows of these numbers, in their shape: not copied where they lie one behind another."""
+    flat = numbers.reshape(-1)
+    begin, end = int(flat[0]), int(flat[-1]) + 1
+    if end - begin == flat.size and np.array_equal(flat, np.arange(begin, end)):
+        return x[begin:end].reshape(*numbers.shape, *x.shape[1:])
+    return x[mx.array(numbers)]
+
+
+def _tiles(table: RowNumbers, most: int) -> list[tuple[slice, slice | None]]:
     """Which segments of a table attend at once; or which rows of one of them, where it is long."""
     count, rows = table.shape
     if rows <= most:
@@ -105,6 +76,8 @@ def _tiles(table: NDArray[np.int32], most: int) -> list[tuple[slice, slice | Non
 def _attend(queries: mx.array, keys: mx.array, values: mx.array, slicing: Slicing) -> mx.array:
     """[segments, rows, heads, size] each, to all keys of the same segment."""
     size = queries.shape[-1]
+    if slicing.native:
+        return native.attend_segments(queries, keys, values, size**-0.5).astype(queries.dtype)
     wanted = size if slicing.unfused else next((known for known in FUSED_SIZES if size <= known), size)
     padding = [(0, 0), (0, 0), (0, 0), (0, wanted - size)]
     parts = [part if wanted == size else mx.pad(part, padding) for part in (queries, keys, values)]
@@ -112,10 +85,13 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array, slicing: Slicin
     return found.swapaxes(1, 2)[..., :size]
 
 
-def turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """x [rows, heads, size], whose halves turn by angles [rows, 1, size / 2]."""
-    one, two = mx.split(x.astype(mx.float32), 2, axis=-1)
-    return mx.concatenate([one * cos - two * sin, two * cos + one * sin], axis=-1).astype(x.dtype)
+def turned(heads: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Queries, keys and values [rows, 3, heads, size], of which the first two turn, each half by angles
+    [rows, 1, size / 2]."""
+    cos, sin = cos[:, None], sin[:, None]
+    one, two = mx.split(heads[:, :2].astype(mx.float32), 2, axis=-1)
+    both = mx.concatenate([one * cos - two * sin, two * cos + one * sin], axis=-1)
+    return mx.concatenate([both.astype(heads.dtype), heads[:, 2:]], axis=1)
 
 
 def weight_dtype(module: Any) -> mx.Dtype:

@@ -10,8 +10,8 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.vit import Vit, clip_layer, learned
 
@@ -29,7 +29,7 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         vision.embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=learned(vision.embeddings),
         closing=vision.post_layernorm,
     )

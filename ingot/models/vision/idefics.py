@@ -13,9 +13,9 @@ from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.idefics import Idefics
 from ingot.media.layout import Layout
 from ingot.media.size import Size
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import LanguagePart
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
@@ -39,7 +39,7 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         vision.embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=learned(vision.embeddings),
         closing=vision.post_layernorm,
     )

@@ -13,9 +13,9 @@ from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
 from ingot.media.size import Size
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import BESIDE, LanguagePart
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import RowWork, Vit, VitLayer, joined, merged
@@ -33,7 +33,7 @@ def internvl_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, de
         embeddings.patch_embeddings.projection,
         [_layer(layer) for layer in vision.encoder.layer],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=embeddings.position_embeddings,
         first=embeddings.cls_token,
     )
@@ -46,7 +46,7 @@ def internvl_chat_tower(model: Any, config: dict[str, Any], files: ProcessorFile
         vision.embeddings.patch_embedding,
         [_chat_layer(layer) for layer in vision.encoder.layers],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=vision.embeddings.position_embedding,
         first=vision.embeddings.class_embedding,
     )

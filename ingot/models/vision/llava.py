@@ -17,10 +17,10 @@ from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles, edge
 from ingot.media.layout import Layout
 from ingot.media.size import Size
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import BESIDE, LanguagePart
 from ingot.models.vision.qwen import CLIP
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import Cut, TiledTower
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, up_to
@@ -82,7 +82,7 @@ def _tower(model: Any, device: Device, cut: Cut) -> TiledTower:
         embeddings.patch_embedding,
         [clip_layer(layer) for layer in up_to(vision.encoder.layers, model.config.vision_feature_layer)],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=learned(embeddings),
         first=embeddings.class_embedding if clip else None,
         opening=vision.pre_layrnorm if clip else None,

@@ -13,6 +13,7 @@ from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.models.precision import settle
 from ingot.models.vision.registry import FAMILIES, TowerFamily
+from ingot.models.vision.swapping import swap_parts
 from ingot.models.vision.tower import Tower
 from ingot.models.vision.upstream import family_package, sanitized, unloaded_model
 
@@ -34,6 +35,8 @@ def load_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str 
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
     for part in _parts(model, family):
         settle(part, device, dtype)
+        if device.kind == "cpu":
+            swap_parts(part)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
 

@@ -15,11 +15,11 @@ from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
 from ingot.media.size import Size
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.interpolation import bicubic
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.qwen import CLIP
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
@@ -52,7 +52,7 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers[:-1]],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         positions=learned(embeddings),
         first=embeddings.class_embedding,
         opening=vision.pre_layrnorm,

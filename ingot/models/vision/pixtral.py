@@ -12,9 +12,9 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.models.vision.blocks import Slicing
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.qwen import CLIP
+from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.vit import Angles, RowWork, Vit, VitLayer, joined, merged, up_to
 
@@ -28,7 +28,7 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         vision.patch_conv,
         [_layer(layer) for layer in layers],
         stated.num_attention_heads,
-        Slicing.on(device, stated.hidden_size),
+        Slicing.on(device),
         opening=vision.ln_pre,
     )
     normal = Normal.stated(files.pictures, *CLIP)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,9 +17,10 @@ from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.item import MediaItem
 from ingot.media.layout import Grid, Layout
-from ingot.models.vision.blocks import Segments, Slicing, Work, attended, by_rows, turned, weight_dtype
+from ingot.models.vision.blocks import RowNumbers, Segments, attended, taken, turned, weight_dtype
 from ingot.models.vision.frames import Normal, normal_frames
 from ingot.models.vision.positions import contiguous, interleaved, three_axes
+from ingot.models.vision.slicing import Slicing, Work, by_rows, multiplications
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, PositionArray, Slices
 
 PARTS: Final = ("vision_tower",)
@@ -44,7 +44,7 @@ class QwenTower:
         self._heads: int = stated.num_heads
         self._width = int(getattr(stated, "embed_dim", 0) or stated.hidden_size)
         self._sampled: list[int] = list(getattr(stated, "deepstack_visual_indexes", ()))
-        self._slicing = Slicing.on(device, self._width)
+        self._slicing = Slicing.on(device)
         self._windows = _windows_of(vision, self._merge, self._patch)
         pictures = files.pictures
         defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP
@@ -107,52 +107,65 @@ class QwenTower:
         return Features(parts[0], tuple(parts[1:]))
 
     def _looked(self, pixels: PixelArray, grid: Grid) -> Slices:
-        vision, rows = self._vision, self._slicing.rows
-        x = yield from by_rows(self._embedded, mx.array(pixels), rows)
-        if "pos_embed" in vision:
-            x = x + self._learned(grid).astype(x.dtype)
-        cos, sin = _angles(grid, self._merge, self._width // self._heads)
+        vision = self._vision
+        x = yield from self._embedded(mx.array(pixels), grid)
+        angles = _angles(grid, self._merge, self._width // self._heads)
         whole = [np.arange(grid.patches, dtype=np.int32).reshape(grid.t, -1)]
         deep = []
         for number, block in enumerate(vision.blocks):
             windows = None if self._windows is None else self._windows(number, grid)
-            x = yield from self._layer(block, x, (cos, sin), whole if windows is None else windows)
+            x = yield from self._layer(block, x, angles, whole if windows is None else windows)
             if number in self._sampled:
-                merger = vision.deepstack_merger_list[self._sampled.index(number)]
-                merged = yield from by_rows(merger, x, rows)
+                merged = yield from self._merged(vision.deepstack_merger_list[self._sampled.index(number)], x)
                 deep.append(merged)
-        embeddings = yield from by_rows(vision.merger, x, rows)
+        embeddings = yield from self._merged(vision.merger, x)
         yield (embeddings, *deep)
         return Features(embeddings, tuple(deep))
 
-    def _embedded(self, pixels: mx.array) -> mx.array:
+    def _embedded(self, pixels: mx.array, grid: Grid) -> Work:
         """The convolution of a patch with a kernel of its own size is a product."""
         project = self._vision.patch_embed.proj
         weight = project.weight.transpose(0, 4, 1, 2, 3).reshape(project.weight.shape[0], -1)
-        embedded = pixels.astype(weight.dtype) @ weight.T
-        return embedded + project.bias if "bias" in project else embedded
+
+        def embedded(own: mx.array, *learned: mx.array) -> mx.array:
+            rows = own.astype(weight.dtype) @ weight.T
+            rows = rows + project.bias if "bias" in project else rows
+            return rows + self._learned(*learned).astype(rows.dtype) if learned else rows
+
+        beside = self._corners(grid) if "pos_embed" in self._vision else ()
+        return (yield from by_rows(embedded, self._slicing.rows(weight.size), pixels, *beside))
+
+    def _merged(self, merger: Any, x: mx.array) -> Work:
+        each = multiplications(merger) // self._merge**2
+        return (yield from by_rows(merger, self._slicing.rows(each), x))
 
     def _layer(self, block: Any, x: mx.array, angles: tuple[mx.array, mx.array], segments: Segments) -> Work:
-        heads, slicing = self._heads, self._slicing
-        joint = yield from by_rows(lambda rows: block.attn.qkv(block.norm1(rows)), x, slicing.rows)
-        queries, keys, values = (part.reshape(-1, heads, self._width // heads) for part in mx.split(joint, 3, axis=-1))
+        attention = block.attn
 
-        def behind(rows: mx.array, found: mx.array) -> mx.array:
-            states = x[rows] + block.attn.proj(found)
+        def heads(rows: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+            joint = attention.qkv(block.norm1(rows)).reshape(rows.shape[0], 3, self._heads, -1)
+            return turned(joint, cos, sin)
+
+        def behind(rows: RowNumbers, found: mx.array) -> mx.array:
+            states = taken(x, rows) + attention.proj(found)
             after: mx.array = states + block.mlp(block.norm2(states))
             return after
 
-        seen = (turned(queries, *angles), turned(keys, *angles), values)
-        return (yield from attended(seen, segments, behind, slicing))
+        ours = yield from by_rows(heads, self._slicing.rows(multiplications(attention.qkv)), x, *angles)
+        each = multiplications(attention.proj, block.mlp)
+        return (yield from attended(ours, segments, behind, each, self._slicing))
 
-    def _learned(self, grid: Grid) -> mx.array:
+    def _corners(self, grid: Grid) -> tuple[mx.array, mx.array]:
+        """Of each patch the learned positions around it, [patches, 4], and how much each counts."""
+        both = _corners(grid.h, grid.w, self._vision.num_grid_per_side, self._merge)
+        numbers, weights = (mx.tile(mx.array(each.T), (grid.t, 1)) for each in both)
+        return numbers, weights
+
+    def _learned(self, numbers: mx.array, weights: mx.array) -> mx.array:
         """Learned positions, between those of the square that they were learned on."""
-        table: nn.Embedding = self._vision.pos_embed
-        side = self._vision.num_grid_per_side
-        numbers, weights = _corners(grid.h, grid.w, side, self._merge)
-        corners = table(mx.array(numbers))
-        one = (corners * mx.array(weights).astype(corners.dtype)[..., None]).sum(axis=0)
-        return mx.tile(one, (grid.t, 1))
+        corners = self._vision.pos_embed(numbers)
+        learned: mx.array = (corners * weights.astype(corners.dtype)[..., None]).sum(axis=1)
+        return learned
 
     # Memory
 
@@ -160,9 +173,11 @@ class QwenTower:
         grid = layout.grid
         frame = grid.h * grid.w
         patches = min(grid.patches, max(frame, TOGETHER))
-        rows = min(self._slicing.rows, patches)
+        rows = min(self._slicing.most, patches)
         inner = 4 * self._width
-        scores = 2 * self._heads * self._slicing.queries(self._heads, frame) * frame if self._slicing.unfused else 0
+        size = self._width // self._heads
+        queries = self._slicing.queries(self._heads, size, frame)
+        scores = 2 * self._heads * queries * frame if self._slicing.unfused else 0
         work = 4 * (patches * (self._patch_size + 12 * self._width) + 4 * rows * inner + scores)
         return LookBytes(
             pixels=4 * grid.patches * self._patch_size,

@@ -13,7 +13,7 @@ import numpy as np
 from ingot.media.decoding import Pixels
 from ingot.media.item import MediaItem
 from ingot.media.layout import Layout
-from ingot.models.vision.blocks import by_rows
+from ingot.models.vision.slicing import by_rows
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
 from ingot.models.vision.vit import Angles, RowWork, Vit
 
@@ -71,7 +71,8 @@ class TiledTower:
         joined = mx.concatenate(gathered)
         arranged = joined if self.arrange is None else self.arrange(joined, layout)
         rows = arranged.reshape(-1, joined.shape[-1])
-        embeddings = yield from by_rows(self.project, rows, self.vit.slicing.rows)
+        each = rows.shape[1] * self.hidden + self.hidden**2  # a projector is one matrix, or two
+        embeddings = yield from by_rows(self.project, self.vit.slicing.rows(each), rows)
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
         return Features(embeddings)
@@ -81,8 +82,8 @@ class TiledTower:
         tile = grid.h * grid.w + (vit.first is not None)
         seen = min(grid.t * tile, max(tile, TOGETHER))
         numbers = 3 * self.patch**2
-        rows = min(vit.slicing.rows, seen)
-        queries = vit.slicing.queries(vit.heads, tile)
+        rows = min(vit.slicing.most, seen)
+        queries = vit.slicing.queries(vit.heads, vit.width // vit.heads, tile)
         scores = 2 * vit.heads * queries * tile if vit.slicing.unfused else 0
         kept = grid.t * tile * vit.width  # states that projectors wait for
         work = (

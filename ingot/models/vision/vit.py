@@ -12,7 +12,8 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.media.layout import Layout
-from ingot.models.vision.blocks import Slicing, Work, attended, by_rows, turned
+from ingot.models.vision.blocks import RowNumbers, attended, taken, turned
+from ingot.models.vision.slicing import Slicing, Work, by_rows, multiplications
 
 RowWork = Callable[[mx.array], mx.array]
 Angles = tuple[mx.array, mx.array]
@@ -27,22 +28,24 @@ class VitLayer:
     joint: RowWork  # queries, keys and values, one behind another
     out: RowWork
     between: RowWork  # the norm in front of the MLP
-    mlp: RowWork
+    mlp: Any  # a module
     scales: tuple[Any, Any] = (1, 1)  # that attention and MLP are multiplied by
 
     def run(self, x: mx.array, heads: int, tiles: int, angles: Angles | None, slicing: Slicing) -> Work:
         """Rows attend within their tile."""
-        joint = yield from by_rows(lambda rows: self.joint(self.before(rows)), x, slicing.rows)
-        queries, keys, values = (part.reshape(x.shape[0], heads, -1) for part in mx.split(joint, 3, axis=-1))
-        if angles is not None:
-            queries, keys = turned(queries, *angles), turned(keys, *angles)
+        count, width = x.shape
 
-        def behind(rows: mx.array, found: mx.array) -> mx.array:
-            states = x[rows] + self.out(found) * self.scales[0]
+        def joint(rows: mx.array, *turns: mx.array) -> mx.array:
+            made = self.joint(self.before(rows)).reshape(rows.shape[0], 3, heads, -1)
+            return turned(made, *turns) if turns else made
+
+        def behind(rows: RowNumbers, found: mx.array) -> mx.array:
+            states = taken(x, rows) + self.out(found) * self.scales[0]
             return states + self.mlp(self.between(states)) * self.scales[1]
 
-        segments = [np.arange(x.shape[0], dtype=np.int32).reshape(tiles, -1)]
-        return (yield from attended((queries, keys, values), segments, behind, slicing))
+        ours = yield from by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
+        segments = [np.arange(count, dtype=np.int32).reshape(tiles, -1)]
+        return (yield from attended(ours, segments, behind, width**2 + multiplications(self.mlp), slicing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,14 @@ class Vit:
 
     def states(self, pixels: mx.array, angles: Angles | None = None) -> Work:
         """Of patches [tiles, patches, numbers of one] the states [tiles, rows, width]."""
-        tiles = pixels.shape[0]
-        x = yield from by_rows(self._embedded, pixels.reshape(-1, pixels.shape[-1]), self.slicing.rows)
+        tiles, _, numbers = pixels.shape
+        rows = self.slicing.rows(numbers * self.width)
+        x = yield from by_rows(self._embedded, rows, pixels.reshape(-1, numbers))
         x = self._placed(x.reshape(tiles, -1, self.width))
         rows = x.shape[1]
         x = x.reshape(-1, self.width)
         x = x if self.opening is None else self.opening(x)
+        yield [x]
         for layer in self.layers:
             x = yield from layer.run(x, self.heads, tiles, angles, self.slicing)
         x = x if self.closing is None else self.closing(x)

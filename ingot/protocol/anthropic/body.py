@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import Unsupported
+from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
 from ingot.protocol.anthropic.answers import AnswerOptions, AppliedEdit, Edits, MessageStreamed, MessageWhole
 from ingot.protocol.anthropic.content import CONVERSATION, SYSTEM, CacheControl, Message, TextBlock, marks
 from ingot.protocol.anthropic.history import as_chat, forget_thinking, loaded_tools, note
@@ -20,6 +21,7 @@ from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, Number, OneOf, Text, Timeout
 from ingot.protocol.schema.model_name import ModelName
@@ -28,7 +30,7 @@ from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
 from ingot.protocol.schema.unheeded import Unheeded
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.served import Served
 
 NAMES = FieldNames(output="output_config.format", thinking="thinking")
 DISPLAY = OneOf(("summarized", "omitted"))
@@ -222,6 +224,7 @@ class MessagesBody(PromptBody):
         Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
     )
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
+    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
     specprefill: bool | None = accepts(Bool(), WHETHER)
     specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
 
@@ -270,11 +273,12 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
         cache=body.cache != "off",
         exact=body.cache == "exact",
         salt=body.cache_salt,
+        lora=lora_of(body.model, body.adapter, served.terms),
         speculate=body.speculate,
         sparse=sparse_ask(body.specprefill, body.specprefill_keep_pct, wanted.sources),
         deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     # Agents drop the thinking of an answer that does not carry the name they asked for.
     head = replace(head, model=body.model)
     telling = AnswerOptions(

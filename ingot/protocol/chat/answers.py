@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -77,6 +77,7 @@ class AnswerHead:
     ignored: list[str] = field(default_factory=list)
     source: Source | None = None  # of the prompts, for the receipt
     speculate: tuple[str, ...] | None = None  # who was asked to guess ahead
+    adapter: str | None = None  # what the answer went through
 
     @classmethod
     def of(
@@ -86,10 +87,14 @@ class AnswerHead:
         served: Served,
         reading: BodyReading,
         prompts: Sequence[Prompt | tuple[int, ...]] | None = None,
-        speculate: tuple[str, ...] | None = None,
+        request: Request | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else Source.of(served, prompts)
-        return cls(id, created, served.card.name, served.fingerprint, reading.ignored, source, speculate)
+        made = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
+        if request is None:
+            return made
+        adapter = None if request.lora is None else request.lora.name
+        return replace(made, model=adapter or made.model, speculate=request.speculate, adapter=adapter)
 
 
 class PromptTokensDetails(Struct):
@@ -142,13 +147,14 @@ class SpeculationBody(Struct):
 
 class Receipt(Struct):
     """What the server did beyond the text: how long it took, what it did not have to compute, what was guessed ahead,
-    and which fields nobody knew."""
+    which adapter it went through, and which fields nobody knew."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
     prompt: PromptNote | UnsetType = UNSET
     speculation: SpeculationBody | UnsetType = UNSET
     specprefill: SparseReceipt | UnsetType = UNSET
+    adapter: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -159,7 +165,7 @@ class Receipt(Struct):
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptNote.of(head.source)
         guessed = SpeculationBody.of(ended.speculation, head.speculate)
         sparse = SparseReceipt.of(ended.sparse, ended.timing)
-        return cls(timing, cache, prompt, guessed, sparse, head.ignored or UNSET)
+        return cls(timing, cache, prompt, guessed, sparse, head.adapter or UNSET, head.ignored or UNSET)
 
 
 class Note(Struct):

@@ -7,19 +7,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.engine.request import Sampling, Stop
+from ingot.engine.request import LoraRef, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
+from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Int, Number, Text, Timeout
+from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses
 from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
 from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
 from ingot.protocol.schema.stopping import STOP, stop_strings
 from ingot.protocol.schema.token_ids import Biases, TokenIds
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.served import Served
 from ingot.text.prompt.prompt import Prompt
 
 SAMPLING = (
@@ -37,6 +40,7 @@ class StreamOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBody:
     model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
     n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
     stream_options: StreamOptions | None = accepts(
@@ -79,6 +83,12 @@ class GenerationBody:
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
     specprefill: bool | None = accepts(Bool(), WHETHER)
     specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    priority: int = accepts(
+        Int(bounds.PRIORITY),
+        "Who has less goes first; five seconds of waiting are worth one. Only the administrator's may be below 0.",
+        default=0,
+    )
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property
@@ -87,6 +97,9 @@ class GenerationBody:
 
     def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]]) -> SparseAsk | None:
         return sparse_ask(self.specprefill, self.specprefill_keep_pct, prompts)
+
+    def lora(self, served: Served) -> LoraRef | None:
+        return lora_of(self.model, self.adapter, served.terms)
 
     def sampling(self, served: Served, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
         said = {name: getattr(self, name) for name in SAMPLING}

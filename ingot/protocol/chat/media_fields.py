@@ -8,11 +8,15 @@ from typing import Any, Final
 
 from ingot.media import bounds
 from ingot.media.layout import ClipWish, PictureWish
-from ingot.protocol.schema.fields import Int, Number, OneOf
+from ingot.protocol.schema.fields import Bool, Int, Number, OneOf
 from ingot.protocol.schema.objects import ObjectOf, accepts
 
 DETAIL: Final = OneOf(("auto", "low", "high"))
 ABOUT_DETAIL = "How finely it is shown; `low` takes few tokens. By default as the model's makers say."
+ABOUT_KEYFRAMES = (
+    "Show the keyframe nearest to each frame instead, where one is no further away than half of what frames are apart. "
+    "Long clips are unpacked many times as fast."
+)
 PIXELS: Final = Int(bounds.PIXEL_LIMIT)
 TOTAL_PIXELS: Final = Int((1, bounds.PIXELS * bounds.FRAMES[1]))
 FRAMES: Final = Int(bounds.FRAMES)
@@ -48,6 +52,7 @@ class ProcessorWishes:
 class ClipReading:
     num_frames: int | None = accepts(FRAMES, "Exactly so many frames of a clip.")
     fps: float | None = accepts(RATE, "Frames that are shown of a second of a clip.")
+    keyframes: bool | None = accepts(Bool(), ABOUT_KEYFRAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +77,6 @@ def media_wishes(
             min_pixels=said.min_pixels,
             max_pixels=said.max_pixels,
             total_pixels=said.total_pixels,
+            keyframes=bool(clip.keyframes),
         ),
     )

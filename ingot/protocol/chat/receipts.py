@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import CacheReason, CacheReport, Timing
+from ingot.protocol.chat.receipt_headers import MATCHED_HEADER, REASON_HEADER, TIMING_HEADERS
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.template.witness import TemplateHistory
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
 ReceiptReason = CacheReason | Literal["template_rewrite"]
 """Why no more was taken over. `template_rewrite`: the chat template shows an earlier answer otherwise than it came."""
-MATCHED_HEADER: Final = "ingot-cache-matched-tokens"
-REASON_HEADER: Final = "ingot-cache-reason"
-TIMING_HEADERS: Final = ("ingot-queue-s", "ingot-prefill-s", "ingot-decode-s")
-RECEIPT_HEADERS: Final = (MATCHED_HEADER, REASON_HEADER, *TIMING_HEADERS)
-"""What an answer that is not streamed carries, for clients that only look at headers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,13 @@ from ingot.errors import BadRequest
 from ingot.text.prompt.prompt import MessageSpan, Prompt
 
 WHETHER: Final = (
-    "Compute of a long prompt only what a smaller model finds to matter: the first token comes sooner, and the answer "
-    "is not the same. Needs a server that was started with `--specprefill`."
+    "Compute of a prompt only what a smaller model finds to matter, however short it is: the first token comes sooner, "
+    "and the answer is not the same. `false` forbids it. Needs a server that was started with `--specprefill`."
 )
-HOW_MUCH: Final = "The share of such a prompt that is computed, of what is not always."
+HOW_MUCH: Final = (
+    "The share of such a prompt that is computed, of what is not always. Without `specprefill` it asks for that where "
+    "the prompt is as long as the server's `--specprefill-threshold`."
+)
 RULES: Final = frozenset({"system", "developer"})
 """Roles whose messages are computed whole."""
 WHOLE_TURN: Final = 512
@@ -27,16 +30,18 @@ TURN_BEGIN, TURN_END = 64, 256
 def sparse_ask(
     wanted: bool | None, keep: float | None, prompts: Sequence[Prompt | tuple[int, ...]], *, prefix: str = ""
 ) -> SparseAsk | None:
-    """What a body says, as the engine takes it. Raises BadRequest where it says half of it."""
-    if not wanted:
-        if keep is not None:
-            raise BadRequest(
-                f"{prefix}specprefill_keep_pct says how much specprefill keeps: send {prefix}specprefill true as well.",
-                param=f"{prefix}specprefill_keep_pct",
-            )
+    """What a body says, as the engine takes it: `wanted` true is for any prompt, a share alone for long ones. Raises
+    BadRequest where one forbids what the other asks for."""
+    if wanted is False and keep is not None:
+        raise BadRequest(
+            f"{prefix}specprefill_keep_pct says how much specprefill keeps, and {prefix}specprefill is false: choose "
+            "one.",
+            param=f"{prefix}specprefill_keep_pct",
+        )
+    if not wanted and keep is None:
         return None
     whole = tuple(tuple(_whole(prompt.spans)) if isinstance(prompt, Prompt) else () for prompt in prompts)
-    return SparseAsk(keep, whole)
+    return SparseAsk(keep, whole, forced=wanted is True)
 
 
 def _whole(spans: Sequence[MessageSpan]) -> Iterator[Span]:
@@ -56,13 +61,15 @@ def _whole(spans: Sequence[MessageSpan]) -> Iterator[Span]:
 
 
 class SparseReceipt(Struct):
-    """`scored` tokens were judged, `kept` of them computed; seconds of both. Or `reason`, why all were computed."""
+    """`scored` tokens were judged, `kept` of them computed; seconds of both. The first `reused` tokens of the prompt
+    stayed as an earlier request left them. Or `reason`, why all were computed."""
 
     scorer: str
     scored: int | UnsetType = UNSET
     kept: int | UnsetType = UNSET
     scoring_s: float | UnsetType = UNSET
     computing_s: float | UnsetType = UNSET
+    reused: int | UnsetType = UNSET
     reason: Unused | Literal["several"] | UnsetType = UNSET
 
     @classmethod
@@ -81,4 +88,5 @@ class SparseReceipt(Struct):
             sum(report.kept for report in used),
             round(scoring, 6),
             round(max(0.0, timing.prefill - scoring), 6),
+            sum(report.reused for report in used) or UNSET,
         )

@@ -34,6 +34,7 @@ def warm_request(prompt: FilePrompt, served: Served, request_id: str) -> Request
         max_tokens=1,
         sampling=Sampling(temperature=0.0),
         salt=job.request.salt,
+        lora=job.request.lora,
         tenant=served.tenant,
         pin=True,
         background=True,

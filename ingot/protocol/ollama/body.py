@@ -14,6 +14,7 @@ from msgspec import Struct
 from ingot.engine.request import Ended, Request, Timing, Usage
 from ingot.errors import BadRequest
 from ingot.media.medium import PictureMedium
+from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
     Ask,
@@ -28,6 +29,7 @@ from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import text_prompt
 from ingot.protocol.chat.sparse import sparse_ask
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
 from ingot.protocol.ollama.options import Options, note_unheeded
 from ingot.protocol.schema import bounds
@@ -49,12 +51,13 @@ from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.schema.rules import Given, Is, Never, Not
 from ingot.protocol.schema.terms import Terms
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.served import Served
 from ingot.text.parse.call_arguments import as_text
 
 NAMES = FieldNames(choice="tools", output="format", thinking="think")
 ABOUT_IMAGES = "Pictures in base64. A model that reads text alone refuses them, and past ones are left out."
 LATEST = ":latest"
+KEEP_ALIVE = "How long the model stays loaded after the request; one that is alone always stays."
 DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+|-?\d+")
 
 
@@ -73,7 +76,7 @@ class OllamaName(Delegate):
 
 @dataclass(frozen=True, slots=True)
 class Duration(Kind):
-    """Seconds, or a text such as `5m`. Read as whether the model may be unloaded at once, which it never is."""
+    """Seconds, or a text such as `5m`. Who keeps the models has read it by then; where there is one, it stays."""
 
     types, words = (str, int, float), "seconds, or a duration such as 5m"
 
@@ -82,6 +85,8 @@ class Duration(Kind):
             raise self.refuse(value, path, reading)
         if not isinstance(value, str):
             Number((-1e12, 1e12)).parse(value, path, reading)
+        if reading.terms.unloads:
+            return
         if value == 0 or (isinstance(value, str) and not re.search("[1-9]", value)):
             reading.ignore(path)
 
@@ -145,6 +150,7 @@ class OllamaBody:
     """What chats and completions share."""
 
     model: str = accepts(OllamaName(), "A name of the served model.", default=DEFAULT_NAME)
+    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
     stream: bool = accepts(Bool(), "Send the answer line by line while it is made.", default=True)
     options: Options | None = accepts(ObjectOf(Options), "How tokens are chosen.")
     format: str | dict[str, Any] | None = accepts(
@@ -153,7 +159,7 @@ class OllamaBody:
     think: bool | str | None = accepts(
         Either((Bool(), OneOf(("low", "medium", "high", "max")))), "Whether to think, or how much."
     )
-    keep_alive: None = accepts(Duration(), "The model always stays loaded.")
+    keep_alive: None = accepts(Duration(), KEEP_ALIVE)
     logprobs: bool = accepts(Bool(), "Give the log-probability of each token.", default=False)
     top_logprobs: int | None = accepts(
         Int(bounds.TOP_LOGPROBS), "Give this many likeliest tokens too; needs `logprobs`."
@@ -322,12 +328,13 @@ def job(
         guide=wanted.guide,
         marks=wanted.marks,
         media=wanted.media,
+        lora=lora_of(body.model, body.adapter, served.terms),
         speculate=options.speculate,
         sparse=sparse_ask(options.specprefill, options.specprefill_keep_pct, wanted.sources, prefix="options."),
         deadline=time.monotonic() + served.terms.timeout_s,
     )
     reading.ignored.extend(wanted.ignored)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     head = replace(head, model=body.model)
     made = ChatShape if isinstance(body, OllamaChatBody) else CompletionShape
     shape = made(head, logprobs=body.logprobs)

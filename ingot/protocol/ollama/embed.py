@@ -11,15 +11,16 @@ from msgspec import Struct
 
 from ingot.engine.encoder_request import Encoded, EncoderCard
 from ingot.protocol.encoders import EncodingReceipt, EncodingTask, encoder_for, encoding_request, inputs_of
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.answers import nanoseconds
-from ingot.protocol.ollama.body import Duration, OllamaName
+from ingot.protocol.ollama.body import KEEP_ALIVE, Duration, OllamaName
 from ingot.protocol.ollama.options import Options, note_unheeded
 from ingot.protocol.openai.embeddings import shortened
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import Dimensions, EncoderName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, ListOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.side_served import SideServed
 
 NAME = OllamaName(EncoderName("embedding"))
 TEXT = Text(least=1)
@@ -36,7 +37,7 @@ class EmbedBody:
     )
     dimensions: int | None = accepts(Dimensions(), "Cut vectors to this many numbers.")
     options: Options | None = accepts(ObjectOf(Options), "Settled when the model was loaded; without effect.")
-    keep_alive: None = accepts(Duration(), "The model always stays loaded.")
+    keep_alive: None = accepts(Duration(), KEEP_ALIVE)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -48,7 +49,7 @@ class OldEmbeddingBody:
     prompt: str = requires(TEXT, "A text.")
     model: str = accepts(NAME, "A name of the embedding model.", default=DEFAULT_NAME)
     options: Options | None = accepts(ObjectOf(Options), "Settled when the model was loaded; without effect.")
-    keep_alive: None = accepts(Duration(), "The model always stays loaded.")
+    keep_alive: None = accepts(Duration(), KEEP_ALIVE)
 
 
 EMBED_BODY = ObjectOf(EmbedBody)
@@ -69,7 +70,7 @@ class OldEmbedding(Struct):
     ingot: EncodingReceipt
 
 
-def read_embed(value: Any, served: Served, request_id: str) -> EncodingTask:
+def read_embed(value: Any, served: SideServed, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     encoder, reading = encoder_for(served, "embedding"), served.reading()
     body: EmbedBody = EMBED_BODY.parse(value, "", reading)
@@ -94,7 +95,7 @@ def read_embed(value: Any, served: Served, request_id: str) -> EncodingTask:
     return EncodingTask(request, told)
 
 
-def read_old_embedding(value: Any, served: Served, request_id: str) -> EncodingTask:
+def read_old_embedding(value: Any, served: SideServed, request_id: str) -> EncodingTask:
     encoder, reading = encoder_for(served, "embedding"), served.reading()
     body: OldEmbeddingBody = OLD_EMBEDDING_BODY.parse(value, "", reading)
     heed(body.options, value, encoder.card, reading)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.encoder_request import EncoderCard
+from ingot.engine.fleet.standing import ModelState, Standing
+from ingot.engine.hearing.request import HearingCard
+from ingot.engine.request import ModelCard
+from ingot.engine.speaking.request import SpeakingCard
 from ingot.protocol.chat.answers import Note
 from ingot.protocol.chat.sampling_defaults import sampling_body
 from ingot.protocol.chat.thinking import thinks
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.body import OllamaName
 from ingot.protocol.schema.fields import Bool
 from ingot.protocol.schema.objects import ObjectOf, accepts
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.served import Served
+from ingot.protocol.side_served import SideServed
 from ingot.version import __version__
 
 OLLAMA_VERSION: Final = "0.13.0"
@@ -63,6 +70,8 @@ class OllamaLoaded(Struct):
     expires_at: str
     size_vram: int
     context_length: int
+    state: ModelState = "loaded"
+    progress: float | UnsetType = UNSET  # of its load, from 0 to 1
 
 
 class OllamaRunning(Struct):
@@ -103,18 +112,25 @@ class Known:
 
     @classmethod
     def all(cls, served: Served) -> list[Known]:
-        found = [cls.chat(served), *(cls.encoder(one.card) for one in served.encoders.values())]
+        found = [cls.of(served.card), *(cls.of(one.card) for one in served.encoders.values())]
         return list({one.name: one for one in found}.values())
 
     @classmethod
-    def chat(cls, served: Served) -> Known:
-        card = served.card
-        level = card.quantization or card.dtype
-        return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
+    def of(cls, card: ModelCard | EncoderCard | HearingCard | SpeakingCard) -> Known:
+        if isinstance(card, ModelCard):
+            level = card.quantization or card.dtype
+            return cls(card.name, card.family, level, card.weight_bytes, card.context, card.created)
+        if isinstance(card, SpeakingCard):
+            return cls(card.name, "kokoro", card.dtype, card.weight_bytes, card.context, card.created)
+        if isinstance(card, HearingCard):
+            return cls(card.name, "whisper", card.dtype, card.weight_bytes, card.context, card.created)
+        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
 
     @classmethod
-    def encoder(cls, card: EncoderCard) -> Known:
-        return cls(card.name, card.family, card.dtype, card.weight_bytes, card.length, card.created)
+    def standing(cls, stands: Standing, served: SideServed | None) -> Known:
+        if served is not None:
+            return cls.of(served.card)
+        return cls(stands.name, "", "", stands.claimed, 0, 0)
 
     @property
     def digest(self) -> str:
@@ -149,10 +165,33 @@ def running(served: Served) -> OllamaRunning:
     )
 
 
+def tags_of(standings: Iterable[tuple[Standing, SideServed | None]]) -> OllamaTags:
+    """Of several models, loaded or not."""
+    known = [Known.standing(stands, served) for stands, served in standings]
+    return OllamaTags([OllamaListed(one.name, one.name, one.since, one.size, one.digest, one.details) for one in known])
+
+
+def running_of(standings: Iterable[tuple[Standing, SideServed | None]]) -> OllamaRunning:
+    """Those that are loaded, or on their way."""
+    there = [(stands, served) for stands, served in standings if stands.state not in ("unloaded", "failed")]
+    return OllamaRunning([_running(stands, Known.standing(stands, served)) for stands, served in there])
+
+
+def _running(stands: Standing, one: Known) -> OllamaLoaded:
+    expires = NEVER
+    if stands.expires_s is not None:
+        until = datetime.now(UTC) + timedelta(seconds=stands.expires_s)
+        expires = until.isoformat().replace("+00:00", "Z")
+    return OllamaLoaded(
+        *(one.name, one.name, one.size, one.digest, one.details, expires, stands.claimed, one.context, stands.state),
+        UNSET if stands.progress is None else round(stands.progress, 3),
+    )
+
+
 def show(value: Any, served: Served) -> OllamaShown:
     reading = served.reading()
     SHOW_BODY.parse(value, "", reading)
-    one, template = Known.chat(served), served.tokenizer.template
+    one, template = Known.of(served.card), served.tokenizer.template
     return OllamaShown(
         modelfile="",
         parameters="\n".join(
@@ -170,6 +209,29 @@ def show(value: Any, served: Served) -> OllamaShown:
         modified_at=one.since,
         ingot=Note.of(reading),
     )
+
+
+def show_side(value: Any, served: SideServed) -> OllamaShown:
+    """Of a model that does not generate, which has no template and no parameters."""
+    reading = served.reading()
+    SHOW_BODY.parse(value, "", reading)
+    one = Known.of(served.card)
+    info = {"general.architecture": one.family, "general.file_type": one.level}
+    return OllamaShown(
+        modelfile="",
+        parameters="",
+        template="",
+        details=one.details,
+        model_info={**info, f"{one.family}.context_length": one.context, **vector_sizes(served, one.family)},
+        capabilities=["embedding"] if "embedding" in served.encoders else [],
+        modified_at=one.since,
+        ingot=Note.of(reading),
+    )
+
+
+def vector_sizes(served: SideServed, family: str) -> dict[str, int]:
+    encoder = served.encoders.get("embedding")
+    return {} if encoder is None else {f"{family}.embedding_length": encoder.card.dimension}
 
 
 def capabilities(served: Served) -> list[Capability]:

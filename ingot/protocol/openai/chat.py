@@ -293,12 +293,14 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
         cache=body.cache != "off",
         exact=body.cache == "exact",
         salt=body.cache_salt,
+        lora=body.lora(served),
+        priority=-body.priority,
         speculate=body.speculate,
         sparse=body.sparse(wanted.sources),
         deadline=body.deadline(served),
     )
     reading.ignored.extend(wanted.ignored)
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     return GenerationTask(request, chat_view(body, head), "messages", head, wanted.turn)
 
 

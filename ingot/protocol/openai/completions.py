@@ -101,6 +101,8 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
         cache=body.cache != "off",
         exact=body.cache == "exact",
         salt=body.cache_salt,
+        lora=body.lora(served),
+        priority=-body.priority,
         speculate=body.speculate,
         sparse=body.sparse(tokens),
         deadline=body.deadline(served),
@@ -116,7 +118,7 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
             if body.echo
         ),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens, request.speculate)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, tokens, request)
     streamed = CompletionStreamed(head, plan, include_usage=body.include_usage)
     return GenerationTask(request, streamed if body.stream else CompletionWhole(head, plan), "prompt", head)
 

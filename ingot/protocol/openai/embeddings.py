@@ -16,11 +16,13 @@ from msgspec import Struct
 
 from ingot.engine.encoder_request import Encoded, EncoderCard, EncodingRequest
 from ingot.protocol.encoders import EncodingReceipt, EncodingTask, OneInput, encoder_for, encoding_request, inputs_of
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import Dimensions, EncoderName, EncoderTokenIds, PromptName
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, ListOf, OneOf, Text, Timeout
+from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.side_served import SideServed
 
 TEXT = Text(least=1)
 TOKENS = EncoderTokenIds(bounds.PROMPT_TOKENS)
@@ -50,6 +52,7 @@ class EmbeddingBody:
         PromptName(), "Which of the model's prompts to put before each text (default: what its files say)."
     )
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
     input_type: None = refuses(PROMPTED)
     task: None = refuses(PROMPTED)
     late_chunking: None = refuses("is not supported: each input is read by itself. Send false.", False)
@@ -84,7 +87,7 @@ class EmbeddingList(Struct, kw_only=True):
     ingot: EncodingReceipt
 
 
-def read_embeddings(value: Any, served: Served, request_id: str) -> EncodingTask:
+def read_embeddings(value: Any, served: SideServed, request_id: str) -> EncodingTask:
     """The job that a decoded body asks for. Tokenizes, so it may take a while: not for an event loop."""
     encoder = encoder_for(served, "embedding")
     reading = served.reading()

@@ -13,6 +13,7 @@ from ingot.media.picture import Picture
 from ingot.protocol.chat.media import TEXT_ONLY, MediaTag, MessageList, Unseen, part_of
 from ingot.protocol.chat.media_fields import (
     ABOUT_DETAIL,
+    ABOUT_KEYFRAMES,
     DETAIL,
     FRAMES,
     PIXELS,
@@ -23,7 +24,7 @@ from ingot.protocol.chat.media_fields import (
 )
 from ingot.protocol.chat.media_files import Base64Pdf, ClipUrl, FrameList, PictureUrl
 from ingot.protocol.schema.bounds import IDENTIFIER_CHARS, MESSAGES, NAME_CHARS, TOOL_CALLS
-from ingot.protocol.schema.fields import Anything, Either, ListOf, OneOf, Text
+from ingot.protocol.schema.fields import Anything, Bool, Either, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.text.parse.call_arguments import as_text
 
@@ -71,10 +72,11 @@ class ClipPart:
     min_pixels: int | None = accepts(PIXELS, "Least pixels that a frame is resized to.")
     max_pixels: int | None = accepts(PIXELS, "Most pixels of a frame.")
     total_pixels: int | None = accepts(TOTAL_PIXELS, "Most pixels of all frames together.")
+    keyframes: bool | None = accepts(Bool(), ABOUT_KEYFRAMES)
 
     def wish(self, wishes: MediaWishes) -> Any:
-        pixels = {name: getattr(self, name) for name in ("min_pixels", "max_pixels", "total_pixels")}
-        return told(wishes.clip, fps=self.fps, max_frames=self.max_frames, frames=self.nframes, **pixels)
+        said = {name: getattr(self, name) for name in ("min_pixels", "max_pixels", "total_pixels", "keyframes")}
+        return told(wishes.clip, fps=self.fps, max_frames=self.max_frames, frames=self.nframes, **said)
 
 
 @dataclass(frozen=True, slots=True)

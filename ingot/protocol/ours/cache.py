@@ -13,7 +13,6 @@ from ingot.protocol.chat.answers import GenerationTask, Note
 from ingot.protocol.chat.receipts import CacheReceipt
 
 FILE: Final = "application/octet-stream"
-IMPORT_PATH: Final = "/v1/cache/import"
 
 
 class SaltBody(Struct):

@@ -1,9 +1,9 @@
-"""`GET /v1/loads`: how busy the server is, as SGLang's routers ask. It is one engine, and so one rank."""
+"""`GET /v1/loads`: how busy the server is, as SGLang's routers ask. A model is a rank."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from msgspec import Struct
 
@@ -27,16 +27,23 @@ class Load(Struct, kw_only=True):
 
 
 class LoadsBody(Struct, kw_only=True):
-    timestamp: float
+    timestamp: str  # in ISO's form: routers that read it are strict
     dp_rank_count: int = 1
     loads: list[Load]
 
 
-def loads(card: ModelCard, statuses: Sequence[RequestStatus], figures: Figures) -> LoadsBody:
+def loads(models: Iterable[tuple[ModelCard, Sequence[RequestStatus], Figures]]) -> LoadsBody:
+    """A rank for each model that is loaded."""
+    ranks = [_load(rank, *model) for rank, model in enumerate(models)]
+    return LoadsBody(timestamp=datetime.now(UTC).isoformat(), dp_rank_count=len(ranks), loads=ranks)
+
+
+def _load(rank: int, card: ModelCard, statuses: Sequence[RequestStatus], figures: Figures) -> Load:
     """Tokens of prompts that wait count as a whole: what is kept of them is known when their turn comes."""
     running = [status for status in statuses if status.phase != "queued"]
     waiting = [status for status in statuses if status.phase == "queued"]
-    load = Load(
+    return Load(
+        dp_rank=rank,
         num_running_reqs=len(running),
         num_waiting_reqs=len(waiting),
         num_waiting_uncached_tokens=sum(status.prompt_tokens for status in waiting),
@@ -49,4 +56,3 @@ def loads(card: ModelCard, statuses: Sequence[RequestStatus], figures: Figures) 
         utilization=round(len(running) / card.max_sequences, 4),
         max_running_requests=card.max_sequences,
     )
-    return LoadsBody(timestamp=time.time(), loads=[load])

@@ -11,6 +11,7 @@ from ingot.protocol.chat.answers import Note
 from ingot.protocol.chat.ask import Ask
 from ingot.protocol.chat.prepared import asked_prompt
 from ingot.protocol.chat.prompts import text_tokens
+from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.openai.chat import TOOLS, FunctionTool
 from ingot.protocol.openai.messages import CONVERSATION, Message, as_dicts
 from ingot.protocol.schema import bounds
@@ -19,7 +20,7 @@ from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, requires
 from ingot.protocol.schema.rules import Given, Never, Not
 from ingot.protocol.schema.token_ids import TokenIds
-from ingot.protocol.served import DEFAULT_NAME, Served
+from ingot.protocol.served import Served
 
 
 @dataclass(frozen=True, slots=True)

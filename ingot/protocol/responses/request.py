@@ -21,6 +21,7 @@ from ingot.protocol.responses.body import RESPONSES_BODY, SEALED, ResponsesBody
 from ingot.protocol.responses.conversation import InputConversation
 from ingot.protocol.responses.input_items import ITEMS
 from ingot.protocol.responses.output_items import item_id, response_of
+from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.stream import ResponseBuilder, ResponseOptions
 from ingot.protocol.responses.tools import RemoteTools, Toolbox
 from ingot.protocol.schema.fields import BodyReading
@@ -44,19 +45,6 @@ ID_PREFIXES: Final = {
 
 class PreviousNotFound(BadRequest):
     code = "previous_response_not_found"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A stored response, and the items it answered, both as JSON has them."""
-
-    response: dict[str, Any]
-    input: list[dict[str, Any]]
-
-    @property
-    def conversation(self) -> list[dict[str, Any]]:
-        output: list[dict[str, Any]] = self.response["output"]
-        return [*self.input, *output]
 
 
 class Past(Protocol):
@@ -135,11 +123,13 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
         cache=body.cache != "off",
         exact=body.cache == "exact",
         salt=body.cache_salt,
+        lora=body.lora(served),
+        priority=-body.priority,
         speculate=body.speculate,
         sparse=body.sparse(wanted.sources),
         deadline=body.deadline(served),
     )
-    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request.speculate)
+    head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     telling = ResponseOptions(
         summary=body.summary is not None,
         seal=served.seal if SEALED in body.include else None,

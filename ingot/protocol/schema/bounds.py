@@ -39,6 +39,8 @@ STOP_STRING_CHARS: Final = 1024
 STOP_TOKENS: Final = 256
 LEAST_TIMEOUT_S: Final = 0.001
 
+PRIORITY: Final[IntRange] = (-10, 10)  # less goes first
+
 # what is sent
 MESSAGES: Final = 65_536
 PARTS: Final = 4096
@@ -65,3 +67,4 @@ TEMPLATE_NUMBER: Final[Range] = (-1e9, 1e9)
 TEMPLATE_TEXT_CHARS: Final = 65_536
 UNKNOWN_FIELDS: Final = 64  # unknown fields that one body may hold
 FIELD_NAME_CHARS: Final = 64  # a longer name is no misspelling of a known one
+TTL_S: Final[Range] = (0.0, 1e9)  # seconds that a model stays loaded

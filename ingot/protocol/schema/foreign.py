@@ -63,7 +63,6 @@ SERVING: Final[Foreign] = {
     "transforms": Passed([]),
     "plugins": Passed([]),
     "usage": Passed({"include": True}),
-    "priority": Passed(0),
     "tool_stream": Passed(True),
     "return_token_ids": Passed(False),
     "return_tokens_as_token_ids": Passed(False),

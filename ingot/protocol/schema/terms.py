@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ingot.engine.request import LoraRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,23 @@ class EncoderTerms:
     vocab: int = 1
     dimension: int = 1
     prompts: tuple[str, ...] = ()  # the names of what may stand before a text
+
+
+@dataclass(frozen=True, slots=True)
+class HearingTerms:
+    """What a model that hears and is served besides adds; the defaults hold where there is none."""
+
+    models: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()  # by code
+    translates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakingTerms:
+    """What a model that speaks and is served besides adds; the defaults hold where there is none."""
+
+    models: tuple[str, ...] = ()
+    voices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +56,18 @@ class Terms:
     proposers: tuple[str, ...] = ()  # who can guess ahead, by name
     media: MediaTerms = MediaTerms()
     encoders: Mapping[str, EncoderTerms] = field(default_factory=dict, hash=False)  # by role
+    loras: Mapping[str, LoraRef] = field(default_factory=dict, hash=False)  # adapters, by name
+    default_lora: str | None = None  # the one of requests that name none
+    hearing: HearingTerms = HearingTerms()
+    speaking: SpeakingTerms = SpeakingTerms()
+
+    unloads: bool = False  # the model may be unloaded, and requests may say when
 
     @property
     def every_model(self) -> tuple[str, ...]:
         """All names, whatever the models are for."""
         further = (name for encoder in self.encoders.values() for name in encoder.models)
-        return tuple(dict.fromkeys((*self.models, *further)))
+        return tuple(dict.fromkeys((*self.models, *self.loras, *further, *self.hearing.models, *self.speaking.models)))
 
 
 NO_TERMS: Final = Terms((), 1, 1.0)

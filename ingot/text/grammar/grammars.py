@@ -6,8 +6,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import BadRequest
@@ -22,22 +21,11 @@ from ingot.text.grammar.lexicon import Lexicon
 from ingot.text.grammar.problems import in_our_words
 from ingot.text.grammar.schema_checks import check_schema
 from ingot.text.grammar.trial import Trials
+from ingot.text.grammar.uncompiled import Uncompiled, prepared
 from ingot.text.parse.parser import ThinkingStart
 from ingot.text.tokens.tokenizer import Tokenizer
 
-__all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool", "Uncompiled", "prepared"]
-
-prepared: ContextVar[dict[bytes, CompiledGrammar | str] | None] = ContextVar("prepared", default=None)
-"""Where it is set, nothing is compiled in place: what is not known yet and not found here raises Uncompiled."""
-
-
-class Uncompiled(Exception):
-    """A grammar has to be compiled first: `compile` it where that may take a while, put the result under `key` into
-    what is prepared, and ask again."""
-
-    def __init__(self, key: bytes, compile: Callable[[], CompiledGrammar | str]) -> None:
-        super().__init__("A grammar is not compiled yet.")
-        self.key, self.compile = key, compile
+__all__ = ["CallChoice", "ForcedCall", "Grammars", "GuidedTool"]
 
 
 class Grammars:

@@ -1,6 +1,6 @@
 """Remembered answers in a file, so that a conversation goes on after a restart in the tokens it was generated in.
 
-An SQLite file for each vocabulary, written by a thread of its own: whoever remembers an answer waits for nothing. A
+An SQLite file for each model, written by a thread of its own: whoever remembers an answer waits for nothing. A
 file that is damaged, or cannot be written, is a memory that lasts as long as the server. Several servers may share one;
 each reads it when it starts.
 """
@@ -129,9 +129,10 @@ class AnswerFile:
                 self._path.unlink(missing_ok=True)
 
 
-def answers_path(folder: Path, tokenizer: Tokenizer) -> Path:
-    """Where answers in a vocabulary's tokens are kept."""
-    digest = blake2b(digest_size=8)
+def answers_path(folder: Path, tokenizer: Tokenizer, model: str) -> Path:
+    """Where the answers of a model are kept, in its vocabulary's tokens. Others may have the same vocabulary: what they
+    thought, and how their templates open an answer, is no part of its conversations."""
+    digest = blake2b(model.encode(), digest_size=8)
     for token in range(tokenizer.vocab_size):
         raw = tokenizer.token_bytes(token) or b""
         digest.update(len(raw).to_bytes(4, "little") + raw)

@@ -26,6 +26,8 @@ TemplateHistory = Literal["stable", "official"]
 
 _POSITIONS = ("index", "index0")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MARK = re.compile("\ue000([0-9a-f]{16}):(-|[0-9]+)\ue001")
+"""Of any witness: an expression for each one's own would have to be compiled for each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,14 @@ class Witness:
 
     def read(self, marked: str) -> Rendered:
         """The pieces of a text with the marks in it."""
-        first, *rest = re.split(f"\ue000{self._nonce}:(-|[0-9]+)\ue001", marked)
-        pieces = [TextRun(None, first)]
-        for place, text in zip(rest[::2], rest[1::2], strict=True):
-            pieces.append(TextRun(None if place == "-" else int(place), text))
+        pieces: list[TextRun] = []
+        place, begin = None, 0
+        for mark in _MARK.finditer(marked):
+            if mark[1] != self._nonce:
+                continue  # a message wrote it
+            pieces.append(TextRun(place, marked[begin : mark.start()]))
+            place, begin = None if mark[2] == "-" else int(mark[2]), mark.end()
+        pieces.append(TextRun(place, marked[begin:]))
         return Rendered(tuple(pieces))
 
     def _mark(self, name: str) -> str:

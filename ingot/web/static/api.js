@@ -53,9 +53,50 @@ export class Api {
     throw new ApiError('The connection closed before the answer was complete.');
   }
 
+  // What is said in a recording.
+  async transcribe(sound, model) {
+    const form = new FormData();
+    form.append('file', sound, `speech.${sound.type.split(/[/;]/)[1] ?? 'webm'}`);
+    form.append('model', model);
+    const body = await (await this.#request('v1/audio/transcriptions', { method: 'POST', body: form })).json();
+    return body.text;
+  }
+
+  // Yields the bytes of a text's sound as they come: samples at 24 kHz, of 16 bits.
+  async *speech(input, model, signal) {
+    const response = await this.#request('v1/audio/speech', {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json' },
+      body: JSON.stringify({ model, input, response_format: 'pcm' }),
+      signal,
+    });
+    const reader = response.body.getReader();
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  }
+
   async requests(signal) {
     const body = await (await this.#request('v1/requests', { signal }, { ask: false })).json();
     return body.data ?? [];
+  }
+
+  // What the engine does now. Asks for a key where one is needed.
+  async live(signal) {
+    return (await this.#request('v1/live', { signal })).json();
+  }
+
+  async cacheTree(signal) {
+    const body = await (await this.#request('v1/cache/tree', { signal }, { ask: false })).json();
+    return body.data ?? [];
+  }
+
+  // `what` is "load" or "unload"; resolves when that is done.
+  async changeModel(id, what) {
+    const name = id.split('/').map(encodeURIComponent).join('/');
+    await this.#request(`v1/models/${name}/${what}`, { method: 'POST' });
   }
 
   async cancel(id) {

@@ -11,6 +11,7 @@ import { Models } from './models.js';
 import { notify } from './notice.js';
 import { Settings } from './settings.js';
 import { Sidebar } from './sidebar.js';
+import { Speaker } from './speaker.js';
 import { Store } from './store.js';
 import { Transcript } from './transcript.js';
 import { welcome } from './welcome.js';
@@ -37,16 +38,21 @@ const thenFocus = (action) => (...details) => {
   action(...details);
   composer.focus();
 };
+const speaker = new Speaker(api, models);
 const transcript = new Transcript(
   {
     edit: thenFocus((message, text) => chat.edit(message, text)),
     retry: thenFocus((message) => chat.retry(message)),
-    remove: thenFocus((message) => chat.remove(message)),
+    remove: thenFocus((message) => {
+      speaker.stop();
+      chat.remove(message);
+    }),
+    speaker,
   },
   () => welcome(models),
 );
 chat.attach(transcript);
-const composer = new Composer(chat, models, transcript);
+const composer = new Composer(api, chat, models, transcript);
 new Sidebar(chat, () => layout.closeSidebarIfOver());
 
 const showSystem = () => settings.showSystem(chat.current.system);
@@ -57,7 +63,9 @@ async function connect() {
   await models.load();
   settings.recommend(models.card?.default_sampling_params);
   transcript.refresh();
+  transcript.offer();
   composer.attachments.draw();
+  composer.dictation.draw();
   composer.draw();
 }
 
@@ -71,7 +79,10 @@ addEventListener('keydown', (event) => {
   else layout.dismiss();
 });
 addEventListener('storage', (event) => chat.follow(event));
-addEventListener('pagehide', () => chat.leave());
+addEventListener('pagehide', () => {
+  speaker.stop();
+  chat.leave();
+});
 
 composer.focus();
 await connect();

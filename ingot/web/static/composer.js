@@ -1,18 +1,20 @@
 // Where the user writes, and the button that sends or stops.
 
 import { Attachments } from './attachments.js';
+import { Dictation } from './dictation.js';
 import { find, icon } from './element.js';
 import { count } from './facts.js';
 import { growing, isSend } from './field.js';
 
 export class Composer {
-  constructor(chat, models, transcript) {
+  constructor(api, chat, models, transcript) {
     Object.assign(this, { chat, models, transcript });
     this.field = find('prompt');
     this.fit = growing(this.field);
     this.button = find('send');
     this.attachments = new Attachments(models, this.field);
     this.attachments.addEventListener('change', () => this.draw());
+    this.dictation = new Dictation(api, models, (text) => this.#write(text));
     find('composer').addEventListener('submit', (event) => {
       event.preventDefault();
       if (chat.isAnswering) chat.stop();
@@ -45,6 +47,15 @@ export class Composer {
     if (!this.chat.send(this.field.value, this.attachments.list)) return;
     this.attachments.take();
     this.field.value = '';
+    this.fit();
+    this.draw();
+    this.focus();
+  }
+
+  // Behind what stands in the field.
+  #write(text) {
+    const before = this.field.value.trimEnd();
+    this.field.value = before ? `${before} ${text}` : text;
     this.fit();
     this.draw();
     this.focus();

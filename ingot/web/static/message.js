@@ -74,10 +74,13 @@ class AnswerView {
     this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
     this.facts = element('span', { class: 'facts' });
     this.copy = copyButton('Copy answer', message);
+    this.speak = speakButton(actions.speaker, () => this.body.innerText);
+    this.speaker = actions.speaker;
     this.tools = element(
       'div',
       { class: 'tools' },
       this.copy,
+      this.speak,
       iconButton('retry', 'Retry', () => actions.retry(message)),
       iconButton('delete', 'Delete answer', () => actions.remove(message)),
     );
@@ -110,6 +113,12 @@ class AnswerView {
     this.#state();
   }
 
+  // What the server can do for this answer may have become more.
+  offer() {
+    const { state, content } = this.message;
+    this.speak.hidden = content === '' || state === 'streaming' || !this.speaker.isOffered;
+  }
+
   #draw() {
     const isStreaming = this.message.state === 'streaming';
     this.thought.textContent = this.message.thinking ?? '';
@@ -126,6 +135,7 @@ class AnswerView {
     this.facts.textContent = state === 'streaming' ? '' : describe(this.message);
     this.problem.hidden = state !== 'failed';
     this.copy.hidden = content === '';
+    this.offer();
     if (state === 'failed') this.problem.replaceChildren(...problem(error, this.retry));
     if (state === 'stopped' && this.node.isConnected) announce('Stopped.');
   }
@@ -146,5 +156,16 @@ function heading(text) {
 
 function copyButton(label, message) {
   const button = iconButton('copy', label, () => copyFrom(button, message.content));
+  return button;
+}
+
+// `text()` is what is to be read.
+function speakButton(speaker, text) {
+  const button = iconButton('speaker', 'Read aloud', () => speaker.toggle(text(), show), { 'aria-pressed': 'false' });
+  const show = (isSpeaking) => {
+    button.replaceChildren(icon(isSpeaking ? 'stop' : 'speaker'));
+    button.setAttribute('aria-label', isSpeaking ? 'Stop reading' : 'Read aloud');
+    button.setAttribute('aria-pressed', String(isSpeaking));
+  };
   return button;
 }

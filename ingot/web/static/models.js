@@ -7,6 +7,8 @@ export class Models {
   constructor(api) {
     this.api = api;
     this.list = [];
+    this.hearing = null; // the one that writes down what is spoken, and the one that speaks
+    this.speaking = null;
     this.error = null;
     this.chosen = 'default'; // the name that always means the served model
   }
@@ -28,7 +30,11 @@ export class Models {
 
   async load() {
     try {
-      this.list = await this.api.models();
+      const all = await this.api.models();
+      const of = (wanted) => all.filter(({ kind = 'chat' }) => kind === wanted);
+      this.list = of('chat');
+      this.hearing = of('audio')[0] ?? null;
+      this.speaking = of('speech')[0] ?? null;
       this.error = null;
       if (!this.card) this.chosen = this.list[0]?.id ?? 'default';
     } catch (error) {

@@ -5,7 +5,7 @@ import { Follower } from './follow.js';
 import { messageView } from './message.js';
 
 export class Transcript {
-  // `actions` are what a message offers: edit(message, text), retry(message), remove(message).
+  // `actions` are what a message offers: edit(message, text), retry(message), remove(message), and the `speaker`.
   constructor(actions, welcome) {
     this.actions = actions;
     this.welcome = welcome;
@@ -29,6 +29,11 @@ export class Transcript {
     for (const [id, view] of this.views) if (!wanted.has(id)) this.#drop(id, view);
     for (const [at, message] of messages.entries()) if (!this.views.has(message.id)) this.#place(message, at);
     this.#preface(system, messages.length === 0);
+  }
+
+  // Another server, or the same with another model, may offer more.
+  offer() {
+    for (const view of this.views.values()) view.offer?.();
   }
 
   view(message) {

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.cache.disk.records import ME, bytes_in, is_right, opened
 
 KILLS = int(os.environ.get("INGOT_TEST_KILLS", "20"))
 CAP = 12_000_000
+PATIENCE_S = 60
 LONGEST_S = 0.25
 """From the first write to the kill."""
 
@@ -27,20 +29,26 @@ LONGEST_S = 0.25
 def begun(folder: Path, seed: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.cache.disk.hammer", str(folder), str(seed), str(CAP)]
     made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert made.stdout is not None and made.stdout.readline() == "begun\n"
+    late = threading.Timer(PATIENCE_S, made.kill)
+    late.start()
+    try:
+        assert made.stdout is not None and made.stdout.readline() == "begun\n"
+    finally:
+        late.cancel()
     return made
 
 
 def killed(processes: Sequence[subprocess.Popen[str]], after_s: float, folder: Path) -> None:
     """Meanwhile the cap is looked at again and again."""
     until = time.monotonic() + after_s
-    while time.monotonic() < until:
-        assert measured(processes, folder) <= CAP
-        time.sleep(0.002)
-    for process in processes:
-        process.kill()
-        told, _ = process.communicate()
-        assert "WRONG" not in told
+    try:
+        while time.monotonic() < until:
+            assert measured(processes, folder) <= CAP
+            time.sleep(0.002)
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any("WRONG" in process.communicate(timeout=PATIENCE_S)[0] for process in processes)
 
 
 def measured(processes: Sequence[subprocess.Popen[str]], folder: Path) -> int:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ingot.cache.packing import packed
+from ingot.engine.costs import StepCosts
 from ingot.engine.engine import Engine
-from ingot.engine.request import Failed, Request, Sampling, SequenceEnded
+from ingot.engine.request import Failed, Request, Sampling, SequenceEnded, Stop
+from ingot.engine.reuse import Reuse
+from ingot.engine.sequence import Sequence as Running
 from ingot.engine.sparse.ask import SparseAsk
+from ingot.engine.sparse.prefill import SparseOffer, SparsePrefill
 from ingot.engine.sparse.selection import Scores, always, select
 from ingot.engine.speculation.lookup import Lookup
-from ingot.errors import BadRequest, Cancelled, Unsupported
+from ingot.errors import BadRequest, Cancelled, ContextOverflow, Unsupported
+from ingot.text.grammar.grammars import Grammars
 from tests import engines, tiny
-from tests.engine.sparse.world import Told, ask, ended, evenly, report, some, start, written_by_stock
+from tests.engine.sparse.world import Told, ask, draft_model, ended, evenly, report, some, start, written_by_stock
 from tests.engines import answer, text_of
 
 Starting = Callable[..., Engine]
@@ -41,6 +48,16 @@ def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
     events = answer(engine, request)
     ended(events)
     return next(event.tokens for event in events if isinstance(event, SequenceEnded))
+
+
+def states_of(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
+    """All that is kept, bit by bit."""
+
+    def told(reuse: Reuse) -> dict[tuple[int, ...], list[bytes]]:
+        nodes = [(node, node.record) for node in reuse.index.nodes() if node.record is not None]
+        return {tuple(node.tokens): packed(reuse.encoding.loose(record)) for node, record in nodes}
+
+    return engine.kept._run(told)
 
 
 def kept_of(prompt: tuple[int, ...], keep: float = 0.3, scores: Callable[..., Scores] = evenly) -> list[int]:
@@ -95,12 +112,18 @@ def test_the_same_prompt_asked_again_is_taken_over_and_not_scored_again(starting
     assert ended(again).usage.cached_tokens == len(kept_of(prompt)) - 1
 
 
-def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(starting: Starting) -> None:
-    prompt, engine = some(700), starting()
+@pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
+def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(
+    starting: Starting, kind: str, device: Any
+) -> None:
+    prompt = some(420)
+    engine, fresh = starting(kind, device=device), starting(kind, device=device)
     whole = tokens_of(engine, ask(prompt, SparseAsk(keep=1.0)))
+    tokens_of(fresh, ask(prompt, None))
+    assert states_of(engine) == states_of(fresh) != {}
     dense = answer(engine, ask(prompt, None))
     assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == whole
-    assert ended(dense).usage.cached_tokens == 699
+    assert ended(dense).usage.cached_tokens == 419
 
 
 def test_usage_counts_what_was_sent_and_the_report_what_was_done(starting: Starting) -> None:
@@ -110,6 +133,23 @@ def test_usage_counts_what_was_sent_and_the_report_what_was_done(starting: Start
     told = report(events)
     assert (told.scorer, told.scored, told.kept, told.unused) == ("told", 700, len(kept_of(prompt)), None)
     assert 0 < told.scoring_s <= ended(events).timing.prefill
+
+
+def test_limits_count_what_was_sent_however_little_of_it_is_kept(starting: Starting) -> None:
+    engine = starting(context=720)
+    with pytest.raises(ContextOverflow):
+        engine.generate(ask(some(730)))
+    events = answer(engine, ask(some(700), max_tokens=None))
+    assert report(events).unused is None
+    assert ended(events).usage.completion_tokens == 20
+
+
+def test_a_grammar_holds_the_answer_behind_a_thinned_prompt(starting: Starting) -> None:
+    with closing(Grammars(engines.tiny_tokenizer(), tiny.VOCAB)) as grammars:
+        plan = grammars.choice(["neither of them"])
+    events = answer(starting(), ask(some(700), max_tokens=60, guide=plan, stop=Stop()))
+    assert report(events).unused is None
+    assert text_of(events) == "neither of them"
 
 
 def test_decoding_goes_on_at_the_full_length_and_memory_holds_what_is_kept(starting: Starting) -> None:
@@ -145,6 +185,19 @@ def test_short_prompts_and_known_ones_are_computed_whole_and_the_report_says_why
     assert report(answer(starting(context=8192), ask(some(4100)))).unused == "unsupported"
 
 
+def test_who_forces_it_is_thinned_out_however_short_his_prompt_and_what_is_new_of_it_are(starting: Starting) -> None:
+    engine, forced = starting(), SparseAsk(forced=True)
+    told = report(answer(engine, ask(some(250), forced)))
+    assert told.unused is None and told.kept < told.scored == 250
+    answer(engine, ask(some(700)[:500], None))
+    told = report(answer(engine, ask(some(700), forced)))
+    assert told.unused is None and told.kept < told.scored == 200
+    # There is nothing that could be left out.
+    assert report(answer(engine, ask(some(100), forced))).unused == "does_not_pay"
+    answer(engine, ask(some(400), None))
+    assert report(answer(engine, ask(some(400), forced))).unused == "cached"
+
+
 def test_what_is_known_stays_whole_and_what_is_new_is_thinned_out(starting: Starting) -> None:
     engine, prompt = starting(), some(1200)
     answer(engine, ask(prompt[:600], None))
@@ -154,17 +207,27 @@ def test_what_is_known_stays_whole_and_what_is_new_is_thinned_out(starting: Star
     assert told.scored == 600 and told.kept < 400
 
 
-def test_scoring_that_would_cost_more_than_it_saves_is_left(starting: Starting) -> None:
-    def slowly(prompt: tuple[int, ...]) -> Scores:
-        import time
+@pytest.mark.parametrize(("takes_s", "left"), [(0.5, "does_not_pay"), (0.3, None)])
+def test_scoring_that_would_cost_more_than_it_saves_is_left(takes_s: float, left: str | None) -> None:
+    now = 0.0
 
-        time.sleep(0.5)
+    def slowly(prompt: tuple[int, ...]) -> Scores:
+        nonlocal now
+        now += takes_s
         return evenly(prompt)
 
-    scorer = Told(slowly)
-    engine = starting(scorer=scorer, cache_bytes=0)
-    told = [report(answer(engine, ask(some(700, seed), max_tokens=1))).unused for seed in range(3)]
-    assert told == [None, "does_not_pay", "does_not_pay"] and len(scorer.asked) == 1
+    costs, scorer = StepCosts(), Told(slowly)
+    costs.observe_prefill(1000, 1000.0)  # so leaving out 400 tokens of 700 saves 0.4 s
+    offer = SparseOffer(scorer, threshold=300, keep=0.3)
+    sparse = SparsePrefill(offer, costs, draft_model(cache_bytes=0).reuse, 0, clock=lambda: now)
+    prompts = [some(700, seed) for seed in range(5)]
+    waiting = [Running(ask(prompt), 0, ticket, prompt, 1, 0) for ticket, prompt in enumerate(prompts)]
+    for sequence in waiting:
+        while not sparse.ready(sequence):
+            sparse.advance(sequence, seconds=1.0)
+    told = [sequence.sparse for sequence in waiting if sequence.sparse is not None]
+    assert [each.unused for each in told] == [None, None, None, left, left]
+    assert [each.scoring_s for each in told[:3]] == [pytest.approx(takes_s)] * 3
 
 
 def test_a_request_that_is_cancelled_while_it_is_scored_leaves_nothing(starting: Starting) -> None:

@@ -74,3 +74,34 @@ def test_equal_scores_are_taken_from_the_front_so_that_the_same_is_always_chosen
     flat = np.zeros(2048, np.float32)
     assert select(flat, always(2048), 0.1).tolist() == select(flat.copy(), always(2048), 0.1).tolist()
     assert set(range(FIRST, FIRST + CHUNK)) <= set(select(flat, always(2048), 0.1).tolist())
+
+
+@pytest.mark.parametrize("keep", [0.02, 0.1, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_medium_is_kept_with_all_its_tokens_or_with_none(keep: float, seed: int) -> None:
+    length, media = 3000, [(70, 75), (200, 700), (700, 731), (1500, 1601), (2890, 2960)]
+    flags = always(length, [(220, 230)], media=media)
+    kept = set(select(scores(length, seed), flags, keep, media).tolist())
+    shares = [len(kept & set(range(begin, end))) for begin, end in media]
+    assert all(share in (0, end - begin) for share, (begin, end) in zip(shares, media, strict=True))
+    assert shares[1] == 500 and shares[4] == 70, "what is always computed is a part of them"
+    assert len(kept) <= kept_count(flags, keep) + 101 + 2 * CHUNK
+    assert keep < 1 or len(kept) == length
+
+
+def test_a_medium_that_scores_best_is_kept_and_one_that_does_not_is_left() -> None:
+    length, media = 4096, [(1000, 1300), (2000, 2300)]
+    told = 0.5 * scores(length)
+    told[1000:1300], told[2000:2300] = 2.0, 0.0
+    kept = set(select(told, always(length, media=media), 0.2, media).tolist())
+    assert set(range(1000, 1300)) <= kept and not kept & set(range(2000, 2300))
+
+
+def test_a_smaller_share_is_part_of_a_larger_one_also_with_media() -> None:
+    told, media = scores(3000), [(400, 900), (1000, 1100)]
+    flags = always(3000, media=media)
+    smaller: set[int] = set()
+    for keep in (0.05, 0.1, 0.3, 0.7, 1.0):
+        kept = set(select(told, flags, keep, media).tolist())
+        assert smaller <= kept
+        smaller = kept

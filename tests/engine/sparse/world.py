@@ -40,12 +40,13 @@ def draft_model(
     states: int = 1 << 26,
     cache_bytes: int = 1 << 24,
     seed: int = 1,
+    widest: int = CATCH_UP,
 ) -> DraftModel:
     model, here = tiny.build(kind, seed), device or current()
     settle(model, here, None)
-    adapter = adapt(model, tiny.CONFIGS[kind], here, apart=True)
+    adapter = adapt(model, tiny.CONFIGS[kind], here)
     total = adapter.weight_bytes + states
-    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=CATCH_UP, rows=8)
+    budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=4096, widest=widest, rows=8)
     return DraftModel(adapter, budget, cache_bytes=cache_bytes)
 
 

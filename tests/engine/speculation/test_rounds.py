@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         running.append(engine)
         rounds: list[Round] = []
         monkeypatch.setattr(
-            engine._generation._speculation._controller, "observe", lambda round, passed: rounds.append(round)
+            engine._generation._books.speculation._controller, "observe", lambda round, passed: rounds.append(round)
         )
         return engine, rounds
 

@@ -13,6 +13,7 @@ from ingot.http.app import build_app
 from tests import scripted
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted_encoders import EncodingEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +24,7 @@ HISTOGRAMS = {
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
     *("request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "request_params_max_tokens", "request_params_n", "iteration_tokens_total"),
+    "request_max_num_generation_tokens",
 }
 
 
@@ -35,7 +37,7 @@ def figures(body: bytes) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:
-            told = [value for label, value in sample.labels.items() if label != "model_name"]
+            told = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             found[sample.name.removeprefix("vllm:") + (f"[{','.join(told)}]" if told else "")] = sample.value
     return found
 
@@ -51,6 +53,8 @@ async def test_every_figure_is_told_by_its_name() -> None:
     assert {
         "num_requests_running": 0,
         "num_requests_waiting": 0,
+        "num_requests_waiting_by_reason[capacity]": 0,
+        "num_requests_waiting_by_reason[deferred]": 0,
         "kv_cache_usage_perc": 0.25,
         "cache_config_info[64,10]": 1,
         "prompt_tokens_total": 90,
@@ -61,6 +65,8 @@ async def test_every_figure_is_told_by_its_name() -> None:
         "request_success_total[stop]": 3,
         "request_success_total[length]": 0,
         "num_preemptions_total": 0,
+        "mm_cache_queries_total": 6,
+        "mm_cache_hits_total": 2,
         "time_to_first_token_seconds_bucket[0.25]": 1,
         "time_to_first_token_seconds_bucket[0.5]": 2,
         "time_to_first_token_seconds_bucket[+Inf]": 3,
@@ -82,7 +88,7 @@ async def test_each_metric_is_described_once_and_carries_the_models_name() -> No
     assert len(set(names)) == len(names)
     assert all(family.documentation and family.type in ("counter", "gauge", "histogram") for family in families)
     told = [sample for family in families for sample in family.samples if sample.name.startswith("vllm:")]
-    assert {sample.labels["model_name"] for sample in told} == {"org/toy"}
+    assert {(sample.labels["model_name"], sample.labels["engine"]) for sample in told} == {("org/toy", "0")}
 
 
 async def test_answers_are_counted_by_their_status() -> None:
@@ -93,6 +99,7 @@ async def test_answers_are_counted_by_their_status() -> None:
     await call(served, body=MESSAGES)
     told = figures((await call(served, "GET", "/metrics")).body)
     assert (told["ingot_http_responses_total[200]"], told["ingot_http_responses_total[429]"]) == (1, 1)
+    assert (told["http_requests_total[2xx]"], told["http_requests_total[4xx]"]) == (1, 1)
 
 
 async def test_requests_under_way_are_counted() -> None:
@@ -101,7 +108,9 @@ async def test_requests_under_way_are_counted() -> None:
     async with Call(served, body=MESSAGES | {"stream": True}) as made:
         await made.until(lambda: made.status == 200)
         assert figures((await call(served, "GET", "/metrics")).body)["num_requests_running"] == 1
-        [load] = (await call(served, "GET", "/v1/loads")).json()["loads"]
+        told = (await call(served, "GET", "/v1/loads")).json()
+        assert isinstance(told["timestamp"], str)  # SMG takes nothing else for loads
+        [load] = told["loads"]
         assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_total_reqs"]) == (1, 0, 1)
         assert (load["max_total_num_tokens"], load["token_usage"], load["cache_hit_rate"]) == (640, 0.25, 0.75)
         assert (load["utilization"], load["max_running_requests"]) == (0.125, 8)
@@ -154,3 +163,30 @@ async def test_the_engines_own_figures_are_true_and_no_step_is_waited_for() -> N
     assert told["ingot_prompts_total[off]"] == 1
     assert told["e2e_request_latency_seconds_count"] == told["request_success_total[stop]"] == 3
     assert told["kv_cache_usage_perc"] == told["num_requests_running"] == 0
+
+
+async def test_a_model_that_generates_nothing_has_figures_under_its_own_name() -> None:
+    engine = EncodingEngine()
+    made = app(engine)
+    assert (await call(made, "POST", "/v1/embeddings", body={"input": ["ab", "c"]})).status == 200
+    engine.refusal = Overloaded("full")
+    assert (await call(made, "POST", "/v1/embeddings", body={"input": "d"})).status == 429
+    name = engine.encoders["embedding"].card.name
+    families = text_string_to_metric_families((await call(made, "GET", "/metrics")).body.decode())
+    own = {
+        (sample.name.removeprefix("vllm:"), sample.labels.get("finished_reason", "")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("model_name") == name and "le" not in sample.labels
+    }
+    assert {
+        ("num_requests_running", ""): 0,
+        ("num_requests_waiting", ""): 0,
+        ("prompt_tokens_total", ""): engine.encodings[0].tokens,
+        ("request_success_total", "stop"): 1,
+        ("request_success_total", "abort"): 0,
+        ("request_success_total", "error"): 1,
+        ("e2e_request_latency_seconds_count", ""): 2,
+        ("request_queue_time_seconds_sum", ""): 0.1,
+        ("request_inference_time_seconds_sum", ""): 0.2,
+    }.items() <= own.items()

@@ -43,6 +43,15 @@ async def test_every_protocol_asks_for_it(path: str) -> None:
 
 
 @wires
+async def test_true_asks_for_it_however_short_a_prompt_is_and_a_share_alone_for_long_ones(path: str) -> None:
+    engine = ScriptedEngine()
+    for said in ({"specprefill": True, "specprefill_keep_pct": 0.1}, {"specprefill_keep_pct": 0.1}):
+        assert (await call(app(engine), path=path, body=asking(path, **said))).status == 200
+    asks = [request.sparse for request in engine.requests if request.sparse is not None]
+    assert [(ask.keep, ask.forced) for ask in asks] == [(0.1, True), (0.1, False)]
+
+
+@wires
 async def test_who_does_not_ask_for_it_gets_all_of_the_prompt(path: str) -> None:
     engine = ScriptedEngine()
     for said in ({}, {"specprefill": False}, {"specprefill": None}):
@@ -51,10 +60,10 @@ async def test_who_does_not_ask_for_it_gets_all_of_the_prompt(path: str) -> None
 
 
 @wires
-@pytest.mark.parametrize("said", [{"specprefill_keep_pct": 0.2}, {"specprefill": False, "specprefill_keep_pct": 0.2}])
-async def test_a_share_of_what_is_not_asked_for_is_refused(path: str, said: dict[str, Any]) -> None:
+async def test_a_share_of_what_is_forbidden_is_refused(path: str) -> None:
+    said = {"specprefill": False, "specprefill_keep_pct": 0.2}
     made = await call(app(ScriptedEngine()), path=path, body=asking(path, **said))
-    assert made.status == 400 and b"specprefill true" in made.body
+    assert made.status == 400 and b"specprefill is false" in made.body
 
 
 @wires
@@ -85,6 +94,14 @@ async def test_a_receipt_says_why_all_was_computed() -> None:
         engine = ScriptedEngine(lambda request, reports=reports: thinned(request, *reports))
         made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
         assert made.json()["ingot"]["specprefill"] == {"scorer": "draft", "reason": told}
+
+
+async def test_a_receipt_says_what_an_earlier_turn_has_left() -> None:
+    told = SparseReport("draft", 400, 90, 0.5, reused=9000)
+    engine = ScriptedEngine(lambda request: thinned(request, told))
+    made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
+    receipt = made.json()["ingot"]["specprefill"]
+    assert (receipt["scored"], receipt["kept"], receipt["reused"]) == (400, 90, 9000)
 
 
 async def test_rules_and_the_newest_turn_are_whole_and_a_long_turn_at_its_ends() -> None:

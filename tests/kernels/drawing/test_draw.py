@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ingot.kernels.drawing.kernels import draw
 from ingot.kernels.gpu.emulator import Emulator
+from tests.kernels.native.test_draw import kept
 from tests.kernels.paged.memory import emulated
-from tests.kernels.test_draw import kept
 
 pytestmark = emulated
 

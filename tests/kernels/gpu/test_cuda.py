@@ -16,8 +16,10 @@ from ingot.kernels.gpu.kinds import Kind, Rehearsal, program
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.packed.kernels import DTYPES, PackedProduct, PackedWeights, Packing
 from ingot.kernels.packed.scratch import Scratch
-from ingot.kernels.paged.kernels import PagedAttention, Rows, Slabs, page_copies, token_slots
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import Rows, page_copies, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 from ingot.kernels.paged.turning import Turning, TurnShape
 from tests.kernels.paged.memory import VECTORS

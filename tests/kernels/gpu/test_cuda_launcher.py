@@ -14,8 +14,10 @@ from ingot.kernels.gpu.cubins import CubinFolder
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.kinds import TYPES, Rehearsal, program
 from ingot.kernels.gpu.texts import Kernel, Output, Work
-from ingot.kernels.paged.kernels import PagedAttention, Rows, Slabs, page_copies, token_slots
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import Rows, page_copies, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.paged.memory import START

@@ -15,8 +15,10 @@ from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.launchers import MlxLauncher, compilation, launcher
 from ingot.kernels.gpu.nvrtc import Nvrtc, NvrtcError
 from ingot.kernels.gpu.texts import Kernel, Prelude, Work
-from ingot.kernels.paged.kernels import PagedAttention, Rows, Slabs, token_slots
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import Rows, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.paged.memory import START

@@ -11,8 +11,10 @@ import pytest
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import Launcher
-from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Slabs, page_number
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import Rows
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 emulated = pytest.mark.skipif(

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import Kernel, KernelText, Output, Work
-from ingot.kernels.paged.kernels import Rows, Slabs, page_copies, token_slots
+from ingot.kernels.paged.rows import Rows, page_copies, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 from .memory import START, VECTORS, Memory, Variant, check, emulated

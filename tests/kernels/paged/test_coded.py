@@ -14,8 +14,10 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.page_form import PageForm
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, PagedAttention, Rows, Slabs, page_number
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import Rows
 from ingot.kernels.paged.shapes import CodedPages, Shape
+from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS
 
 from .memory import BOUNDS, START, Memory, Variant, emulated

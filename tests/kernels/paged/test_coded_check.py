@@ -15,7 +15,7 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launchers import launcher
 from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged.checked import CheckedKernels
-from ingot.kernels.paged.coded_check import CodedSample, check_coded
+from ingot.kernels.paged.coded_check import CodedSample, check_coded, check_unpacked
 from ingot.kernels.paged.kernels import PagedAttention
 from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
@@ -52,7 +52,8 @@ def attention(
 )
 def test_kernels_that_are_right_pass(codec: str, dtype: mx.Dtype, cap: float | None) -> None:
     found = attention(Emulator(), dtype, cap=cap)
-    assert check_coded(GPU, found, sampled(codec, dtype), scale=0.2, cap=cap) is None
+    for check in (check_coded, check_unpacked):
+        assert check(GPU, found, sampled(codec, dtype), scale=0.2, cap=cap) is None
 
 
 def test_all_kernels_are_compared_that_queries_of_any_number_come_to() -> None:
@@ -78,6 +79,23 @@ def test_a_kernel_that_is_wrong_is_named(kernel: str, old: str, new: str, said: 
 
     found = check_coded(GPU, attention(Broken()), sampled("k8v4", mx.bfloat16), scale=0.2, cap=None)
     assert found is not None and found.startswith(said)
+
+
+class WrongForPrompts(Emulator):
+    def rewritten(self, text: KernelText) -> KernelText:
+        body = text.body.replace("* length", "* 2.0f * length")
+        return text._replace(body=body) if "_unpack_" in text.name else text
+
+
+def test_what_is_wrong_for_prompts_alone_is_left_to_plain_operations_for_them_alone() -> None:
+    kernels, sample = CheckedKernels(GPU), sampled("k8v4", mx.bfloat16)
+    kernels.check_coded(attention(WrongForPrompts()), sample, scale=0.2, cap=None)
+    assert kernels.reads(sample.shape) and not kernels.unpacks(sample.shape)
+    [wrong] = kernels.wrong_unpacked.values()
+    assert wrong is not None and wrong.startswith("attend differs by")
+    right = CheckedKernels(GPU)
+    right.check_coded(attention(Emulator()), sample, scale=0.2, cap=None)
+    assert right.unpacks(sample.shape)
 
 
 def test_pages_are_read_that_were_compared_and_no_others() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import Rows
+from ingot.kernels.paged.rows import Rows
 from ingot.kernels.paged.shapes import Shape
 from ingot.kernels.paged.tuning import TUNINGS
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from bench.paged import WAYS
 from ingot.kernels.gpu.texts import Kernel, Work
-from ingot.kernels.paged.kernels import MOST_QUERIES, PagedAttention, Rows, Slabs
+from ingot.kernels.paged.kernels import PagedAttention
+from ingot.kernels.paged.rows import MOST_QUERIES, Rows
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import Slabs
 from ingot.kernels.paged.tuning import TUNINGS, Tuning
 
 from .memory import START

@@ -14,8 +14,9 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.texts import KernelText
 from ingot.kernels.paged import turning as module
-from ingot.kernels.paged.kernels import PAGE_LIMIT, Slabs, page_number, token_slots
+from ingot.kernels.paged.rows import token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, page_number
 from ingot.kernels.paged.tuning import TUNINGS
 from ingot.kernels.paged.turning import Norm, Turning, TurnShape, turns
 from ingot.kernels.paged.turning_check import check_turning, plain_turns

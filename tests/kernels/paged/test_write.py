@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.paged.kernels import PAGE_LIMIT, Slabs, ordered, page_copies, page_number, token_slots
+from ingot.kernels.paged.rows import page_copies, token_slots
 from ingot.kernels.paged.shapes import Shape
+from ingot.kernels.paged.slabs import PAGE_LIMIT, Slabs, ordered, page_number
 
 from .memory import START, Memory, Variant, check, emulated
 

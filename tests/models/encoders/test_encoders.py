@@ -18,6 +18,7 @@ from ingot.models.encoders import attention, mpnet
 from ingot.models.encoders.load import load_embedder, load_reranker
 from ingot.models.encoders.recipe import Normalize, Recipe
 from tests.encoders import write_encoder
+from tests.memory import settled
 from tests.models.encoders.running import finished
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "mpnet")
@@ -168,9 +169,7 @@ def test_what_a_batch_was_predicted_to_take_covers_what_it_took(tmp_path: Path) 
     encoder = load_embedder(folder, current(), MEAN)
     rows = [[5] * 300] * 12
     finished(encoder, rows)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     finished(encoder, rows)
     assert mx.get_peak_memory() - before <= encoder.batch_bytes(12 * 300, 300)
 
@@ -251,8 +250,6 @@ def test_a_decoders_batch_was_predicted_to_take_at_least_what_it_took(tmp_path: 
     encoder = load_embedder(write_decoder(tmp_path, tied=True), current(), LAST)
     rows = [[7] * 1024] * 4
     finished(encoder, rows)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     finished(encoder, rows)
     assert mx.get_peak_memory() - before <= encoder.batch_bytes(4096, 1024)

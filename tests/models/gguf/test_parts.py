@@ -9,7 +9,8 @@ from safetensors.numpy import load_file
 from ingot.errors import ModelError
 from ingot.models.files.progress import silent
 from ingot.models.gguf.importer import convert_gguf
-from ingot.models.gguf.parts import GGUFModel, part_name, parts_of
+from ingot.models.gguf.part_names import part_name, parts_of
+from ingot.models.gguf.parts import GGUFModel
 from tests.models.gguf.making import TinyModel, tiny_model
 
 COUNT = 3

@@ -51,7 +51,9 @@ def checked(folder: Path, device: Device | None = None) -> float:
     return check_head(load_head(source, adapter), adapter)
 
 
-@pytest.mark.parametrize("device", [None, GPU], ids=["here", "as-on-a-gpu"])
+@pytest.mark.parametrize(
+    "device", [pytest.param(None, id="here"), pytest.param(GPU, id="as-on-a-gpu", marks=pytest.mark.slow)]
+)
 def test_a_trained_head_guesses_much_of_what_its_model_writes(device: Device | None) -> None:
     assert checked(HYBRID, device) > 0.4
 

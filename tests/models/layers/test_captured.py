@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,14 +16,17 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
-from ingot.engine.live_codec import with_live_codec
-from ingot.kernels.paged.kernels import MOST_QUERIES, available
+from ingot.kernels.paged.kernels import available
+from ingot.kernels.paged.rows import MOST_QUERIES
 from ingot.kernels.stack import replays
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.layers import captured
 from ingot.models.layers.captured import Stack, stack_of
 from ingot.models.layers.packed_linear import FEW
+from ingot.models.live_codec import with_live_codec
+from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
+from tests.models.lora.made import matrices, shapes, write_mlx
 
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
@@ -234,3 +238,57 @@ def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (1, 2, 3):
         session.run([9] * count, [Part(tuple(session.rows[:count]), 1)])
     assert len(stacked(adapter)._replays) == 2
+
+
+def adapted_rows(adapter: Adapter, slots: list[int], steps: int = 3) -> list[list[mx.array]]:
+    """Logits of each row at each step, of rows that go through these adapters."""
+    states = adapter.new_rows()
+    rows = [states.new(lora=slot) for slot in slots]
+    for number, row in enumerate(rows):
+        mx.eval(adapter.run(states, mx.full(20, 5 + number, mx.uint32), [Part((row,), 20)]), states.pending())
+    found: list[list[mx.array]] = [[] for _ in rows]
+    for token in range(steps):
+        logits = adapter.run(states, mx.full(len(rows), 9 + token, mx.uint32), [Part(tuple(rows), 1)])
+        mx.eval(logits, states.pending())
+        for number, own in enumerate(found):
+            own.append(logits[number])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["packed", "plain"])
+def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(kind)
+    stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
+    sizes = shapes(adapter.model, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+    folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4 * n, n), rank=4 * n, scale=0.02) for n in (1, 3)]
+    one, two = (adapter.loras.slot(load_lora(adapter, folder, most_rank=16).digest) for folder in folders)
+    assert not adapter.adapts_apart
+    made = stack.made
+    among = adapted_rows(adapter, [one, 0, two])
+    assert stack.refused is stack.adapted.refused is None and made < stack.made <= made + 1
+    assert all(mx.array_equal(*each) for each in zip(among[1], bare[1], strict=True)), "who has none is as before"
+    assert not mx.array_equal(among[0][0], bare[0][0])
+    alone = adapted_rows(adapter, [one])
+    assert all(mx.array_equal(*each) for each in zip(among[0], alone[0], strict=True)), "and others as alone"
+    monkeypatch.setattr(stack.adapted, "refused", "for comparison")
+    assert adapter.adapts_apart
+    plain = adapted_rows(adapter, [one, 0, two])
+    largest = max(float(mx.abs(each).max()) for each in plain[2])
+    bound = 1e-4 if kind == "packed" else 2**-4
+    assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(among[2], plain[2], strict=True))
+
+
+def test_graphs_of_adapters_that_went_are_forgotten(tmp_path: Path) -> None:
+    adapter = adapted("packed")
+    stack, sizes = stacked(adapter), shapes(adapter.model, ("q_proj", "up_proj"))
+    folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4, n), rank=4, scale=0.02) for n in (1, 2)]
+    first = load_lora(adapter, folders[0], most_rank=16)
+    alone = adapted_rows(adapter, [1])
+    assert sum(bool(bound.adapters) for _, bound in stack._replays) > 0
+    load_lora(adapter, folders[1], most_rank=16)
+    adapter.loras.drop(first.digest)
+    other = adapted_rows(adapter, [2])
+    assert len({bound.adapters for _, bound in stack._replays if bound.adapters}) == 1
+    assert not mx.array_equal(alone[0][0], other[0][0])
+    load_lora(adapter, folders[0], most_rank=16)
+    assert all(mx.array_equal(*each) for each in zip(adapted_rows(adapter, [1])[0], alone[0], strict=True))

@@ -18,6 +18,7 @@ from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.mixers import SplitMixer, mixers, swap_mixers, tiled
 from ingot.models.layers.modules import parameters, swap_ropes
 from tests import tiny
+from tests.memory import settled
 from tests.models.layers import family_configs
 
 # One for each way in which attention is wired, and mixers that are taken apart: alone, two in a layer, without a cache.
@@ -139,8 +140,7 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     launch(model, rows, [[(one, [1, 2])], [(two, [3])]])
     stored = [storage for group in rows.groups for storage in group.storages]
     largest = max(array.nbytes for storage in stored for array in (*storage.keys, *storage.values))
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     for _ in range(3):
         launch(model, rows, [[(one, [1]), (two, [2])], [(other, [3, 4, 5])]])
     assert mx.get_peak_memory() - before < largest

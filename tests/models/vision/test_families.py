@@ -19,6 +19,7 @@ from ingot.media.item import MediaItem
 from ingot.models.adapter import Adapter, load
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.visual import Visual
+from tests.memory import settled
 from tests.models.vision.looking import looked, prompt_with, reference
 from tests.models.vision.tiny_families import CONFIGS, packed, saved
 
@@ -138,9 +139,7 @@ def test_no_more_memory_is_taken_than_was_predicted(tiled: Path) -> None:
     pixels = tower.pixels(item)
     needs = tower.needs(item.layout)
     assert pixels.nbytes <= needs.pixels
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     work = tower.look(pixels, item.layout)
     features = None
     while features is None:

@@ -23,6 +23,7 @@ from ingot.media.size import Size
 from ingot.models.adapter import load
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.visual import Visual
+from tests.memory import settled
 from tests.models.vision.looking import drawn_frame, item_at, looked, reference
 from tests.models.vision.tiny_families import saved
 
@@ -80,9 +81,7 @@ def test_little_detail_is_the_whole_picture_alone_in_the_memory_that_was_predict
     for wish in (PictureWish(), PictureWish(detail="low")):
         layout = processor_in(folder).picture(Size(300, 90), wish)  # type: ignore[union-attr]
         item = item_at(0, "image", layout, [drawn_frame(np.random.default_rng(2), 300, 90)])
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        before = settled()
         features = looked(tower, item)
         mx.eval(features.embeddings)
         assert features.embeddings.shape[0] == layout.features

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from ingot.errors import ModelError
-from ingot.kernels.device import Device, current
+from ingot.kernels.device import current
 from ingot.media.families.registry import processor_in
 from ingot.media.layout import ClipHeader, ClipWish, PictureWish
 from ingot.media.size import Size
-from ingot.models.vision import blocks, qwen
+from ingot.models.vision import qwen, slicing
 from ingot.models.vision.loading import has_tower, load_tower
 from ingot.models.vision.tower import Tower
 from ingot.upstream import load_config
+from tests.memory import settled
 from tests.models.vision.looking import drawn_frame, item_at, looked, reference
 
 
@@ -53,7 +54,7 @@ def test_a_clip_is_cut_in_pairs_of_frames_time_first(checkpoint: Path) -> None:
 def test_features_are_those_of_mlx_vlms_own_tower_however_they_are_sliced(
     checkpoint: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks.ROWS, "cpu", rows)
+    monkeypatch.setitem(slicing.ROWS, "cpu", rows)
     monkeypatch.setattr(qwen, "TOGETHER", 2 * rows)
     tower, processor = tower_of(checkpoint), processor_in(checkpoint)
     model = reference(checkpoint)
@@ -76,9 +77,7 @@ def test_what_looking_takes_is_known_before(checkpoint: Path) -> None:
     item = item_at(0, "image", layout, [drawn_frame(np.random.default_rng(3), 400, 400)])
     needs = tower.needs(layout)
     assert tower.pixels(item).nbytes <= needs.pixels
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = settled()
     features = looked(tower, item)
     assert mx.get_peak_memory() - before <= needs.pixels + needs.work + needs.features
     assert features.nbytes <= needs.features
@@ -96,19 +95,13 @@ def test_a_checkpoint_without_weights_of_its_tower_says_how_to_serve_it(checkpoi
 
 
 def test_slices_of_wide_towers_end_where_patches_are_merged(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are small, and as many rows as a processor has time for need not be a multiple of four."""
+    """However few rows a processor has time for."""
     processor, random = processor_in(checkpoint), np.random.default_rng(2)
     side = 8 * processor.unit
     layout = processor.picture(Size(side, side), PictureWish())
     item = item_at(0, "image", layout, [drawn_frame(random, side, side)])
     wanted = looked(tower_of(checkpoint), item)
-    width = load_config(checkpoint)["vision_config"]
-    monkeypatch.setattr(blocks, "CPU_WORK", 45 * int(width.get("embed_dim") or width["hidden_size"]) ** 2)
+    monkeypatch.setitem(slicing.WORK, "cpu", 1)
     found = looked(tower_of(checkpoint), item)
     for one, other in zip(found.arrays, wanted.arrays, strict=True):
         assert mx.abs(one - other).max().item() < 1e-4
-
-
-@pytest.mark.parametrize("width", [768, 1152, 1280, 1408])
-def test_so_do_those_of_published_ones(width: int) -> None:
-    assert blocks.Slicing.on(Device("cpu", "acting", 1 << 30), width).rows % 16 == 0

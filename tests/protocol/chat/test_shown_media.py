@@ -335,6 +335,25 @@ def test_clips_are_shown_as_a_request_says() -> None:
     assert shown({**part, "nframes": 4}, video_max_frames=6) == 4
 
 
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [({"keyframes": True}, {}), ({}, {"media_io_kwargs": {"video": {"keyframes": True}}})],
+)
+def test_keyframes_are_shown_instead_where_a_request_asks_for_them(part: dict[str, Any], more: dict[str, Any]) -> None:
+    pytest.importorskip("av")
+    from tests.media.clips import filmed
+
+    film = filmed(40, codec="libx264", options={"x264-params": "scenecut=0"})
+    clip = {"type": "video", "video": data_url(film, "video/mp4"), "nframes": 4}
+
+    def shown(part: dict[str, Any], **more: Any) -> tuple[int, ...]:
+        return only(chat([{"role": "user", "content": [part]}], **more)).layout.frames
+
+    assert shown(clip) == (0, 13, 26, 39)
+    assert shown({**clip, **part}, **more) == (0, 12, 24, 36)
+    assert shown({**clip, "keyframes": False}, **more) == (0, 13, 26, 39)
+
+
 def test_a_model_without_clips_is_shown_their_frames_as_pictures() -> None:
     request = chat([{"role": "user", "content": [CLIPS[0], text("What?")]}], seeing(STILLS))
     [items] = request.media

@@ -33,7 +33,8 @@ from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, Overloaded, Un
 from ingot.protocol.chat.sealing import ThinkingSeal
 from ingot.protocol.responses.body import ResponsesBody
 from ingot.protocol.responses.output_items import TextArgument
-from ingot.protocol.responses.request import PreviousNotFound, ResponsePlan, StoredResponse, Surroundings, read_response
+from ingot.protocol.responses.request import PreviousNotFound, ResponsePlan, Surroundings, read_response
+from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.tools import RemoteTool
 from ingot.protocol.served import Served
 from ingot.text.tokens.tokenizer import Tokenizer

@@ -82,7 +82,7 @@ def test_a_place_that_cannot_be_written_is_a_memory_in_memory(tmp_path: Path) ->
 
 def test_another_vocabulary_has_another_file(tmp_path: Path) -> None:
     one = tiny_tokenizer()
-    assert answers_path(tmp_path, one) == answers_path(tmp_path, tiny_tokenizer())
+    assert answers_path(tmp_path, one, "a") == answers_path(tmp_path, tiny_tokenizer(), "a")
 
     class Other:
         vocab_size = one.vocab_size
@@ -90,4 +90,8 @@ def test_another_vocabulary_has_another_file(tmp_path: Path) -> None:
         def token_bytes(self, token: int) -> bytes:
             return one.token_bytes(token) + b"."
 
-    assert answers_path(tmp_path, Other()) != answers_path(tmp_path, one)  # type: ignore[arg-type]
+    assert answers_path(tmp_path, Other(), "a") != answers_path(tmp_path, one, "a")  # type: ignore[arg-type]
+
+
+def test_another_model_of_the_same_vocabulary_has_another_file(tmp_path: Path) -> None:
+    assert answers_path(tmp_path, tiny_tokenizer(), "a") != answers_path(tmp_path, tiny_tokenizer(), "b")

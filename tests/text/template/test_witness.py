@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import re
 from typing import Any
 
 import pytest
@@ -146,3 +148,14 @@ def test_content_is_not_cut_where_its_thinking_is_to_be_kept() -> None:
 def test_the_pieces_are_the_whole_text() -> None:
     rendered = ChatTemplate("a{% for m in messages %}{{ m.content }}{% endfor %}z").rendered(TALK, history="stable")
     assert rendered.text == "aBe.OneTwoThreez" and rendered.pieces[-1] == TextRun(None, "z")
+
+
+def test_rendering_compiles_no_expressions_of_its_own() -> None:
+    def compiled() -> dict[int, re.Pattern[str]]:
+        return {id(each): each for each in gc.get_objects() if type(each) is re.Pattern}
+
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    pieces(source)
+    before = compiled()
+    pieces(source)
+    assert compiled().keys() <= before.keys()

@@ -151,15 +151,35 @@ INLINE void multiply_halves(LOCAL float* sums, const LOCAL unsigned int* first, 
   }
 }
 
-// A warp turns a vector of sums back: a Hadamard transform, then the signs.
-template <int SIZE>
-INLINE void turn_back(SHARED float* x, const DEVICE float* signs, int lane) {
-  constexpr int EACH = SIZE / 32;
-  float own[EACH];
+// Of a scale, as it lies in memory.
+INLINE float brain_at(const DEVICE unsigned char* scale) { return from_bits((unsigned int)*(const DEVICE unsigned short*)scale << 16); }
+
+// Eight neighbouring numbers of a vector whose codes are evenly spaced, by groups of columns: steps, then leasts.
+template <int BITS, int SIZE, int GROUPS>
+INLINE void spread_eight(LOCAL float* to, const DEVICE unsigned char* codes, const DEVICE unsigned char* scales, int column) {
+  const int upper = BITS == 4 && column >= SIZE / 2, group = column / (SIZE / GROUPS);
+  const uint2 words = *(const DEVICE uint2*)(codes + (upper ? column - SIZE / 2 : column));
+  const float step = size_of(brain_at(scales + group * 2)), least = brain_at(scales + (GROUPS + group) * 2);
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    own[i] = x[i * 32 + lane];
+  for (int i = 0; i < 8; ++i) {
+    const unsigned int word = (i < 4 ? words.x : words.y) >> (i % 4 * 8 + upper * 4);
+    to[i] = counted(word & ((1u << BITS) - 1u)) * step + least;
   }
+}
+
+template <typename T>
+INLINE void store_rounded(DEVICE T* to, const LOCAL float* from) {
+  Eight<T> eight;
+  eight.raw.x = two_of<T>(from[0], from[1]);
+  eight.raw.y = two_of<T>(from[2], from[3]);
+  eight.raw.z = two_of<T>(from[4], from[5]);
+  eight.raw.w = two_of<T>(from[6], from[7]);
+  store_eight(to, eight);
+}
+
+// A warp turns a vector back, of which lanes hold neighbours: a Hadamard transform, then the signs.
+template <int EACH>
+INLINE void turn_own_back(LOCAL float* own, const DEVICE float* signs, int lane) {
 #pragma unroll
   for (int apart = 1; apart < EACH; apart *= 2) {
 #pragma unroll
@@ -179,9 +199,25 @@ INLINE void turn_back(SHARED float* x, const DEVICE float* signs, int lane) {
       own[i] = (lane & apart) == 0 ? own[i] + other : other - own[i];
     }
   }
-  const float even = 1.0f / root(float(SIZE));
+  const float even = 1.0f / root(float(EACH * 32));
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    x[i * 32 + lane] = own[i] * even * signs[i * 32 + lane];
+    own[i] = own[i] * even * signs[i * 32 + lane];
+  }
+}
+
+// The same of a vector of sums.
+template <int SIZE>
+INLINE void turn_back(SHARED float* x, const DEVICE float* signs, int lane) {
+  constexpr int EACH = SIZE / 32;
+  float own[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    own[i] = x[i * 32 + lane];
+  }
+  turn_own_back<EACH>(own, signs, lane);
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    x[i * 32 + lane] = own[i];
   }
 }

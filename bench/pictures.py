@@ -1,0 +1,203 @@
+"""Streams beside a request of many pictures: how long their tokens are apart, while the tower looks at them.
+
+python -m bench.pictures                             the foundry's model
+python -m bench.pictures --tower siglip --depth 6    a tower of SigLIP's size, six of its layers, with random weights
+python -m bench.pictures --tower qwen --side 448 --pictures 4 --streams 8
+
+Times are milliseconds between two tokens of a stream, of all streams together: alone, then beside the request until it
+has its first token. The target is that of --target-itl-ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from bench.seeing_models import TOWERS, write
+from ingot.config import Settings
+from ingot.engine.engine import Engine
+from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
+from ingot.engine.start import start_engine
+from ingot.engine.stream import BlockingStream
+from ingot.media.decoding import Pixels
+from ingot.media.families.registry import processor_in
+from ingot.media.item import MediaItem
+from ingot.media.layout import PictureWish
+from ingot.media.processor import Processor
+from ingot.media.size import Size
+
+FOUNDRY = Path(__file__).parents[1] / "foundry" / "models" / "vision"
+ENDLESS = 4096
+"""Tokens of a stream, which is cancelled when nothing is left to measure."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A picture of random colours."""
+
+    seed: int
+    side: int
+
+    def frames(self) -> Iterator[Pixels]:
+        yield np.random.default_rng(self.seed).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Milliseconds between tokens."""
+
+    found: Sequence[float]
+
+    def __str__(self) -> str:
+        p50, p95, most = np.percentile(self.found, [50, 95, 100])
+        return f"p50 {p50:6.1f}  p95 {p95:6.1f}  most {most:6.1f} ms  ({len(self.found)} tokens)"
+
+
+class Reader:
+    """A stream, read by a thread of its own, which notes when each token came."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.request, self.times = request, list[float]()
+        self._begun = threading.Event()
+        self._stream = engine.generate(request)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for batch in self._stream:
+            if not isinstance(batch[-1], Failed):
+                self.times.append(time.monotonic())
+            self._begun.set()
+
+    def wait(self) -> None:
+        """Until it has its first token."""
+        self._begun.wait()
+
+    def close(self, engine: Engine) -> None:
+        engine.cancel(self.request.id)
+        self._thread.join()
+
+
+def gaps(readers: Sequence[Reader], since: float, until: float) -> Gaps:
+    """Between tokens of which the second came within that time."""
+    return Gaps(
+        [
+            1000 * (later - earlier)
+            for reader in readers
+            for earlier, later in pairwise(list(reader.times))
+            if since < later <= until
+        ]
+    )
+
+
+def asked(name: str, tokens: Sequence[int], items: Sequence[MediaItem] = (), count: int = ENDLESS) -> Request:
+    return Request(
+        name,
+        (tuple(tokens),),
+        max_tokens=count,
+        sampling=Sampling(temperature=0.0),
+        stop=Stop(ignore_eos=True),
+        media=(tuple(items),) if items else (),
+    )
+
+
+def showing(name: str, processor: Processor, pictures: int, side: int, seed: int = 0) -> Request:
+    """A request of so many pictures, no two alike."""
+    tokens: list[int] = [1, 2, 3]
+    items = []
+    layout = processor.picture(Size(side, side), PictureWish())
+    for number in range(pictures):
+        begin = len(tokens)
+        tokens += [3] * layout.features + [4]
+        digest = f"{name} {seed} {number}".encode().ljust(32)
+        runs = ((begin, begin + layout.features),)
+        items.append(MediaItem("image", digest, runs, layout, Noise(seed * 1000 + number, side)))
+    return asked(name, tokens, items, count=1)
+
+
+def ended(stream: BlockingStream) -> Ended:
+    *_, batch = stream
+    last = batch[-1]
+    if isinstance(last, Failed):
+        raise last.error
+    assert isinstance(last, Ended)
+    return last
+
+
+@dataclass(frozen=True)
+class Found:
+    alone: Gaps
+    beside: Gaps
+    seconds: float  # until the request of pictures had its token
+
+
+def measure(engine: Engine, processor: Processor, *, streams: int, pictures: int, side: int, alone_s: float) -> Found:
+    ended(engine.generate(showing("warm-up", processor, 1, side)))
+    readers = [Reader(engine, asked(f"stream {number}", [5 + number, 6, 7])) for number in range(streams)]
+    for reader in readers:
+        reader.wait()
+    began = time.monotonic()
+    time.sleep(alone_s)
+    sent = time.monotonic()
+    ended(engine.generate(showing("shown", processor, pictures, side, seed=1)))
+    until = time.monotonic()
+    for reader in readers:
+        reader.close(engine)
+    engine.check()
+    return Found(gaps(readers, began, sent), gaps(readers, sent, until), until - sent)
+
+
+@contextmanager
+def folder_of(tower: str | None, depth: int | None, model: Path) -> Iterator[Path]:
+    if tower is None:
+        yield model
+        return
+    with tempfile.TemporaryDirectory() as made:
+        write(Path(made), tower, depth)
+        yield Path(made)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=FOUNDRY, help="a folder with a model that sees")
+    parser.add_argument("--tower", choices=TOWERS, help="instead: one with random weights and such a tower")
+    parser.add_argument("--depth", type=int, help="so many of its layers")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--pictures", type=int, default=16)
+    parser.add_argument("--side", type=int, default=192, help="pixels of a picture's sides")
+    parser.add_argument("--alone-s", type=float, default=0.5)
+    parser.add_argument("--target-itl-ms", type=float, default=Settings().target_itl_ms)
+    chosen = parser.parse_args()
+    settings = Settings(target_itl_ms=chosen.target_itl_ms, speculate="off")
+    with folder_of(chosen.tower, chosen.depth, chosen.model) as folder:
+        engine = start_engine(settings, folder, name="bench", source="benchmark")
+        try:
+            found = measure(
+                engine,
+                processor_in(folder),
+                streams=chosen.streams,
+                pictures=chosen.pictures,
+                side=chosen.side,
+                alone_s=chosen.alone_s,
+            )
+        finally:
+            engine.close()
+    print(f"{chosen.streams} streams, target {chosen.target_itl_ms:g} ms")
+    print(f"alone                        {found.alone}")
+    print(f"beside {chosen.pictures} pictures, {found.seconds:5.1f} s  {found.beside}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""The models of a server: each with its names, when it is there, and the settings that hold for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ingot.config.model_tables import ModelTable, read_registry, tables_of
+from ingot.config.settings import SETTINGS, Settings
+from ingot.errors import ConfigError, nearest
+
+PER_MODEL: Final = frozenset(
+    {
+        *("context", "dtype", "text_only", "chat_template", "template_history", "trust_special_tokens"),
+        *("tool_format", "thinking_format", "generation_config", "override_generation_config"),
+        *("default_chat_template_kwargs", "thinking", "thinking_budget", "memory", "prefix_cache", "cache_memory"),
+        *("cache_codec", "kv_codec", "max_sequences", "max_queue", "prefill_chunk", "speculate", "speculate_tokens"),
+        *("lora_modules", "adapter_path", "max_loras", "max_lora_rank"),
+        *("warm_prompts", "kv_events", "kv_events_replay", "kv_events_topic"),
+        *(
+            "specprefill",
+            "specprefill_scorer",
+            "specprefill_draft_model",
+            "specprefill_threshold",
+            "specprefill_keep_pct",
+        ),
+    }
+)
+"""Settings that may differ from model to model."""
+OF_ONE_MODEL: Final = {
+    "served_model_name": "",
+    **dict.fromkeys(
+        ("embedding_model", "rerank_model", "audio_model", "speech_model"), "give that model a table of its own"
+    ),
+    "warm_prompts": "what is warm is one model's, so say it in that one's table",
+    "kv_events": "an endpoint tells of one model, so say one in that one's table",
+}
+"""Settings that say what a table says of a model, and what to do instead."""
+_OF_EVERY_KIND: Final = frozenset({"memory", "max_sequences", "max_queue"})
+OF_KIND: Final = {
+    **dict.fromkeys(("embedding", "rerank", "audio"), _OF_EVERY_KIND | {"dtype"}),
+    "speech": _OF_EVERY_KIND,
+    "chat": PER_MODEL,
+}
+"""Which of them mean something to a model of a kind."""
+ENDPOINTS: Final = ("kv_events", "kv_events_replay")
+FURTHER: Final = {
+    "embedding": "embedding_model",
+    "rerank": "rerank_model",
+    "audio": "audio_model",
+    "speech": "speech_model",
+}
+"""Kinds of models that a server without tables may have beside the one that chats, and the settings that name them."""
+KindOf = Callable[[str, Settings], str]
+"""What the model is for that is given so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that may be served. `settings` are the server's, with what is the model's own."""
+
+    name: str
+    settings: Settings
+    kind: str = "chat"
+    aliases: tuple[str, ...] = ()
+    preload: bool = False  # loaded at the start
+    pin: bool = False  # never unloaded to make room, nor for being idle
+    idle_s: float | None = None  # after how long without a request it is unloaded; None: never
+
+    @property
+    def path(self) -> str:
+        return self.settings.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    @property
+    def further_kinds(self) -> tuple[str, ...]:
+        """What the models are for that are loaded with it."""
+        return tuple(kind for kind, setting in FURTHER.items() if getattr(self.settings, setting) is not None)
+
+
+def chats(model: str, settings: Settings) -> str:
+    """The kind of a model of which nothing else is known."""
+    return "chat"
+
+
+def model_entries(settings: Settings, kind_of: KindOf = chats) -> tuple[ModelEntry, ...]:
+    """The models that the tables name, in their order; none where there are no tables. `kind_of` is asked where a table
+    does not say. Raises ConfigError."""
+    tables = tables_of(settings.models or {})
+    if settings.models_config is not None:
+        if tables:
+            raise ConfigError("models_config and [models] name models, both: choose one", param="models_config")
+        tables, memory = read_registry(settings.models_config)
+        settings = settings if memory is None else replace(settings, memory=memory)
+    if not tables:
+        return ()
+    for name, instead in OF_ONE_MODEL.items():
+        if getattr(settings, name) != SETTINGS[name].default:
+            hint = f"; {instead}" if instead else ""
+            raise ConfigError(f"{name} is about a single model: there are tables for several{hint}", param=name)
+    entries = tuple(_entry(name, table, settings, kind_of) for name, table in tables.items())
+    _refuse_shared_names(entries)
+    _refuse_shared_endpoints(entries)
+    return entries
+
+
+def lone_entry(settings: Settings, name: str, kind: str = "chat") -> ModelEntry:
+    """The one model of a server without tables, which is to be served under `name`."""
+    return ModelEntry(name, settings, kind, preload=not settings.lazy, idle_s=settings.idle_unload_seconds)
+
+
+def _entry(name: str, table: ModelTable, settings: Settings, kind_of: KindOf) -> ModelEntry:
+    given = _settings_of(name, table.settings)
+    aliases = (*table.aliases, *_aliases_for((name, *table.aliases), settings.alias))
+    try:
+        own = replace(
+            settings,
+            model=table.path,
+            models=None,
+            models_config=None,
+            served_model_name=(name, *table.aliases),
+            alias=tuple(alias for alias in settings.alias if alias.partition("=")[2] in (name, *table.aliases)),
+            **{"memory": None, **given},
+        )
+    except ConfigError as error:
+        raise ConfigError(f"[models.{name}]: {error.message}") from None
+    preload = not settings.lazy if table.preload is None else table.preload
+    idle = settings.idle_unload_seconds if table.idle_unload_s is None else table.idle_unload_s
+    kind = kind_of(table.path, settings) if table.kind is None else table.kind
+    for key in given:
+        if key not in OF_KIND[kind]:
+            raise ConfigError(f"[models.{name}]: {key} means nothing to a model of kind {kind}")
+    return ModelEntry(name, own, kind, aliases, preload, table.pin, None if table.pin else idle)
+
+
+def _settings_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in given.items():
+        if key not in PER_MODEL:
+            near = nearest(key, PER_MODEL)
+            hint = f"; did you mean {near}?" if near else ""
+            what = "holds for the whole server" if key in SETTINGS else "is not known"
+            raise ConfigError(f"[models.{name}]: {key[:100]} {what}{hint}")
+        found[key] = SETTINGS[key].from_toml(value, f"[models.{name}]: {key}")
+    return found
+
+
+def _aliases_for(names: Iterable[str], aliases: Iterable[str]) -> list[str]:
+    pairs = [alias.partition("=") for alias in aliases]
+    return [alias for alias, _, target in pairs if target in tuple(names)]
+
+
+def _refuse_shared_names(entries: Iterable[ModelEntry]) -> None:
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for name in entry.names:
+            if owners.setdefault(name, entry.name) != entry.name:
+                raise ConfigError(f"models: {name!r} is a name of {owners[name]} and of {entry.name}")
+
+
+def _refuse_shared_endpoints(entries: Iterable[ModelEntry]) -> None:
+    owners: dict[str, str] = {}
+    for entry in entries:
+        for endpoint in filter(None, (getattr(entry.settings, name) for name in ENDPOINTS)):
+            if not endpoint.endswith(":*") and owners.setdefault(endpoint, entry.name) != entry.name:
+                raise ConfigError(f"models: {owners[endpoint]} and {entry.name} would tell events at {endpoint}, both")

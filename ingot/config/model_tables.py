@@ -1,0 +1,141 @@
+"""The tables that name a server's models: `[models.NAME]` in the TOML file, or the YAML file of `--models-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ingot.config.memory import memory_problem
+from ingot.errors import ConfigError
+
+KINDS: Final = ("chat", "embedding", "rerank", "audio", "speech")
+"""What a model of a table may be for."""
+Seconds = Annotated[float, Meta(ge=0, le=30 * 86_400)]
+
+
+class ModelTable(Struct, kw_only=True):
+    """What a table says of a model, besides the settings that are its own."""
+
+    path: str  # given like MODEL
+    kind: str | None = None  # what it is for; None: as its files say
+    aliases: list[str] = []
+    preload: bool | None = None  # loaded at the start; None: unless the server is lazy
+    pin: bool = False  # never unloaded to make room, nor for being idle
+    idle_unload_s: Seconds | None = None
+    settings: dict[str, Any] = {}
+
+    @property
+    def problem(self) -> str | None:
+        if not self.path:
+            return "path must not be empty"
+        if self.kind is not None and self.kind not in KINDS:
+            return f"kind is {self.kind!r}; known are {', '.join(KINDS)}"
+        wrong = next((name for name in self.aliases if not _is_name(name)), None)
+        return None if wrong is None else f"{wrong[:100]!r} is no name for a model"
+
+
+OWN: Final = frozenset(ModelTable.__struct_fields__) - {"settings"}
+
+
+class Contention(Struct, forbid_unknown_fields=True):
+    strategy: str = "wait"
+    wait_timeout_s: float | None = None
+
+
+class Manager(Struct, forbid_unknown_fields=True):
+    memory_budget_gb: float | None = None
+    contention_policy: Contention | None = None
+
+
+class NamedTable(Struct):
+    name: str
+
+
+class RegistryFile(Struct, forbid_unknown_fields=True):
+    """A YAML file as vllm-mlx has it."""
+
+    models: list[dict[str, Any]]
+    manager: Manager | None = None
+
+
+def tables_of(given: Mapping[str, Any]) -> dict[str, ModelTable]:
+    """What `[models]` of the TOML file holds, by name. Raises ConfigError that names the table at fault."""
+    return {name: _table(name, table) for name, table in given.items()}
+
+
+def tables_problem(given: Mapping[str, Any]) -> str | None:
+    try:
+        tables_of(given)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
+    """The tables of a YAML file, and the memory that it states for all of them. Raises ConfigError."""
+    import yaml
+
+    try:
+        said = msgspec.convert(yaml.safe_load(path.expanduser().read_text(encoding="utf-8")), RegistryFile)
+        names = [msgspec.convert(table, NamedTable).name for table in said.models]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{path}: there are two models {twice!r}")
+    manager = said.manager or Manager()
+    _refuse_policy(path, manager.contention_policy or Contention())
+    tables = {name: _table(name, _in_our_words(table)) for name, table in zip(names, said.models, strict=True)}
+    memory = None if manager.memory_budget_gb is None else f"{manager.memory_budget_gb:g}GB"
+    if memory is not None and (problem := memory_problem(memory)) is not None:
+        raise ConfigError(f"{path}: memory_budget_gb: {problem}")
+    return tables, memory
+
+
+def registry_problem(path: Path) -> str | None:
+    try:
+        read_registry(path)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def _refuse_policy(path: Path, policy: Contention) -> None:
+    if policy.strategy != "wait" or policy.wait_timeout_s is not None:
+        raise ConfigError(
+            f"{path}: contention_policy: requests wait until there is room, as long as they may take at all "
+            "(--request-timeout-s); the only strategy is wait"
+        )
+
+
+def _in_our_words(table: Mapping[str, Any]) -> dict[str, Any]:
+    told = {key: value for key, value in table.items() if key != "name"}
+    if "estimated_memory_gb" in told:
+        told["memory"] = f"{told.pop('estimated_memory_gb')}GB"
+    return told
+
+
+def _table(name: str, given: Any) -> ModelTable:
+    if not _is_name(name):
+        raise ConfigError(f"models: {name[:100]!r} is no name for a model")
+    if not isinstance(given, dict):
+        raise ConfigError(f"[models.{name}]: it must be a table with a path")
+    own = {key: value for key, value in given.items() if key in OWN}
+    rest = {key: value for key, value in given.items() if key not in OWN}
+    try:
+        table = msgspec.convert({**own, "settings": rest}, ModelTable)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"[models.{name}]: {error}") from None
+    if table.problem is not None:
+        raise ConfigError(f"[models.{name}]: {table.problem}")
+    return table
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and name.isprintable() and len(name) <= 256 and not set(name) & set("*=:,")

@@ -1,0 +1,1 @@
+"""Speech to text, as a workload of the engine's loop."""

@@ -1,0 +1,1 @@
+"""What is kept, told to routers before several servers."""

@@ -1,0 +1,160 @@
+"""Sounds as clients send them, unpacked by PyAV piece by piece: an hour of speech never lies in memory as samples.
+
+The container is named by its first bytes, and nothing else is tried: some of FFmpeg's formats are lists of further
+files and addresses, which a client must not make this server read.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from ingot.errors import BadMedia, Unavailable
+from ingot.media import bounds
+from ingot.media.mel import RATE, Floats
+
+NO_PYAV: Final = "This server cannot unpack sounds: install it with pip install 'ingot[audio]'."
+KNOWN: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
+SLACK_S: Final = 1.0
+"""What a file may be short of the length that it states, besides a fiftieth of it."""
+
+RIFF_BYTES: Final = 0xFFFFFFFF
+DAMAGED_SHARE: Final = 0.01
+
+
+class Sound:
+    """A file that holds a sound, looked through once. Raises BadMedia for one that does not, or is cut off."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        check_bytes_stated(data)
+        with self._opened() as (container, stream):
+            check_form(stream.codec_context)
+            stated = seconds_stated(container, stream)
+            if next(decoded(container, stream), None) is None:
+                raise BadMedia("the sound is empty: it has no samples.")
+        with self._opened() as (container, stream):
+            self.seconds = seconds_held(container, stream, stated)
+        if self.seconds > bounds.SOUND_S:
+            raise BadMedia(f"the sound is longer than {bounds.SOUND_S / 3600:g} hours. Cut it.")
+        if stated is not None and self.seconds < 0.98 * stated - SLACK_S:
+            raise BadMedia(
+                f"the file is cut off: it says that it lasts {stated:.1f} seconds, and {self.seconds:.1f} of them are "
+                "there."
+            )
+
+    def samples(self) -> Iterator[Floats]:
+        """The sound in one channel of 16,000 samples a second, a little at a time."""
+        import av
+
+        with self._opened() as (container, stream):
+            resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+            exact = stream.codec_context.name.startswith("pcm_f")
+            for frame in decoded(container, stream):
+                if exact and not np.isfinite(frame.to_ndarray()).all():
+                    raise BadMedia("the sound has samples that are no numbers.")
+                frame.pts = None  # a gap in the times would be filled with silence of any length
+                yield from (as_floats(made) for made in resampler.resample(frame))
+            yield from (as_floats(made) for made in resampler.resample(None))
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        try:
+            import av
+        except ImportError as missing:
+            raise Unavailable(NO_PYAV) from missing
+        try:
+            with av.open(io.BytesIO(self._data), format=container_of(self._data)) as container:
+                if not container.streams.audio:
+                    raise BadMedia("the file holds no sound.")
+                yield container, container.streams.audio[0]
+        except (av.FFmpegError, ValueError, EOFError) as error:
+            raise BadMedia(f"the sound cannot be unpacked: {said(error)}.") from error
+
+
+def decoded(container: Any, stream: Any) -> Iterator[Any]:
+    """The frames of a sound. Packets that are damaged are left out, as players do, but no more than a few."""
+    from av import InvalidDataError
+
+    damaged = 0
+    for number, packet in enumerate(container.demux(stream)):
+        try:
+            frames = packet.decode()
+        except InvalidDataError:
+            damaged += 1
+            if damaged > 1 + number * DAMAGED_SHARE:
+                raise
+            continue
+        yield from frames
+
+
+def said(error: Exception) -> str:
+    """FFmpeg's own words, without its numbers and names."""
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(words)[:200]
+
+
+def as_floats(frame: Any) -> Floats:
+    samples: Floats = frame.to_ndarray()[0].astype(np.float32) / 32768.0
+    return samples
+
+
+def check_form(decoder: Any) -> None:
+    """Raises BadMedia for rates and channels that no sound has."""
+    if decoder is None:
+        raise BadMedia("the sound is packed in a way that nobody here knows.")
+    rate, channels = decoder.sample_rate or 0, decoder.channels or 0
+    if not bounds.SOUND_RATE[0] <= rate <= bounds.SOUND_RATE[1]:
+        raise BadMedia(
+            f"the sound has {rate} samples a second; from {bounds.SOUND_RATE[0]} to {bounds.SOUND_RATE[1]} are taken."
+        )
+    if not bounds.SOUND_CHANNELS[0] <= channels <= bounds.SOUND_CHANNELS[1]:
+        raise BadMedia(
+            f"the sound has {channels} channels; from {bounds.SOUND_CHANNELS[0]} to "
+            f"{bounds.SOUND_CHANNELS[1]} are taken."
+        )
+
+
+def check_bytes_stated(data: bytes) -> None:
+    """Raises BadMedia for a WAV file that says that it has more bytes: FFmpeg takes it for a shorter one.
+
+    Recorders that do not know yet how long it will be write none, or as many as can be."""
+    stated = int.from_bytes(data[4:8], "little") + 8 if data.startswith(b"RIFF") else 0
+    if len(data) < 0.98 * stated < 0.98 * RIFF_BYTES:
+        raise BadMedia(f"the file is cut off: it says that it has {stated} bytes, and {len(data)} of them are there.")
+
+
+def seconds_stated(container: Any, stream: Any) -> float | None:
+    """How long the file says that it lasts, where its format says that exactly."""
+    if container.format.name.split(",")[0] not in ("flac", "mov") or stream.duration is None:
+        return None
+    return float(stream.duration * stream.time_base)
+
+
+def seconds_held(container: Any, stream: Any, stated: float | None) -> float:
+    """How long what is there lasts, by its packets; nothing is decoded for it."""
+    ends = [
+        packet.pts + packet.duration for packet in container.demux(stream) if packet.pts is not None and packet.size
+    ]
+    begin = stream.start_time or 0
+    return float((max(ends, default=begin) - begin) * stream.time_base) or (stated or 0.0)
+
+
+def container_of(data: bytes) -> str:
+    """The name of FFmpeg's format. Raises BadMedia for what is none of those that are taken."""
+    if not data:
+        raise BadMedia("the file is empty.")
+    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
+        return "wav"
+    if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
+        return "mov"
+    for start, name in ((b"fLaC", "flac"), (b"OggS", "ogg"), (b"\x1a\x45\xdf\xa3", "matroska"), (b"ID3", "mp3")):
+        if data.startswith(start):
+            return name
+    if len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
+        return "mp3" if data[1] & 0x06 else "aac"
+    raise BadMedia(f"the file is no sound of a known format: {KNOWN}.")

@@ -1,0 +1,124 @@
+"""Sound as files: samples in, bytes of a format out, as they come. Nothing is held but what a codec looks ahead."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from ingot.errors import Unsupported
+
+WIDTH: Final = 2
+"""Bytes of a sample."""
+UNKNOWN: Final = 0xFFFFFFFF
+"""A length that is not known when the header is written."""
+
+
+class Writer(Protocol):
+    """Samples are of 16 bits, the lower byte first, of one channel."""
+
+    def write(self, samples: bytes) -> bytes:
+        """What the file goes on with."""
+
+    def close(self) -> bytes:
+        """What it ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A format that PyAV writes: the container, the codec in it, and what they are told."""
+
+    media_type: str
+    container: str
+    codec: str
+    bit_rate: int = 0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+CODECS: Final = {
+    # Nothing is written a second time, so what would have to be is left out.
+    "mp3": Codec("audio/mpeg", "mp3", "libmp3lame", 128_000, {"write_xing": "0"}),
+    "opus": Codec("audio/ogg", "ogg", "libopus", 64_000),
+    "aac": Codec("audio/aac", "adts", "aac", 128_000),
+    "flac": Codec("audio/flac", "flac", "flac"),
+}
+MEDIA_TYPES: Final = {
+    **{name: codec.media_type for name, codec in CODECS.items()},
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+
+
+def writer(format: str, rate: int) -> Writer:
+    """For one file. Raises Unsupported where PyAV is needed and not installed."""
+    if format in CODECS:
+        return CodedWriter(CODECS[format], format, rate)
+    return PlainWriter(wav_header(rate) if format == "wav" else b"")
+
+
+class PlainWriter:
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+
+    def write(self, samples: bytes) -> bytes:
+        header, self._header = self._header, b""
+        return header + samples
+
+    def close(self) -> bytes:
+        return self._header
+
+
+def wav_header(rate: int) -> bytes:
+    """Of one channel, and of a length that readers find out by reading."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * WIDTH, WIDTH, 8 * WIDTH)
+    return struct.pack("<4sI4s", b"RIFF", UNKNOWN, b"WAVE") + form + struct.pack("<4sI", b"data", UNKNOWN)
+
+
+class _Sink:
+    """What a container is written to: it can only go on."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._held.append(bytes(data))
+        return len(data)
+
+    def taken(self) -> bytes:
+        held, self._held = b"".join(self._held), []
+        return held
+
+
+class CodedWriter:
+    def __init__(self, codec: Codec, format: str, rate: int) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise Unsupported(
+                f"{format} is written by PyAV, which is not installed here: pip install 'ingot[audio]'. wav and pcm "
+                "need none.",
+                param="response_format",
+            ) from error
+        self._sink, self._rate, self._written = _Sink(), rate, 0
+        self._frame: Any = av.AudioFrame
+        self._file = av.open(self._sink, "w", format=codec.container, options=dict(codec.options))
+        stream: Any = self._file.add_stream(codec.codec, rate=rate)
+        self._stream = stream
+        stream.layout = "mono"
+        if codec.bit_rate:
+            stream.bit_rate = codec.bit_rate
+
+    def write(self, samples: bytes) -> bytes:
+        frame = self._frame.from_ndarray(np.frombuffer(samples, "<i2")[None], format="s16", layout="mono")
+        frame.sample_rate, frame.pts = self._rate, self._written
+        self._written += frame.samples
+        self._file.mux(self._stream.encode(frame))
+        return self._sink.taken()
+
+    def close(self) -> bytes:
+        self._file.mux(self._stream.encode(None))
+        self._file.close()
+        return self._sink.taken()

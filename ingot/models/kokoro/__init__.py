@@ -1,0 +1,1 @@
+"""Kokoro, a model that speaks: phonemes and a voice in, samples of sound out."""

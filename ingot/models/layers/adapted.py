@@ -1,0 +1,248 @@
+"""Linear layers beside which adapters stand: what those add to a product is chosen for each token.
+
+A layer that some adapter is for is swapped for one that knows its *site*: the adapters' matrices for it, stacked. While
+a forward pass is open in which no token has an adapter, it computes what it always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import accumulate, groupby
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.kernels import native
+from ingot.kernels.lora.kernels import CHUNK, LoraMatrices
+from ingot.models.layers.modules import adopt
+from ingot.models.lora.weights import LoraPair
+
+FEW = 64
+"""Tokens up to which each is multiplied by its own adapter's matrices; of more, those that follow one another and have
+the same adapter are multiplied together."""
+RANK_STEP = CHUNK
+"""Ranks are padded to multiples of it."""
+
+
+@dataclass(frozen=True)
+class AdaptedTokens:
+    """The tokens of a forward pass: which slot's adapter each of them goes through; 0 is none."""
+
+    slots: tuple[int, ...]
+    _placed: dict[tuple[int, ...], mx.array] = field(default_factory=dict)
+
+    @cached_property
+    def used(self) -> frozenset[int]:
+        return frozenset(self.slots) - {0}
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int, int], ...]:
+        """Tokens [begin, end) of a slot."""
+        found, begin = [], 0
+        for slot, run in groupby(self.slots):
+            end = begin + len(list(run))
+            found.append((begin, end, slot))
+            begin = end
+        return tuple(found)
+
+    def placed(self, order: tuple[int, ...]) -> mx.array:
+        """[tokens]: one more than each token's slot's place in `order`, and 0 for those that are not in it."""
+        if order not in self._placed:
+            places = {slot: place for place, slot in enumerate(order, start=1)}
+            self._placed[order] = mx.array([places.get(slot, 0) for slot in self.slots], dtype=mx.uint32)
+        return self._placed[order]
+
+
+class Blend:
+    """Which adapters the open forward pass of a model goes through. Only the engine thread may use it."""
+
+    def __init__(self) -> None:
+        self.opened: AdaptedTokens | None = None
+        self.order: tuple[int, ...] = ()
+        """Slots of all adapters, in the order in which their matrices lie."""
+        self.version = 0
+        """Another one whenever matrices are others."""
+
+    @contextmanager
+    def over(self, slots: Sequence[int]) -> Iterator[None]:
+        """A pass over tokens with these slots, in order."""
+        before = self.opened
+        self.opened = AdaptedTokens(tuple(slots)) if any(slots) else None
+        try:
+            yield
+        finally:
+            self.opened = before
+
+    @contextmanager
+    def within(self, begin: int, end: int) -> Iterator[None]:
+        """What is computed of the open pass's tokens [begin, end) alone."""
+        with self.over(() if self.opened is None else self.opened.slots[begin:end]):
+            yield
+
+
+class Sites:
+    """Where adapters meet layers that see the same states: one, or those that are one product."""
+
+    def __init__(
+        self, blend: Blend, paths: Sequence[str], inputs: int, outputs: Sequence[int], dtype: mx.Dtype, *, quick: bool
+    ) -> None:
+        """`quick`: the native kernels multiply, of a single layer."""
+        self.paths, self.inputs, self.ends = tuple(paths), inputs, tuple(accumulate(outputs))
+        self._blend, self._dtype, self._quick = blend, dtype, quick and len(paths) == 1
+        self._pairs: list[dict[int, LoraPair]] = [{} for _ in paths]  # by slot
+        self._order: tuple[int, ...] = ()
+        self._native: tuple[Any, Any] | None = None
+        self.matrices: LoraMatrices | None = None
+        """Of the adapters in their order, behind one that adds nothing."""
+        self.met: set[str] = set()
+        """Paths of layers that were asked while a pass with adapters was open."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.matrices is None else self.matrices.into.nbytes + self.matrices.out.nbytes
+
+    @property
+    def slots(self) -> frozenset[int]:
+        return frozenset(slot for pairs in self._pairs for slot in pairs)
+
+    def hold(self, path: str, slot: int, pair: LoraPair) -> None:
+        """From the next `stack` on."""
+        self._pairs[self.paths.index(path)][slot] = pair
+
+    def drop(self, slot: int) -> None:
+        for pairs in self._pairs:
+            pairs.pop(slot, None)
+
+    def stack(self, order: tuple[int, ...]) -> None:
+        """Have the matrices of all adapters, which are in this order, in one piece."""
+        self._order, self._native = order, None
+        if not self.slots:
+            self.matrices = None
+            return
+        rank = padded(max(pair.rank for pairs in self._pairs for pair in pairs.values()))
+        into, out = (mx.stack([self._halves(slot, half, rank) for slot in (0, *order)]) for half in (0, 1))
+        self.matrices = LoraMatrices(into, out, self.ends)
+        mx.eval(into, out)
+        for place, slot in enumerate(order, start=1):
+            for number, pairs in enumerate(self._pairs):
+                if slot in pairs:
+                    pairs[slot] = self._cut(place, number, pairs[slot].rank)
+        if self._quick:
+            self._native = native.plain_weights(into, None), native.plain_weights(out, None)
+
+    def _halves(self, slot: int, half: int, rank: int) -> mx.array:
+        """All layers' parts of an adapter's first or second matrix."""
+        return mx.concatenate(
+            [self._half(pairs.get(slot), half, rank, number) for number, pairs in enumerate(self._pairs)]
+        )
+
+    def _half(self, pair: LoraPair | None, half: int, rank: int, number: int) -> mx.array:
+        """A layer's part of an adapter's first [rank, inputs] or second matrix [outputs, rank]."""
+        if pair is None:
+            outputs = self.ends[number] - self._begin(number)
+            return mx.zeros((outputs, rank) if half else (rank, self.inputs), self._dtype)
+        matrix = (pair.b if half else pair.a).T.astype(self._dtype)
+        wider = (0, rank - pair.rank)
+        return mx.pad(matrix, [(0, 0), wider] if half else [wider, (0, 0)])
+
+    def _cut(self, place: int, number: int, rank: int) -> LoraPair:
+        """One adapter's beside one layer, out of all."""
+        assert self.matrices is not None
+        into, out = self.matrices.into[place], self.matrices.out[place]
+        begin = number * out.shape[-1]
+        return LoraPair(into[begin : begin + rank].T, out[self._begin(number) : self.ends[number], :rank].T)
+
+    def _begin(self, number: int) -> int:
+        return self.ends[number - 1] if number else 0
+
+    def __call__(self, x: mx.array, y: mx.array) -> mx.array:
+        """`y`, the products of x with all layers, one behind another, with what adapters add to them."""
+        return self.beside(range(len(self.paths)), x, y)
+
+    def beside(self, numbers: Sequence[int], x: mx.array, y: mx.array) -> mx.array:
+        """The same of some of the layers."""
+        added = self._added(numbers, x.reshape(-1, x.shape[-1]))
+        return y if added is None else y + added.reshape(y.shape).astype(y.dtype)
+
+    def _added(self, numbers: Sequence[int], x: mx.array) -> mx.array | None:
+        """What adapters add to products of x [tokens, inputs]; None where they add nothing."""
+        tokens = self._blend.opened
+        if tokens is None:
+            return None
+        self.met.update(self.paths[number] for number in numbers)
+        if x.shape[0] != len(tokens.slots):
+            raise ValueError(f"{self.paths[0]} is given {x.shape[0]} of {len(tokens.slots)} tokens")
+        if self.matrices is None or not tokens.used & self.slots:
+            return None
+        x = x.astype(self._dtype)
+        chosen = tokens.placed(self._order)
+        if self._native is not None:
+            inner = native.gather(x, chosen[:, None], self._native[0])[:, 0]
+            return native.gather(inner, chosen[:, None], self._native[1])[:, 0]
+        if len(tokens.slots) > FEW or not _gathers(self._dtype):
+            return mx.concatenate([self._of_run(numbers, x[begin:end], slot) for begin, end, slot in tokens.runs])
+        return self._gathered(numbers, x, chosen, self.matrices)
+
+    def _gathered(self, numbers: Sequence[int], x: mx.array, chosen: mx.array, matrices: LoraMatrices) -> mx.array:
+        """Each token by its own adapter's matrices."""
+        rank = matrices.out.shape[2]
+        inner = mx.gather_mm(x[:, None], matrices.into.swapaxes(1, 2), rhs_indices=chosen)
+        parts = []
+        for number in numbers:
+            out = matrices.out[:, self._begin(number) : self.ends[number]].swapaxes(1, 2)
+            own = inner[..., number * rank : (number + 1) * rank]
+            parts.append(mx.gather_mm(own, out, rhs_indices=chosen)[:, 0])
+        return _joined(parts)
+
+    def _of_run(self, numbers: Sequence[int], x: mx.array, slot: int) -> mx.array:
+        """Tokens that all have the same adapter."""
+        parts = []
+        for number in numbers:
+            pair = self._pairs[number].get(slot)
+            size = self.ends[number] - self._begin(number)
+            parts.append(mx.zeros((x.shape[0], size), self._dtype) if pair is None else x @ pair.a @ pair.b)
+        return _joined(parts)
+
+
+@cache
+def _gathers(dtype: mx.Dtype) -> bool:
+    """Whether MLX multiplies by chosen matrices of that format here."""
+    try:
+        mx.eval(mx.gather_mm(mx.ones((1, 1, 8), dtype), mx.ones((1, 8, 8), dtype), rhs_indices=mx.array([0])))
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def padded(rank: int) -> int:
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
+
+
+class AdaptedLinear(nn.Module):
+    """Stands in for a linear layer, which it extends."""
+
+    _sites: Sites
+    _number: int  # among the layers of these
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._sites.beside((self._number,), x, super().__call__(x))
+
+
+@cache
+def _extended(kind: type[nn.Module]) -> type:
+    return type(f"Adapted{kind.__name__}", (AdaptedLinear, kind), {})
+
+
+def adapted(layer: nn.Module, sites: Sites, number: int) -> nn.Module:
+    """The same layer, with what adapters add."""
+    replacement: AdaptedLinear = adopt(layer, _extended(type(layer)))
+    replacement._sites, replacement._number = sites, number
+    return replacement

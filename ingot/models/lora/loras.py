@@ -1,0 +1,170 @@
+"""The adapters beside one model: each has a slot, and matrices at the layers that it is for.
+
+Only the engine thread may call anything here, between two steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from ingot.errors import AdapterError
+from ingot.kernels import native
+from ingot.kernels.device import Device
+from ingot.models.layers.adapted import Blend, Sites, adapted, padded
+from ingot.models.layers.captured import stack_of
+from ingot.models.layers.fused import FusedLayers
+from ingot.models.layers.mixers import SplitMixer
+from ingot.models.layers.products import Product
+from ingot.models.layers.recurrent import NativeMixer
+from ingot.models.layers.swapping import let_apart
+from ingot.models.lora.weights import LoraPair, LoraWeights
+from ingot.upstream import SwitchLinear
+
+_IN_LAYERS = re.compile(r"(?:.*\.)?(layers\.\d+\..+)")
+
+
+class Loras:
+    def __init__(self, model: nn.Module, device: Device, dtype: mx.Dtype) -> None:
+        self.blend = Blend()
+        self._model, self._device, self._dtype = model, device, dtype
+        self._sites: dict[str, Sites] = {}  # by the path of a layer
+        self._slots: dict[str, int] = {}  # by digest
+        self._paths: dict[int, tuple[str, ...]] = {}  # by slot, the layers that its adapter is for
+
+    @property
+    def nbytes(self) -> int:
+        return sum(sites.nbytes for sites in self._each)
+
+    @property
+    def _each(self) -> list[Sites]:
+        return [*dict.fromkeys(self._sites.values())]
+
+    def slot(self, digest: str) -> int:
+        """Of a loaded adapter."""
+        return self._slots[digest]
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._slots
+
+    def most_bytes(self, count: int, rank: int) -> int:
+        """What so many adapters of that rank take, each for every layer that there can be one for."""
+        sizes = sum(sum(_sizes(layer)) for path, layer in self._linear())
+        return (count + 1) * padded(rank) * sizes * self._dtype.size
+
+    def add(self, weights: LoraWeights) -> int:
+        """Give an adapter a slot, which is returned. Raises AdapterError before anything is changed."""
+        placed = self._placed(weights)
+        for path in placed:
+            self._settle(path)
+        slot = next(number for number in range(1, len(self._slots) + 2) if number not in self._slots.values())
+        for path, pair in placed.items():
+            self._sites[path].hold(path, slot, pair)
+        self._slots[weights.digest] = slot
+        self._paths[slot] = tuple(placed)
+        self._stack()
+        return slot
+
+    def drop(self, digest: str) -> None:
+        slot = self._slots.pop(digest)
+        for path in self._paths.pop(slot):
+            self._sites[path].drop(slot)
+        self._stack()
+
+    def unmet(self, digest: str) -> list[str]:
+        """Layers that the adapter is for and that were not asked for what it adds. Forgets who was."""
+        paths = self._paths[self._slots[digest]]
+        found = [path for path in paths if path not in self._sites[path].met]
+        for sites in self._each:
+            sites.met.clear()
+        return found
+
+    def _stack(self) -> None:
+        self.blend.order = tuple(sorted(self._slots.values()))
+        self.blend.version += 1
+        for sites in self._each:
+            sites.stack(self.blend.order)
+
+    # Placing
+
+    def _linear(self) -> Iterable[tuple[str, nn.Module]]:
+        """Every layer inside the model's layers that an adapter can be for."""
+        for path, module in self._model.named_modules():
+            if isinstance(module, nn.Linear | nn.QuantizedLinear) and _IN_LAYERS.fullmatch(path):
+                yield path, module
+
+    def _placed(self, weights: LoraWeights) -> dict[str, LoraPair]:
+        modules, layers = dict(self._model.named_modules()), len(self._model.layers)
+        placed: dict[str, LoraPair] = {}
+        for stated, pair in weights.pairs.items():
+            path = _found(stated, modules)
+            self._check(stated, path, modules, pair)
+            if not weights.covers(stated, layers):
+                raise AdapterError(f"It holds weights for {stated[:200]}, which its configuration is not for.")
+            placed[path] = pair
+        return placed
+
+    def _check(self, stated: str, path: str, modules: Mapping[str, nn.Module], pair: LoraPair) -> None:
+        layer: Any = modules.get(path)
+        if isinstance(layer, SwitchLinear) or "experts" in stated.split("."):
+            raise AdapterError(f"{stated[:200]}: it adapts experts, which cannot be served.")
+        if not isinstance(layer, nn.Linear | nn.QuantizedLinear) or _IN_LAYERS.fullmatch(path) is None:
+            raise AdapterError(f"This model has no linear layer {stated[:200]!r} inside of its layers.")
+        wanted, found = _sizes(layer), (pair.a.shape[0], pair.b.shape[1])
+        if found != wanted:
+            raise AdapterError(
+                f"{stated[:200]}: it is for a layer of {found[0]} inputs and {found[1]} outputs, this model's has "
+                f"{wanted[0]} and {wanted[1]}."
+            )
+
+    def _settle(self, path: str) -> None:
+        """Have the layer at `path` know a site."""
+        if path in self._sites:
+            return
+        if not self._sites:
+            self._open_ways()
+        owner, _, name = path.rpartition(".")
+        modules = dict(self._model.named_modules())
+        products = [each for each in vars(modules[owner]).values() if isinstance(each, Product) and name in each.names]
+        names = products[0].names if products else (name,)
+        paths = [f"{owner}.{each}" for each in names]
+        sizes = [_sizes(modules[each]) for each in paths]
+        quick = self._device.kind == "cpu" and native.available() and self._dtype == mx.float32
+        outputs = [size for _, size in sizes]
+        sites = Sites(self.blend, paths, sizes[0][0], outputs, self._dtype, quick=quick)
+        for number, each in enumerate(paths):
+            self._sites[each] = sites
+            self._model.update_modules(tree_unflatten([(each, adapted(modules[each], sites, number))]))
+        for product in products:
+            product.added = sites
+
+    def _open_ways(self) -> None:
+        """Tell all that computes several layers, or some of the tokens, what passes go through."""
+        let_apart(self._model, self._device)
+        for module in self._model.modules():
+            if isinstance(module, FusedLayers | SplitMixer | NativeMixer):
+                module._blend = self.blend
+        if (stack := stack_of(self._model)) is not None:
+            stack.adapted.blend = self.blend
+
+
+def _found(stated: str, modules: Mapping[str, nn.Module]) -> str:
+    """The path in this model of what an adapter's files call so: they may be of a model that wraps it otherwise."""
+    if stated in modules:
+        return stated
+    inside = _IN_LAYERS.fullmatch(stated)
+    if inside is None:
+        return stated
+    ends = [path for path in modules if path == inside[1] or path.endswith(f".{inside[1]}")]
+    return ends[0] if len(ends) == 1 else stated
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Inputs and outputs."""
+    outputs, columns = layer.weight.shape
+    return (columns * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else columns), outputs

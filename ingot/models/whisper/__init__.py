@@ -1,0 +1,1 @@
+"""OpenAI's Whisper: what it hears with, and what it writes."""

@@ -1,0 +1,150 @@
+"""`POST /v1/audio/speech` and `GET /v1/audio/voices`: the body as OpenAI has it, and what its clients are told."""
+
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ingot.engine.speaking.request import SpeechEnded, SpeechRequest
+from ingot.errors import ModelNotFound
+from ingot.media.sound_writing import MEDIA_TYPES
+from ingot.protocol.encoders import EncodingTiming
+from ingot.protocol.model_names import DEFAULT_NAME
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.fields import Either, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
+from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
+from ingot.protocol.schema.speaking_fields import SpeakingName, Voice
+from ingot.protocol.side_served import SideServed
+from ingot.text.speech.pronouncer import accent_of
+
+NO_MODEL = (
+    "No model that speaks is served here. Start ingot with --speech-model MODEL, a folder or a hub id of a Kokoro "
+    "model, such as --speech-model mlx-community/Kokoro-82M-bf16."
+)
+INPUT_CHARS = 4096
+SPEEDS = (0.25, 4.0)
+FRAMES_A_SECOND = 40
+"""What a model makes of a text."""
+LANGUAGES = {"us": "en-US", "gb": "en-GB"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceObject:
+    id: str = requires(Voice(), "The voice's name.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechBody:
+    input: str = requires(Text(INPUT_CHARS, least=1), "What is to be spoken, in English.")
+    model: str = accepts(SpeakingName(), "The name of the model that speaks, or `default`.", default=DEFAULT_NAME)
+    voice: str | VoiceObject | None = accepts(
+        Either((Voice(), ObjectOf(VoiceObject))),
+        "Whose voice: a name that /v1/audio/voices lists (default: the first of them), or an object with it as `id`.",
+    )
+    response_format: str = accepts(
+        OneOf(tuple(MEDIA_TYPES)),
+        "What the answer is; `pcm` is samples of 16 bits, the lower byte first.",
+        default="mp3",
+    )
+    speed: float = accepts(Number(SPEEDS), "How fast: 2 takes half the time.", default=1.0)
+    stream_format: str = accepts(
+        OneOf(("audio", "sse")), "`sse` tells the sound in events, `audio` is the file itself.", default="audio"
+    )
+    timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
+    instructions: None = refuses("cannot be honoured: how a text is spoken is the voice's to say. Choose another.", "")
+
+
+SPEECH_BODY = ObjectOf(SpeechBody)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTask:
+    """A body, read: what the engine is to speak, and how it is told."""
+
+    request: SpeechRequest
+    format: str
+    events: bool
+    rate: int
+
+
+class SpeechUsage(Struct):
+    """Phonemes that were read, and frames of sound that were made of them."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechReceipt(Struct):
+    timing: EncodingTiming
+
+
+class SpeechDelta(Struct, kw_only=True):
+    type: Literal["speech.audio.delta"] = "speech.audio.delta"
+    audio: str  # base64
+
+    @classmethod
+    def of(cls, sound: bytes) -> SpeechDelta:
+        return cls(audio=base64.b64encode(sound).decode())
+
+
+class SpeechDone(Struct, kw_only=True):
+    type: Literal["speech.audio.done"] = "speech.audio.done"
+    usage: SpeechUsage
+    ingot: SpeechReceipt
+
+    @classmethod
+    def of(cls, ended: SpeechEnded, rate: int) -> SpeechDone:
+        frames = ended.samples * FRAMES_A_SECOND // rate
+        usage = SpeechUsage(ended.phonemes, frames, ended.phonemes + frames)
+        return cls(usage=usage, ingot=SpeechReceipt(EncodingTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))))
+
+
+class SpeechChunk(Struct, kw_only=True):
+    """Either event, for the document: a delta has `audio`, the last one `usage`."""
+
+    type: Literal["speech.audio.delta", "speech.audio.done"]
+    audio: str | UnsetType = UNSET
+    usage: SpeechUsage | UnsetType = UNSET
+    ingot: SpeechReceipt | UnsetType = UNSET
+
+
+class VoiceBody(Struct):
+    id: str
+    name: str
+    language: str
+    model: str
+    object: Literal["voice"] = "voice"
+
+
+class VoiceList(Struct):
+    data: list[VoiceBody]
+    object: Literal["list"] = "list"
+
+
+def read_speech(value: Any, served: SideServed, request_id: str) -> SpeechTask:
+    """The job that a body asks for. Looks up each word: not for an event loop."""
+    speaking = served.speaking
+    if speaking is None:
+        raise ModelNotFound(NO_MODEL, param="model")
+    read: SpeechBody = SPEECH_BODY.parse(value, "", served.reading())
+    voice = read.voice.id if isinstance(read.voice, VoiceObject) else read.voice or speaking.card.voices[0]
+    deadline = time.monotonic() + (served.terms.timeout_s if read.timeout is None else read.timeout)
+    pieces = speaking.pronouncer.pieces(read.input, voice, read.speed)
+    request = SpeechRequest(request_id, pieces, voice, read.speed, served.tenant, deadline)
+    return SpeechTask(request, read.response_format, read.stream_format == "sse", speaking.card.rate)
+
+
+def list_voices(served: SideServed) -> VoiceList:
+    """None where no model speaks."""
+    if served.speaking is None:
+        return VoiceList([])
+    card = served.speaking.card
+    return VoiceList([VoiceBody(voice, voice, LANGUAGES[accent_of(voice)], card.name) for voice in card.voices])

@@ -1,0 +1,19 @@
+"""A response that was kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A stored response, and the items it answered, both as JSON has them."""
+
+    response: dict[str, Any]
+    input: list[dict[str, Any]]
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        output: list[dict[str, Any]] = self.response["output"]
+        return [*self.input, *output]

@@ -1,0 +1,132 @@
+"""What rank 0 tells the others: everything that happens to live states, and every forward pass, in one order.
+
+Rank 0 alone decides. It tells results, not reasons: which pages a row has, not who held or freed them; so that those
+who follow keep no books that could differ from its own. What happens between two passes travels with the second.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+Window = int | None
+"""By which layers that forget alike are known: their window, or None where they keep every token."""
+
+
+class Kind(IntEnum):
+    """Of frames on the link."""
+
+    SHARE = 1  # a follower has loaded its share, and says what it takes
+    TOLD = 2  # a list of what happened, mostly with a pass at its end
+    FAILED = 3  # a follower's last words
+    END = 4  # rank 0 needs nobody any more
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to live states."""
+
+
+class Begun(Event, frozen=True, array_like=True, tag=1):
+    """There are new, empty ones, with groups for these windows. What a group has pools for, raw pages and those in
+    fewer bits, is known to everybody."""
+
+    windows: list[Window]
+    mixed: bool
+
+
+class Resized(Event, frozen=True, array_like=True, tag=2):
+    """So many slots for recurrent states."""
+
+    slots: int
+
+
+class Left(Event, frozen=True, array_like=True, tag=3):
+    """The row of a slot is no more."""
+
+    slot: int
+
+
+class Taken(Event, frozen=True, array_like=True, tag=4):
+    """A checkpoint of a slot's recurrent states."""
+
+    number: int
+    slot: int
+
+
+class Resumed(Event, frozen=True, array_like=True, tag=5):
+    """A slot has the states of a checkpoint."""
+
+    number: int
+    slot: int
+
+
+class Dropped(Event, frozen=True, array_like=True, tag=6):
+    """A checkpoint is nobody's any more."""
+
+    number: int
+
+
+class Rewound(Event, frozen=True, array_like=True, tag=7):
+    """A row was taken back to this length."""
+
+    slot: int
+    length: int
+
+
+class Trimmed(Event, frozen=True, array_like=True, tag=8):
+    """Nothing runs. Of each pool, how many slabs are left, and the slots that nobody holds, as int32."""
+
+    pools: list[tuple[int, bytes]]
+
+
+class Laid(Event, frozen=True, array_like=True, tag=10):
+    """Pages have other places than before. `slabs`: by pool that has other ones, pages of each. `copies`: by group,
+    (source, target, tokens, whether the source is in fewer bits) of slots."""
+
+    slabs: list[tuple[int, list[int]]]
+    copies: list[tuple[int, list[tuple[int, int, int, bool]]]]
+
+
+class Encoded(Event, frozen=True, array_like=True, tag=11):
+    """What lies in some slots of a group, as int32, was put into fewer bits, into others."""
+
+    group: int
+    raw: bytes
+    coded: bytes
+
+
+class RowPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a pass: its length and its position before that. Of each group whose table has changed, by number: the
+    table's first page, where all of its pages lie, as int32, and how many of the first it sees in fewer bits."""
+
+    slot: int
+    length: int
+    position: int
+    tables: list[tuple[int, int, bytes, int]]
+
+
+class PartPlan(msgspec.Struct, frozen=True, array_like=True):
+    """`stated` are the positions of its tokens, where they do not go on from the rows' own."""
+
+    rows: list[RowPlan]
+    width: int
+    tentative: int
+    stated: list[int] | None = None
+
+
+class Pass(Event, frozen=True, array_like=True, tag=9):
+    """A forward pass over so many tokens, which come by a collective. `earlier`: for how many of the last tokens
+    recurrent layers give the states before them."""
+
+    parts: list[PartPlan]
+    tokens: int
+    at: list[int] | None
+    earlier: int
+
+
+Events = list[Begun | Resized | Left | Taken | Resumed | Dropped | Rewound | Trimmed | Laid | Encoded | Pass]
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode: Final = msgspec.msgpack.Decoder(Events).decode

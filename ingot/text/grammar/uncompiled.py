@@ -1,0 +1,22 @@
+"""Grammars that are still to be compiled for a request. That takes long: who reads bodies does not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingot.text.grammar.compiled import CompiledGrammar
+
+prepared: ContextVar[dict[bytes, CompiledGrammar | str] | None] = ContextVar("prepared", default=None)
+"""Where it is set, nothing is compiled in place: what is not known yet and not found here raises Uncompiled."""
+
+
+class Uncompiled(Exception):
+    """A grammar has to be compiled first: `compile` it where that may take a while, put the result under `key` into
+    what is prepared, and ask again."""
+
+    def __init__(self, key: bytes, compile: Callable[[], CompiledGrammar | str]) -> None:
+        super().__init__("A grammar is not compiled yet.")
+        self.key, self.compile = key, compile

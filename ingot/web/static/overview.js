@@ -1,0 +1,128 @@
+// The page about the engine: asked for each second while it can be seen, drawn from counts that only grow.
+
+import { Api } from './api.js';
+import { find } from './element.js';
+import { count, speed } from './facts.js';
+import { KeyDialog } from './keydialog.js';
+import { drawGuesses, drawMemory, drawTree } from './ledgers.js';
+import { merged } from './merged.js';
+import { ModelRows } from './modelrows.js';
+import { notify } from './notice.js';
+import { History } from './plot.js';
+import { RequestRows } from './requestrows.js';
+import { Timeline } from './timeline.js';
+
+const EVERY_MS = 1000;
+const SLOWLY = 5; // what is asked for only so often
+
+class Overview {
+  constructor(api) {
+    this.api = api;
+    this.rows = new RequestRows(find('engine-requests'), (id) => this.#cancel(id));
+    this.models = new ModelRows(find('models'), (id, what) => this.#changeModel(id, what));
+    this.isWhole = false; // whether the key shows the whole engine
+    this.timeline = new Timeline(find('timeline'), document.querySelector('.legend'));
+    this.plots = Object.fromEntries(['answer', 'computed', 'waiting'].map((name) => [name, new History(find(`${name}-plot`))]));
+    this.before = null;
+    this.turn = 0;
+    this.timer = 0;
+    document.addEventListener('visibilitychange', () => !document.hidden && this.poll());
+  }
+
+  async poll() {
+    clearTimeout(this.timer);
+    const signal = () => AbortSignal.timeout(5 * EVERY_MS);
+    try {
+      this.#draw(await this.api.live(signal()));
+      if (this.turn % SLOWLY === 0) {
+        drawTree(find('tree'), await this.api.cacheTree(signal()));
+      }
+      if (this.turn % SLOWLY === 0 || this.models.isMoving) {
+        this.models.show(await this.api.models(), this.isWhole);
+      }
+      this.turn += 1;
+    } catch (error) {
+      this.#drawHealth(false, error.message);
+    }
+    if (!document.hidden) this.timer = setTimeout(() => this.poll(), EVERY_MS);
+  }
+
+  #draw(told) {
+    this.#drawHealth(told.ready, told.detail);
+    this.timeline.show(told);
+    this.rows.show(told.requests);
+    const note = find('engine-note');
+    note.hidden = told.requests.length > 0;
+    note.textContent = 'Nothing is running.';
+    this.isWhole = Boolean(told.engines);
+    find('only-own').hidden = this.isWhole;
+    for (const section of document.querySelectorAll('.whole')) section.hidden = !this.isWhole;
+    if (told.engines?.length > 0) this.#drawEngine(merged(told.engines));
+  }
+
+  #drawHealth(isReady, detail) {
+    find('health').dataset.state = isReady ? 'ready' : 'down';
+    find('health-detail').textContent = isReady ? 'Ready' : detail;
+  }
+
+  #drawEngine({ title, running, waiting, totals, memory, speculation }) {
+    find('health-detail').title = title;
+    const now = performance.now() / 1000;
+    const { generated = 0, computed = 0 } = this.#rates(totals, now);
+    find('answer-speed').textContent = speed(generated);
+    find('computed-speed').textContent = speed(computed);
+    find('waiting').textContent = count(waiting);
+    find('running').textContent = count(running);
+    this.plots.answer.add(generated);
+    this.plots.computed.add(computed);
+    this.plots.waiting.add(waiting);
+    const share = totals.prompt_tokens > 0 ? totals.cached_tokens / totals.prompt_tokens : 0;
+    find('cached-share').textContent = `${Math.round(100 * share)}%`;
+    find('cached-detail').textContent = `${count(totals.cached_tokens)} of ${count(totals.prompt_tokens)} tokens`;
+    drawMemory(find('memory'), memory);
+    drawGuesses(find('guesses'), speculation);
+  }
+
+  // Tokens a second since the last look; a server that was started anew counts from nothing again.
+  #rates(totals, now) {
+    const { before } = this;
+    this.before = { totals, now };
+    if (!before || totals.steps < before.totals.steps) return {};
+    const rate = (name) => (totals[name] - before.totals[name]) / Math.max(0.001, now - before.now);
+    return { generated: rate('generated_tokens'), computed: rate('computed_tokens') };
+  }
+
+  async #cancel(id) {
+    try {
+      await this.api.cancel(id);
+    } catch (error) {
+      notify(error.message);
+    }
+    this.poll();
+  }
+
+  // A load takes a while, during which the page goes on to be drawn.
+  async #changeModel(id, what) {
+    try {
+      const changed = this.api.changeModel(id, what);
+      this.#lookAtModels();
+      await changed;
+    } catch (error) {
+      notify(error.message);
+    }
+    this.#lookAtModels();
+  }
+
+  #lookAtModels() {
+    this.turn = 0;
+    this.poll();
+  }
+}
+
+const dialog = new KeyDialog();
+const api = new Api(async (wasRefused) => {
+  const key = await dialog.ask(wasRefused);
+  if (key) api.key = key;
+  return Boolean(key);
+});
+new Overview(api).poll();

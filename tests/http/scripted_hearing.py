@@ -1,0 +1,41 @@
+"""The scripted engine with ears: whatever sound comes, it hears the same two segments."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from ingot.engine.hearing.request import HeardToken, HeardWord, Segment, Transcribed, TranscriptionRequest
+from ingot.engine.hearing.stream import TranscriptStream
+from tests.hearing import card
+from tests.http.scripted import ScriptedEngine
+
+WORDS = (HeardWord(" Hello,", 0.0, 0.4, 0.9), HeardWord(" you.", 0.5, 1.0, 0.8))
+SEGMENTS = (
+    Segment(0, 0, 0.0, 1.0, " Hello, you.", (1, 2), 0.0, -0.2, 1.1, 0.01, (HeardToken(b" Hello", -0.1),), WORDS),
+    Segment(1, 0, 61.0, 3662.5, " <Good> --> bye & é.", (3,), 0.0, -0.3, 1.0, 0.02, (HeardToken(b" \xc3", -0.5),)),
+)
+
+
+class HearingEngine(ScriptedEngine):
+    """`held` keeps transcripts from ending."""
+
+    def __init__(self, *, held: bool = False, fails: Exception | None = None, **told: Any) -> None:
+        super().__init__(**told)
+        self.hearing = SimpleNamespace(card=card())
+        self.heard: list[TranscriptionRequest] = []
+        self.ended: list[str] = []
+        self.held, self.fails = held, fails
+
+    def transcribe(self, request: TranscriptionRequest) -> TranscriptStream:
+        self.heard.append(request)
+        stream = TranscriptStream(lambda: self.ended.append(request.id))
+        stream.post([SEGMENTS[0]])
+        if self.fails is not None:
+            stream.post([self.fails])  # type: ignore[list-item]
+        elif not self.held:
+            asyncio.get_running_loop().call_later(
+                0, stream.post, [SEGMENTS[1], Transcribed("en", 3662.504, 7, 0.25, 1.5)]
+            )
+        return stream

@@ -1,0 +1,34 @@
+"""The native kernels by the instructions of other CPUs, in processes that are told to use them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.kernels import native
+
+HERE = Path(__file__).parent
+FILES = [str(HERE / name) for name in ("test_weights.py", "test_blocks.py", "test_pages.py", "test_convolve.py")]
+TOLD = "right_for_any_shape or large_number or test_blocks.py or changes_no_bit or share_pages or far_from_zero"
+
+
+@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512vnni"])
+def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
+    if os.environ.get("INGOT_ISA"):
+        pytest.skip("already running with another instruction set")
+    environment = {**os.environ, "INGOT_ISA": isa}
+    asking = [sys.executable, "-c", "import mlx.core, ingot_native; print(ingot_native.instruction_set())"]
+    used = subprocess.run(
+        asking, env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+    if used != isa and isa != "portable":
+        pytest.skip(f"this machine has no {isa}")
+    assert used == isa
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", TOLD, *FILES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:]

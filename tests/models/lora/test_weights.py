@@ -1,0 +1,122 @@
+"""Adapters' files: what they hold, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from ingot.errors import AdapterError
+from ingot.kernels.device import current
+from ingot.models.adapter import Adapter, adapt
+from ingot.models.lora.loading import load_lora
+from ingot.models.lora.mlx_lm import MlxConfig
+from ingot.models.lora.weights import read
+from tests import tiny
+from tests.models.lora.made import matrices, write_mlx, write_peft
+
+PATH = "model.layers.1.self_attn.q_proj"
+SIZES = {PATH: (32, 32)}
+
+
+@pytest.fixture(scope="module")
+def model() -> Adapter:
+    return adapt(tiny.build("moe"), tiny.CONFIGS["moe"], current())
+
+
+def test_both_forms_are_read_with_their_weight(tmp_path: Path) -> None:
+    made = matrices(SIZES, 4, 1)
+    forms = write_mlx(tmp_path / "mlx", made, rank=4, scale=3.0), write_peft(tmp_path / "peft", made, rank=4)
+    for folder, scale in zip(forms, (3.0, 0.1), strict=True):
+        found = read(folder)
+        assert found.rank == 4 and found.pairs.keys() == {PATH}
+        assert mx.allclose(found.pairs[PATH].a, made[PATH][0])
+        assert mx.allclose(found.pairs[PATH].b, scale * made[PATH][1])
+    assert read(forms[0]).digest != read(forms[1]).digest
+
+
+def test_a_changed_configuration_is_another_adapter(tmp_path: Path) -> None:
+    made = matrices(SIZES, 4, 1)
+    digests = {read(write_mlx(tmp_path, made, rank=4, scale=scale)).digest for scale in (1.0, 2.0)}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    "tensors, said",
+    [
+        ({f"{PATH}.lora_a": (32, 4), f"{PATH}.lora_b": (4, 32), f"{PATH}.m": (32,)}, "no part of a plain LoRA"),
+        ({f"{PATH}.lora_a": (32, 4)}, "one of its two matrices is missing"),
+        ({f"{PATH}.lora_a": (32, 5), f"{PATH}.lora_b": (5, 32)}, "configuration says 4"),
+        ({f"{PATH}.lora_a": (2, 4, 32), f"{PATH}.lora_b": (2, 32, 4)}, "experts"),
+        ({}, "no weights"),
+        ({"model.embed_tokens.lora_a": (96, 4), "model.embed_tokens.lora_b": (4, 32)}, "no linear layer"),
+        ({"model.layers.9.mlp.up_proj.lora_a": (32, 4), "model.layers.9.mlp.up_proj.lora_b": (4, 32)}, "no linear"),
+        ({f"{PATH}.lora_a": (16, 4), f"{PATH}.lora_b": (4, 32)}, "16 inputs"),
+        (
+            {
+                "model.layers.0.mlp.switch_mlp.up_proj.lora_a": (32, 4),
+                "model.layers.0.mlp.switch_mlp.up_proj.lora_b": (4, 16),
+            },
+            "experts",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    tensors: dict[str, tuple[int, ...]], said: str, model: Adapter, tmp_path: Path
+) -> None:
+    write_mlx(tmp_path, matrices(SIZES, 4, 1), rank=4)
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {name: mx.ones(size) for name, size in tensors.items()})
+    with pytest.raises(AdapterError, match=said):
+        load_lora(model, tmp_path, most_rank=8)
+    assert model.loras.nbytes == 0
+
+
+def test_weights_that_the_configuration_is_not_for_are_refused(model: Adapter, tmp_path: Path) -> None:
+    write_mlx(tmp_path, matrices(SIZES, 4, 1), rank=4, num_layers=1)
+    with pytest.raises(AdapterError, match="which its configuration is not for"):
+        load_lora(model, tmp_path, most_rank=8)
+    write_peft(tmp_path / "peft", matrices(SIZES, 4, 1), rank=4, target_modules=["k_proj"])
+    with pytest.raises(AdapterError, match="which its configuration is not for"):
+        load_lora(model, tmp_path / "peft", most_rank=8)
+
+
+def test_a_rank_that_is_too_high_is_refused(model: Adapter, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="rank is 4, more than the 2"):
+        load_lora(model, write_mlx(tmp_path, matrices(SIZES, 4, 1), rank=4), most_rank=2)
+
+
+def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=r"no adapter_config\.json"):
+        read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    with pytest.raises(AdapterError, match="no JSON object"):
+        read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(AdapterError, match="neither"):
+        read(tmp_path)
+    (tmp_path / "adapter_model.bin").write_bytes(b"pickle")
+    with pytest.raises(AdapterError, match="may hold programs"):
+        read(tmp_path)
+    stated = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(stated))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(AdapterError, match="damaged"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["dora", "full"])
+def test_other_ways_of_mlx_lm_are_refused(kind: str) -> None:
+    with pytest.raises(AdapterError, match=f"fine_tune_type is {kind}"):
+        MlxConfig.of({"fine_tune_type": kind, "num_layers": 2, "lora_parameters": {"rank": 4, "scale": 1.0}})
+
+
+@pytest.mark.parametrize(
+    "last, keys, inside",
+    [(0, None, True), (2, None, True), (1, None, False), (0, ["self_attn.q_proj"], True), (0, ["mlp.up_proj"], False)],
+)
+def test_mlx_lm_counts_layers_from_the_last(last: int, keys: Any, inside: bool) -> None:
+    stated = {"num_layers": last, "lora_parameters": {"rank": 4, "scale": 1.0, "keys": keys}}
+    assert MlxConfig.of(stated).is_for(PATH, 3) == inside

@@ -1,0 +1,106 @@
+"""What rank 0 tells, and what is made of it."""
+
+from __future__ import annotations
+
+import socket
+
+import mlx.core as mx
+import pytest
+
+from ingot.cache.checkpoint import Checkpoint
+from ingot.cache.groups import PageGroup
+from ingot.cache.slabs import SlabStorage
+from ingot.errors import Unavailable
+from ingot.ranks import plan
+from ingot.ranks.leader import ToldCheckpoint, Voice
+from ingot.ranks.plan import Kind
+from ingot.ranks.share import Share, Whole
+from ingot.ranks.wire import Link
+
+
+@pytest.fixture
+def ends() -> tuple[Link, Link]:
+    ours, theirs = socket.socketpair()
+    return Link(ours, "rank 1"), Link(theirs, "rank 0")
+
+
+def test_every_event_is_read_as_it_was_written() -> None:
+    row = plan.RowPlan(3, 130, 130, [(0, 0, b"\x01\x00\x00\x00", 1)])
+    events = [
+        plan.Begun([None, 12], mixed=True),
+        plan.Resized(4),
+        plan.Left(2),
+        plan.Taken(7, 1),
+        plan.Resumed(7, 2),
+        plan.Dropped(7),
+        plan.Rewound(3, 129),
+        plan.Trimmed([(1, b"")]),
+        plan.Laid([(0, [4])], [(0, [(1, 2, 3, False)])]),
+        plan.Encoded(0, b"\x01\x00\x00\x00", b"\x00\x00\x00\x00"),
+        plan.Pass([plan.PartPlan([row], 1, 0), plan.PartPlan([row], 2, 0, [5, 9])], 3, [0], 0),
+    ]
+    assert plan.decode(plan.encode(events)) == events
+
+
+def test_what_was_noted_goes_out_with_what_is_told_next_in_order(ends: tuple[Link, Link]) -> None:
+    voice = Voice([ends[0]])
+    voice.note(plan.Left(1))
+    voice.tell(plan.Pass([], 1, None, 0))
+    frame = ends[1].receive(1.0)
+    assert (frame.kind, frame.step) == (Kind.TOLD, 1)
+    assert [type(event) for event in plan.decode(frame.body)] == [plan.Left, plan.Pass]
+
+
+def test_a_checkpoint_that_nobody_holds_is_dropped_everywhere(ends: tuple[Link, Link]) -> None:
+    voice = Voice([ends[0]])
+    told = ToldCheckpoint(Checkpoint([(mx.zeros(3),)]))
+    told.number, told.size, told.voice = voice.number(), 100, voice
+    assert told.nbytes == 100
+    del told
+    voice.tell(plan.Left(0))
+    assert plan.decode(ends[1].receive(1.0).body)[0] == plan.Dropped(0)
+
+
+def test_the_last_words_of_a_follower_are_what_requests_end_with(ends: tuple[Link, Link]) -> None:
+    voice = Voice([ends[0]])
+    ends[1].send(Kind.FAILED, b"rank 1: no memory")
+    ends[1].close()
+    with pytest.raises(Unavailable, match="rank 1: no memory"):
+        for _ in range(100):  # the first may still find room in the socket
+            voice.tell(plan.Left(0))
+    assert "no memory" in voice.trouble
+    with pytest.raises(Unavailable, match="lost each other"):
+        voice.tell(plan.Left(0))
+
+
+def test_a_pass_that_fails_after_it_was_told_is_the_end(ends: tuple[Link, Link]) -> None:
+    voice = Voice([ends[0]])
+    with pytest.raises(ValueError, match="broken"), voice.computing():
+        raise ValueError("broken")
+    with pytest.raises(Unavailable):
+        voice.tell(plan.Left(0))
+
+
+def test_what_fits_into_the_whole_fits_on_every_rank() -> None:
+    common = {"activation": 1, "score": 2, "logits": 3, "scratch": 0, "gathered": (0, 0, 0, 0), "coded": 5, "vocab": 9}
+    first = Share(groups=[(None, 10)], recurrent=0, tile=32, ragged=True, mixed=True, spare=500, **common)
+    second = Share(groups=[(12, 7), (None, 20)], recurrent=64, tile=None, ragged=True, mixed=False, spare=400, **common)
+    whole = Whole.of([first, second])
+    assert whole.footprint.groups == ((None, 20), (12, 7))
+    assert (whole.footprint.recurrent, whole.footprint.coded, whole.footprint.tile) == (64, 5, None)
+    assert whole.spare == 400
+    assert whole.ragged and not whole.mixed and not whole.rewinds
+
+
+def test_slabs_become_those_of_another_pool() -> None:
+    group = PageGroup(0, None)
+    group.grow_like([4, 4])
+    storage = SlabStorage(group, 1, (8, 8), mx.float32)
+    storage.provide()
+    storage.keys[1][0] = 5.0
+    group.grow_like([8, 2])
+    storage.provide()
+    assert [slab.shape[0] for slab in storage.keys] == [8, 2]
+    assert storage.keys[0][4, 0, 0, 0].item() == 5.0
+    group.keep(1)
+    assert len(storage.keys) == 1 and group.slabs == [8]
