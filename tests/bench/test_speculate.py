@@ -50,7 +50,8 @@ def test_all_ways_are_measured_and_give_the_same_tokens() -> None:
         figures = bench.figures(2, 0.9, [1, 3], output=24, pairs=2)
     finally:
         bench.close()
-    assert figures.same and figures.as_asked and figures.judged > 0
+    assert figures.same and figures.as_asked
+    assert bench._fixed.judged > 0  # the controller's own engine may find that nothing pays
     assert figures.plain > 0 and figures.auto > 0 and figures.auto_cpu > 0
     assert set(figures.fixed) == {1, 3} and figures.best >= 1
 
