@@ -20,7 +20,7 @@ from ingot.kernels.device import Device, current
 from ingot.models.adapter import adapt
 from tests import tiny
 from tests.engines import GPU
-from tests.memory import settled
+from tests.memory import freed_at_once, settled
 
 KINDS = ["llama", "window", "hybrid", "moe"]
 WIDEST = 32
@@ -224,6 +224,7 @@ def test_memory_is_at_most_a_quarter_more_than_what_is_held() -> None:
         assert held <= rows.nbytes <= 1.25 * held + 4 * group.page_bytes
 
 
+@freed_at_once
 def test_decoding_writes_in_place() -> None:
     rows = new_rows("llama")
     one, other = rows.new(), rows.new()

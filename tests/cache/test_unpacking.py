@@ -13,7 +13,7 @@ from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.slabs import SlabStorage
 from ingot.kernels import native
-from tests.memory import settled
+from tests.memory import freed_at_once, settled
 
 PAGES, CODED, FEW = 64, 61, 4
 HEADS, SIZE = 2, 64
@@ -52,6 +52,7 @@ def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypa
     assert few[2] <= 2 * PAGES * PAGE * unpacking.unpacked_bytes(form) + unpacking.scratch_bytes(form) < whole[2]
 
 
+@freed_at_once
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo4", "turbo2"])
 def test_what_encoding_takes_is_predicted(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "has_codecs", lambda: False)  # as on a GPU

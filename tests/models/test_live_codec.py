@@ -32,7 +32,7 @@ from ingot.models.heads.loading import prepare, with_head
 from ingot.models.live_codec import with_live_codec
 from ingot.upstream import caches, create_attention_mask
 from tests import engines, launches, tiny
-from tests.memory import settled
+from tests.memory import pretended, settled
 
 CODEC = PairCodec(CodecName.parse("k8v4"))
 READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_dim": 64}
@@ -103,6 +103,7 @@ def test_what_states_are_kept_in_is_told() -> None:
     assert "states k8v4 behind the newest in float" in str(formats)
 
 
+@pretended
 def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> None:
     raw = tiny.adapter("kernel-32")
     live = with_live_codec(raw, CODEC)
@@ -113,6 +114,7 @@ def test_more_context_fits_in_the_same_memory_but_not_for_exact_requests() -> No
     assert budgets[1].longest(1 << 20, exact=True) == plain
 
 
+@pretended
 @emulated
 @pytest.mark.parametrize(("new", "said"), [("* 2.0f", "differs by"), ("summ", "does not run")])
 def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_said(

@@ -19,8 +19,12 @@ from ingot.models.adapter import Adapter, adapt
 from ingot.models.forward import run
 from ingot.models.steps import TRIALS, CompiledSteps
 from tests import engines, tiny
+from tests.memory import pretended
 
-pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+pytestmark = [
+    pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated"),
+    pretended,
+]
 
 
 def turn(

@@ -204,8 +204,8 @@ class MixedAttention(nn.Module):
         if wiring.gated:
             queries, gate = mx.split(queries, 2, axis=-1)
             gate = gate.reshape(mixed.tokens, -1)
-        if not wiring.whole_norms:
-            queries, keys = self._normed(queries, keys)
+        if not wiring.whole_norms:  # some have a weight for each head, which stand next to a head's values
+            queries, keys = (y[:, :, None] for y in self._normed(queries[:, :, 0], keys[:, :, 0]))
         if self._rotates:
             queries, keys = self._turned(queries, keys, mixed)
         return queries, keys, values, gate

@@ -94,7 +94,7 @@ class Quoting:
     `exempt` are the tags of thinking, which an assistant's message may hold: templates look for them there.
     """
 
-    def __init__(self, controls: Controls = Controls(), said: Any = (), exempt: Collection[str] = ()) -> None:  # noqa: B008
+    def __init__(self, controls: Controls = Controls(), said: Any = (), exempt: Collection[str] = ()) -> None:
         self.trusting = not controls.all  # nothing is quoted: every control token is one, whoever wrote it
         self._spoken = finder(controls.framing)
         self._answered = finder(controls.framing - frozenset(exempt))

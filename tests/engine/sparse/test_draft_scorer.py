@@ -23,6 +23,7 @@ from ingot.models.adapter import Adapter
 from ingot.models.layers.fused import FusedLayers, OwnLayer
 from tests import engines, tiny
 from tests.engine.sparse.world import draft_model, some
+from tests.memory import pretended
 
 TICKETS = count()
 KINDS = [("llama", None), ("window", None), ("hybrid", None), ("moe", None), ("kernel", engines.GPU)]
@@ -93,6 +94,7 @@ def test_scores_are_what_the_newest_tokens_attend_to_most_in_any_layer_and_head(
     np.testing.assert_allclose(told, by_stock_layers("llama", prompt), rtol=0.02, atol=1e-5)
 
 
+@pretended
 def test_layers_that_are_one_operation_stay_so_but_for_the_tokens_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     model, widths, by_itself = draft_model(), list[int](), OwnLayer.by_itself
 

@@ -18,7 +18,7 @@ from ingot.models.encoders import attention, mpnet
 from ingot.models.encoders.load import load_embedder, load_reranker
 from ingot.models.encoders.recipe import Normalize, Recipe
 from tests.encoders import write_encoder
-from tests.memory import settled
+from tests.memory import freed_at_once, settled
 from tests.models.encoders.running import finished
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "mpnet")
@@ -164,6 +164,7 @@ def test_the_longest_input_is_what_positions_and_files_allow(tmp_path: Path) -> 
     assert traits.length == 64 and "positions for 64" in traits.notes[-1]
 
 
+@freed_at_once
 def test_what_a_batch_was_predicted_to_take_covers_what_it_took(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, "bert", hidden_size=64, intermediate_size=256, max_position_embeddings=512)
     encoder = load_embedder(folder, current(), MEAN)
@@ -246,6 +247,7 @@ def test_a_decoder_that_is_none_is_refused(changes: dict[str, Any], tmp_path: Pa
         load_embedder(write_decoder(tmp_path, tied=True, **changes), current(), LAST)
 
 
+@freed_at_once
 def test_a_decoders_batch_was_predicted_to_take_at_least_what_it_took(tmp_path: Path) -> None:
     encoder = load_embedder(write_decoder(tmp_path, tied=True), current(), LAST)
     rows = [[7] * 1024] * 4

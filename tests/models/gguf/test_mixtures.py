@@ -60,7 +60,7 @@ ROUTED = {
 LATENT = {
     "kv_lora_rank": 64,
     "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
+    "qk_nope_head_dim": 64,  # CUDA multiplies by no fewer than two groups of packed weights
     "v_head_dim": 32,
     "attention_bias": False,
     "num_key_value_heads": HEADS,
@@ -319,7 +319,7 @@ def test_deepseek_files_with_keys_and_values_in_one_matrix_are_read_too(tmp_path
         config, weights = original(family, folder / "original")
         model = as_gguf(family, config, weights)
         model.metadata |= {"deepseek2.attention.head_count_kv": HEADS}
-        for key, mla in (("key_length", 48), ("value_length", 32)):
+        for key, mla in (("key_length", 80), ("value_length", 32)):
             model.metadata[f"deepseek2.attention.{key}"] = mla
             del model.metadata[f"deepseek2.attention.{key}_mla"]
         for layer in range(2):

@@ -52,9 +52,12 @@ def guesses(folder: Path, device: Device) -> mx.array:
     head = load_head(source, adapter)
     rows = adapter.new_rows()
     _, hidden = adapter.run(rows, mx.array(TOKENS), [Part((rows.new(),), len(TOKENS))], hidden=True)
-    rows = head_rows(head, adapter)
-    with rows.launch([Part((rows.new(),), len(TOKENS) - 1)]) as layers:
-        return head.logits(head(hidden[None, :-1], mx.array([TOKENS[1:]]), layers[0]))[0]
+    mx.eval(hidden, rows.pending())  # before the rows go
+    own = head_rows(head, adapter)
+    with own.launch([Part((own.new(),), len(TOKENS) - 1)]) as layers:
+        logits = head.logits(head(hidden[None, :-1], mx.array([TOKENS[1:]]), layers[0]))[0]
+        mx.eval(logits)
+    return logits
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.Q6_K], ids=lambda kind: kind.name)

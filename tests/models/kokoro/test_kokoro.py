@@ -19,7 +19,7 @@ from ingot.models.kokoro.kokoro import Kokoro, load_kokoro
 from ingot.models.kokoro.text import Lstm
 from ingot.models.kokoro.vocoder import Fourier
 from ingot.models.layers.modules import parameters
-from tests.memory import settled
+from tests.memory import REAL_GPU, settled
 from tests.speaking import CONFIG, VOICES, save_kokoro
 
 PHONEMES = "həlˈO wˈɜɹld."
@@ -74,7 +74,7 @@ def test_a_piece_is_done_in_parts_that_change_nothing(model: Kokoro, monkeypatch
     monkeypatch.setattr("ingot.models.kokoro.convolutions.PART_FLOPS", 1.0)
     parts, many = finished(model.speak(PHONEMES, "af_heart", 1.0))
     assert many > few > 10
-    np.testing.assert_allclose(parts, whole, atol=1e-4)
+    np.testing.assert_allclose(parts, whole, atol=1e-3 if REAL_GPU else 1e-4)  # which rounds products to TF32
 
 
 def test_what_would_be_spoken_for_too_long_is_refused(model: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:

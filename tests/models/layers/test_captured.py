@@ -26,6 +26,7 @@ from ingot.models.layers.packed_linear import FEW
 from ingot.models.live_codec import with_live_codec
 from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
+from tests.memory import pretended
 from tests.models.lora.made import matrices, shapes, write_mlx
 
 pytestmark = pytest.mark.skipif(not available(engines.GPU), reason="kernels run on no device here, nor can be emulated")
@@ -184,6 +185,7 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
     assert len(stack._replays) == before
 
 
+@pretended
 def test_a_graph_that_says_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_graph_that_says_something_else_is_not_used(
     assert "layers are not run as graphs, which is slower" in caplog.text
 
 
+@pretended
 def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: replays.EmulatedStage, score: Any) -> replays.Replay:
         raise RuntimeError("no memory for it")

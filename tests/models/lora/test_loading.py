@@ -98,8 +98,8 @@ def test_rows_with_different_adapters_are_computed_as_each_alone(kind: str, tmp_
     alone = {slot: ours(model, [slot])[0] for slot in slots}
     for slot, found in zip(order, ours(model, order), strict=True):
         assert off(found, alone[slot]) < 1e-5
-        # What MLX convolves is rounded otherwise beside others, with adapters or without.
-        assert mx.array_equal(found, alone[slot]) or kind == "mixed"
+        # What MLX convolves is rounded otherwise beside others, with adapters or without; what GPUs multiply, too.
+        assert mx.array_equal(found, alone[slot]) or kind == "mixed" or model.device.kind != "cpu"
 
 
 @pytest.mark.parametrize(

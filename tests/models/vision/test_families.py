@@ -19,7 +19,7 @@ from ingot.media.item import MediaItem
 from ingot.models.adapter import Adapter, load
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.visual import Visual
-from tests.memory import settled
+from tests.memory import freed_at_once, settled
 from tests.models.vision.looking import looked, prompt_with, reference
 from tests.models.vision.tiny_families import CONFIGS, packed, saved
 
@@ -133,6 +133,7 @@ def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -
     assert not mx.array_equal(*found)
 
 
+@freed_at_once
 def test_no_more_memory_is_taken_than_was_predicted(tiled: Path) -> None:
     tower = load_tower(tiled, json.loads((tiled / "config.json").read_text()), current(), "float32")
     _, [item] = prompt_with(processor_in(tiled), 1, ["image"])

@@ -23,7 +23,7 @@ from ingot.media.size import Size
 from ingot.models.adapter import load
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.visual import Visual
-from tests.memory import settled
+from tests.memory import freed_at_once, settled
 from tests.models.vision.looking import drawn_frame, item_at, looked, reference
 from tests.models.vision.tiny_families import saved
 
@@ -76,6 +76,7 @@ def test_features_and_logits_are_those_of_its_makers_arrangement(folder: Path) -
         assert mx.abs(ours - logits).max().item() < 2e-3 * mx.abs(logits).max().item()
 
 
+@freed_at_once
 def test_little_detail_is_the_whole_picture_alone_in_the_memory_that_was_predicted(folder: Path) -> None:
     tower = load_tower(folder, json.loads((folder / "config.json").read_text()), current(), "float32")
     for wish in (PictureWish(), PictureWish(detail="low")):
