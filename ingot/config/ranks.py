@@ -6,7 +6,6 @@ from typing import Any, Final
 
 PLAIN: Final = {
     "cache_dir": None,
-    "cache_codec": "raw",
     "lora_modules": (),
     "adapter_path": None,
     "allow_runtime_lora_updating": False,

@@ -25,7 +25,8 @@ from ingot.kernels import device, native
 from ingot.models.adapter import Adapter, live_states
 from ingot.models.forward import run
 from ingot.ranks import plan
-from ingot.ranks.joining import join_group
+from ingot.ranks.following_pieces import FollowingPieces
+from ingot.ranks.joining import KeptForm, join_group
 from ingot.ranks.leader import pools_of, shared_tokens
 from ingot.ranks.place import Place
 from ingot.ranks.plan import Kind
@@ -169,9 +170,10 @@ class FollowingRows(Rows):
 class Follower:
     """A share of a model, and whoever says what is done with it. Only one thread may call it."""
 
-    def __init__(self, adapter: Adapter, group: Any) -> None:
-        self._adapter, self._group = adapter, group
+    def __init__(self, adapter: Adapter, group: Any, kept: KeptForm | None) -> None:
+        self._adapter, self._group, self._kept = adapter, group, kept
         self._rows: FollowingRows | None = None
+        self._pieces: FollowingPieces | None = None
         self._mixed = False
         self._running: list[mx.array] = []
 
@@ -182,10 +184,15 @@ class Follower:
                     self._adapter.model, self._adapter.margin, self._adapter.kept, self._adapter.kernels
                 )
                 self._rows, self._mixed = FollowingRows(layers, event.windows, self._adapter.live), event.mixed
+                self._pieces = None if self._kept is None else FollowingPieces(self._rows, self._kept.codec)
                 continue
             assert self._rows is not None, "something happened before anything began"
             if isinstance(event, plan.Pass):
                 self._pass(self._rows, event)
+            elif isinstance(event, plan.PieceEvent):
+                self.settle()
+                assert self._pieces is not None, "this rank has no records outside of pages"
+                self._pieces.hear(event)
             else:
                 self._rows.hear(event)
 
@@ -217,10 +224,12 @@ def follow(settings: Settings, folder: Path, where: Place, on_step: OnStep) -> N
         native.use_one_path(settings.deterministic)
         total = joined.memory_budget(here, settings.memory)
         adapter = joined.load(folder, here, settings)
+        kept = joined.kept_form(adapter, settings)
         device.bound_memory(here, total, KEPT_SHARE * total // 100)
-        link.send(Kind.SHARE, msgspec.msgpack.encode(Share.of(adapter, total)))
+        share = Share.of(adapter, total, {} if kept is None else kept.sizes)
+        link.send(Kind.SHARE, msgspec.msgpack.encode(share))
         on_step(0)
-        _obey(Follower(adapter, joined.sharing.group), link, on_step)
+        _obey(Follower(adapter, joined.sharing.group, kept), link, on_step)
     except LinkLost:
         raise
     except Exception as error:

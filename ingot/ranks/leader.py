@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -18,105 +17,29 @@ import msgspec
 
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.deltas import Deltas
+from ingot.cache.encoding import RecordEncoding, encoding_of
+from ingot.cache.extents import Berth
 from ingot.cache.footprint import Footprint
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Launch, Part, Row
 from ingot.cache.layer_state import LayerKind, LayerState
+from ingot.cache.packing import Form
 from ingot.cache.pages import PageCopy
 from ingot.cache.pools import Pool
 from ingot.cache.rows import Rows
-from ingot.errors import ModelError, Unavailable
+from ingot.errors import ModelError
 from ingot.models.adapter import Adapter, live_states
 from ingot.ranks import plan
+from ingot.ranks.kept import LeadingEncoding
+from ingot.ranks.pieces import ToldCheckpoint, ToldDeltas
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share, Whole
-from ingot.ranks.wire import Link, LinkLate, LinkLost, broadcast
-
-LOST = "The ranks of this model lost each other; they are started again"
-
+from ingot.ranks.voice import Voice
+from ingot.ranks.wire import Link
 
 Table = tuple[int, bytes, int]
 """Its first page, the slots of all, how many of the first are in fewer bits."""
-
-
-class Voice:
-    """Tells the followers, in order. Only the engine thread may call it."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-        self._events: list[plan.Event] = []
-        self._numbers = count()
-        self.step = 0  # passes told
-        self.trouble = ""  # why nothing can be told any more
-
-    def number(self) -> int:
-        """One that no checkpoint had before."""
-        return next(self._numbers)
-
-    def note(self, event: plan.Event) -> None:
-        """Have it told with the next pass."""
-        self._events.append(event)
-
-    def tell(self, event: plan.Event) -> None:
-        """Have it told now, and what was noted before it. Raises Unavailable where somebody is gone."""
-        self._events.append(event)
-        self._refuse_if_troubled()
-        self.step += isinstance(event, plan.Pass)
-        events, self._events = self._events, []
-        try:
-            broadcast(self._links, Kind.TOLD, plan.encode(events), self.step)
-        except (LinkLost, LinkLate) as error:
-            reason = self._reason() or error
-            self.trouble = str(reason)
-            raise reason from error
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """What fails here after it was told leaves the others waiting for it: there is no going on."""
-        self._refuse_if_troubled()
-        try:
-            yield
-        except BaseException as error:
-            self.trouble = self.trouble or f"{LOST}: {type(error).__name__}"
-            raise
-
-    def end(self) -> None:
-        """Nobody is needed any more."""
-        for link in self._links:
-            with suppress(LinkLost, LinkLate):
-                link.send(Kind.END)
-            link.close()
-
-    def _refuse_if_troubled(self) -> None:
-        if self.trouble:
-            raise Unavailable(LOST, retry_after=1)
-
-    def _reason(self) -> Unavailable | None:
-        """The last words of whoever is gone."""
-        for link in self._links:
-            try:
-                frame = link.receive(0.0)
-            except (LinkLost, LinkLate):
-                continue
-            if frame.kind == Kind.FAILED:
-                return Unavailable(f"{LOST}: {frame.body.decode(errors='replace')}", retry_after=1)
-        return None
-
-
-class ToldCheckpoint(Checkpoint):
-    """One that every rank has its part of, for as long as somebody here holds it."""
-
-    number: int
-    size: int
-    voice: Voice
-
-    @property
-    def nbytes(self) -> int:
-        """On the rank where it takes most."""
-        return self.size
-
-    def __del__(self) -> None:
-        self.voice.note(plan.Dropped(self.number))
 
 
 class LeadingRows(Rows):
@@ -157,7 +80,7 @@ class LeadingRows(Rows):
         self._voice.note(plan.Left(row.slot))
 
     def trim(self) -> bool:
-        self._note_pages()  # what goes on from kept prefixes may lie where something was copied last
+        self.note_pages()  # what goes on from kept prefixes may lie where something was copied last
         trimmed = super().trim()
         if trimmed:
             self._slabs = [list(pool.slabs) for pool in self._pools]
@@ -201,7 +124,7 @@ class LeadingRows(Rows):
 
     def _make_room(self, launches: Sequence[Launch]) -> None:
         super()._make_room(launches)
-        self._note_pages()
+        self.note_pages()
         tokens, at = self._asked
         parts = [self._part(launch) for launch in launches]
         chosen = None if at is None else list(at)
@@ -209,22 +132,30 @@ class LeadingRows(Rows):
         # No sooner: whatever is computed here behind a collective that nobody else knows of would wait for ever.
         mx.async_eval(tokens)
 
-    def _note_pages(self) -> None:
+    def note_pages(self) -> None:
+        """Have it told where there is memory for pages, and what was copied: whatever is told of them comes then."""
         grown, copies = self._grown(), self._copies
         if grown or copies:
             self._copies = []
             self._voice.note(plan.Laid(grown, copies))
 
-    def _copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
-        super()._copy(group, copies)
+    def copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
+        super().copy(group, copies)
         if copies:
             self._copies.append((group.number, [*copies]))
 
     def _encode_pages(self, group: PageGroup, pages: Sequence[int]) -> None:
-        self._note_pages()
+        self.note_pages()
         raw, coded = (array("i", slots).tobytes() for slots in group.both_slots(pages))
         self._voice.note(plan.Encoded(group.number, raw, coded))
         super()._encode_pages(group, pages)
+
+    def lay(self, group: PageGroup, deltas: Deltas, berth: Berth) -> None:
+        assert isinstance(deltas, ToldDeltas), "states that the other ranks do not know"
+        super().lay(group, deltas, berth)
+        self.note_pages()
+        coded, runs = array("i", berth.coded).tobytes(), list(berth.runs)
+        self._voice.note(plan.Placed(deltas.piece.number, group.number, coded, berth.held, runs))
 
     def _part(self, launch: Launch) -> plan.PartPlan:
         assert not launch.mutual, "ranks are shown no pictures"
@@ -278,6 +209,12 @@ class LeadingAdapter(Adapter):
         beside = [] if self.head is None else live_states(self.head, 0, self.kept, self.kernels)
         return LeadingRows(layers, beside, self.footprint, self.voice, most, earlier, self.live, mixed=self.mixed)
 
+    def encoding(self, rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncoding:
+        if not codec.lossy:
+            return encoding_of(rows, codec, form)
+        assert isinstance(rows, LeadingRows) and form is not None
+        return LeadingEncoding(rows, codec, form, self.voice, self.whole.encoded)
+
     def run(
         self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None, **asked: Any
     ) -> Any:
@@ -298,10 +235,10 @@ def shared_tokens(tokens: mx.array, group: Any) -> mx.array:
     return mx.distributed.all_sum(tokens.astype(mx.uint32), group=group)
 
 
-def lead(adapter: Adapter, links: Sequence[Link], group: Any, total: int, within: float) -> LeadingAdapter:
-    """Hear what the others have loaded, and lead them. Raises ModelError where they cannot be led, Unavailable where
-    somebody is gone or does not say anything `within` so many seconds."""
-    shares = [Share.of(adapter, total), *(_share(link, within) for link in links)]
+def lead(own: Share, adapter: Adapter, links: Sequence[Link], group: Any, within: float) -> LeadingAdapter:
+    """Hear what the others have loaded, and lead them; `own` is what this one has. Raises ModelError where they cannot
+    be led, Unavailable where somebody is gone or does not say anything `within` so many seconds."""
+    shares = [own, *(_share(link, within) for link in links)]
     if len({share.vocab for share in shares}) > 1:
         raise ModelError("The ranks have loaded models with different vocabularies: the same files must be on each.")
     whole = Whole.of(shares)

@@ -97,6 +97,45 @@ class Encoded(Event, frozen=True, array_like=True, tag=11):
     coded: bytes
 
 
+class PieceEvent(Event, frozen=True, array_like=True):
+    """Something that happened to states outside of pages, which are known by numbers."""
+
+
+class Condensed(PieceEvent, frozen=True, array_like=True, tag=12):
+    """What lies in some pages has been put into fewer bits outside of them. By group: tokens [begin, end), and where
+    their pages are, as int32."""
+
+    number: int
+    extents: list[tuple[int, int, bytes]]
+
+
+class Cut(PieceEvent, frozen=True, array_like=True, tag=13):
+    """`made` is what a piece of a record that begins at `whole` has from token `begin` on, or before `end`."""
+
+    number: int
+    made: int
+    begin: int | None
+    end: int | None
+    whole: int
+
+
+class Released(PieceEvent, frozen=True, array_like=True, tag=14):
+    """A piece is nobody's any more."""
+
+    number: int
+
+
+class Placed(PieceEvent, frozen=True, array_like=True, tag=15):
+    """What a piece has in a group lies in pages, too: whole ones in fewer bits in these slots, as int32, and the tokens
+    from `held` on where the runs say."""
+
+    number: int
+    group: int
+    coded: bytes
+    held: int
+    runs: list[tuple[int, int, int, int]]
+
+
 class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     """A row of a pass: its length and its position before that. Of each group whose table has changed, by number: the
     table's first page, where all of its pages lie, as int32, and how many of the first it sees in fewer bits."""
@@ -126,7 +165,23 @@ class Pass(Event, frozen=True, array_like=True, tag=9):
     earlier: int
 
 
-Events = list[Begun | Resized | Left | Taken | Resumed | Dropped | Rewound | Trimmed | Laid | Encoded | Pass]
+Events = list[
+    Begun
+    | Resized
+    | Left
+    | Taken
+    | Resumed
+    | Dropped
+    | Rewound
+    | Trimmed
+    | Laid
+    | Encoded
+    | Condensed
+    | Cut
+    | Released
+    | Placed
+    | Pass
+]
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(Events).decode
