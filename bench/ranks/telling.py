@@ -32,6 +32,7 @@ WHOLE = Whole(
     rewinds=True,
     forgets=True,
     encoded={},
+    heavier=1.0,
 )
 
 

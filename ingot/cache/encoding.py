@@ -14,9 +14,10 @@ from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.delta_codec import DeltaCodec
 from ingot.cache.deltas import Deltas
+from ingot.cache.disk.record_file import StoredData
 from ingot.cache.extents import layers_of, of_group, raw_delta, read
 from ingot.cache.groups import PageGroup
-from ingot.cache.packing import Form, LooseRecord, as_stored, extents, laid, laid_part
+from ingot.cache.packing import Form, LooseRecord, as_stored, extents, fitted, laid, laid_part, unpacked
 from ingot.cache.pages import Table
 from ingot.cache.records import KVPart, Record
 from ingot.cache.rows import Rows
@@ -41,8 +42,12 @@ class RecordEncoding:
         """A record as it is written to files."""
         return as_stored(self._rows, record)
 
+    def opened(self, found: StoredData, form: Form) -> LooseRecord:
+        """What was read from one. Raises ArchiveError unless it is of that form."""
+        return fitted(unpacked(found.header.record, found.tensors), form)
+
     def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
-        """A record that was read from one; `before` are those of the tokens before it."""
+        """A record of what was read; `before` are those of the tokens before it."""
         return replace(laid(self._rows, before, loose), codec=self.name)
 
 
@@ -63,9 +68,7 @@ class LossyEncoding(RecordEncoding):
         self._sizes = tuple(sizes.get(group.window, (0, 0)) for group in rows.groups)
 
     def form(self, form: Form) -> Form:
-        sample = replace(form.sample, deltas=self._codec.encode(form.sample.deltas))
-        mx.eval(sample.arrays())
-        return replace(form, sample=sample, pages=(None,) * len(form.pages))
+        return encoded_form(self._codec, form)
 
     def loose(self, record: Record) -> LooseRecord:
         return LooseRecord(record.begin, record.end, self._deltas(record), record.checkpoint)
@@ -143,6 +146,13 @@ def encoding_of(rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncodi
         return RecordEncoding(rows)
     assert form is not None
     return LossyEncoding(rows, codec, form)
+
+
+def encoded_form(codec: DeltaCodec, form: Form) -> Form:
+    """What records look like in fewer bits."""
+    sample = replace(form.sample, deltas=codec.encode(form.sample.deltas))
+    mx.eval(sample.arrays())
+    return replace(form, sample=sample, pages=(None,) * len(form.pages))
 
 
 def check_codec(codec: PairCodec, met: DeltaCodec) -> None:

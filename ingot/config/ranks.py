@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 PLAIN: Final = {
-    "cache_dir": None,
     "lora_modules": (),
     "adapter_path": None,
     "allow_runtime_lora_updating": False,

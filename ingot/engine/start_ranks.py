@@ -45,9 +45,8 @@ def load_leading(
     leading = lead(share, own, joined.links, joined.sharing.group, LOADING_S)
     if kept is not None and not leading.whole.forgets:
         raise ConfigError(
-            f"cache_codec {settings.cache_codec} cannot be used: rank 0 has no layers of a kind that other ranks have, "
-            "so that it cannot say what they have of a record. Use cache_codec raw, or other ranks.",
-            param="cache_codec",
+            "cache_codec and cache_dir cannot be used: rank 0 has no layers of a kind that other ranks have, so that "
+            "it cannot say what they have of a record. Leave them out, or use other ranks."
         )
     return leading
 

@@ -12,7 +12,8 @@ import mlx.core as mx
 import msgspec
 
 from ingot.cache.checkpoint import Checkpoint
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.forms import Forms, Slots
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Launch, Part, Row
@@ -24,17 +25,26 @@ from ingot.config import Settings
 from ingot.kernels import device, native
 from ingot.models.adapter import Adapter, live_states
 from ingot.models.forward import run
+from ingot.models.kept_files import open_disk
+from ingot.models.sharing import Sharing
 from ingot.ranks import plan
+from ingot.ranks.following_files import FollowingFiles
 from ingot.ranks.following_pieces import FollowingPieces
 from ingot.ranks.joining import KeptForm, join_group
 from ingot.ranks.leader import pools_of, shared_tokens
 from ingot.ranks.place import Place
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share
-from ingot.ranks.wire import Link, LinkLate, LinkLost
+from ingot.ranks.wire import Frame, Link, LinkLate, LinkLost
 
 KEPT_SHARE: Final = 10
 """Percent of its memory that mlx may keep of what passes gave back."""
+CLOSING_S: Final = 4.0
+"""How long a rank that is not needed any more goes on writing."""
+LOOK_S: Final = 0.005
+"""How often it looks whether files are read or written, while some are to be."""
+TIMELESS: Final = (plan.Released, plan.Fetched, plan.Used, plan.Forgotten)
+"""What has nothing to do with the states that a pass under way computes."""
 MOST_WORDS: Final = 2000
 """Characters of what went wrong."""
 OnStep = Callable[[int], None]
@@ -116,6 +126,15 @@ class FollowingRows(Rows):
             case plan.Encoded(number, raw, coded):
                 self.groups[number].encode_slots(array("i", raw), array("i", coded))
 
+    def recall(self, number: int, checkpoint: Checkpoint | None) -> None:
+        """A checkpoint, which this rank may have nothing of, was read from a file."""
+        if checkpoint is not None:
+            self._checkpoints[number] = checkpoint
+
+    def recalled(self, number: int | None) -> Checkpoint | None:
+        """What this rank has of a checkpoint."""
+        return None if number is None else self._checkpoints.get(number)
+
     def parts(self, told: plan.Pass) -> list[Part]:
         """Of a pass, which is launched next."""
         self._told = told
@@ -170,8 +189,10 @@ class FollowingRows(Rows):
 class Follower:
     """A share of a model, and whoever says what is done with it. Only one thread may call it."""
 
-    def __init__(self, adapter: Adapter, group: Any, kept: KeptForm | None) -> None:
-        self._adapter, self._group, self._kept = adapter, group, kept
+    def __init__(
+        self, adapter: Adapter, group: Any, kept: KeptForm | None = None, files: FollowingFiles | None = None
+    ) -> None:
+        self._adapter, self._group, self._kept, self._files = adapter, group, kept, files
         self._rows: FollowingRows | None = None
         self._pieces: FollowingPieces | None = None
         self._mixed = False
@@ -184,17 +205,28 @@ class Follower:
                     self._adapter.model, self._adapter.margin, self._adapter.kept, self._adapter.kernels
                 )
                 self._rows, self._mixed = FollowingRows(layers, event.windows, self._adapter.live), event.mixed
-                self._pieces = None if self._kept is None else FollowingPieces(self._rows, self._kept.codec)
+                if self._kept is not None:
+                    self._pieces = FollowingPieces(self._rows, self._kept.codec, self._files)
                 continue
             assert self._rows is not None, "something happened before anything began"
             if isinstance(event, plan.Pass):
                 self._pass(self._rows, event)
             elif isinstance(event, plan.PieceEvent):
-                self.settle()
                 assert self._pieces is not None, "this rank has no records outside of pages"
+                if not isinstance(event, TIMELESS):
+                    self.settle()
                 self._pieces.hear(event)
             else:
                 self._rows.hear(event)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether something is to be answered."""
+        return self._files is not None and self._files.busy
+
+    def answers(self) -> list[plan.Answer]:
+        """To what it was asked, as far as it is known now."""
+        return [] if self._pieces is None else [*self._pieces.answers()]
 
     def settle(self) -> None:
         """Wait for the pass under way."""
@@ -225,11 +257,14 @@ def follow(settings: Settings, folder: Path, where: Place, on_step: OnStep) -> N
         total = joined.memory_budget(here, settings.memory)
         adapter = joined.load(folder, here, settings)
         kept = joined.kept_form(adapter, settings)
+        files = _files(settings, adapter, folder, kept, joined.sharing)
         device.bound_memory(here, total, KEPT_SHARE * total // 100)
         share = Share.of(adapter, total, {} if kept is None else kept.sizes)
         link.send(Kind.SHARE, msgspec.msgpack.encode(share))
         on_step(0)
-        _obey(Follower(adapter, joined.sharing.group, kept), link, on_step)
+        _obey(Follower(adapter, joined.sharing.group, kept, files), link, on_step)
+        if files is not None:
+            files.close(CLOSING_S)
     except LinkLost:
         raise
     except Exception as error:
@@ -238,8 +273,26 @@ def follow(settings: Settings, folder: Path, where: Place, on_step: OnStep) -> N
         raise
 
 
+def _files(
+    settings: Settings, adapter: Adapter, folder: Path, kept: KeptForm | None, sharing: Sharing
+) -> FollowingFiles | None:
+    codec = RecordCodec(CodecName.parse(settings.cache_codec))
+    disk = open_disk(settings, adapter, folder, codec, sharing.part)
+    return None if disk is None or kept is None else FollowingFiles(disk, kept.form)
+
+
 def _obey(follower: Follower, link: Link, on_step: OnStep) -> None:
-    while (frame := link.receive()).kind == Kind.TOLD:
+    while (frame := _next(follower, link)).kind == Kind.TOLD:
         follower.hear(plan.decode(frame.body))
         on_step(frame.step)
     follower.settle()
+
+
+def _next(follower: Follower, link: Link) -> Frame:
+    """What rank 0 says next. What it has asked for is answered meanwhile, as it is found."""
+    while follower.is_asked:
+        for answer in follower.answers():
+            link.send(Kind.ANSWER, plan.encode_answer(answer))
+        with suppress(LinkLate):
+            return link.receive(LOOK_S)
+    return link.receive()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ import mlx.core as mx
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.delta_codec import DeltaCodec, Size
-from ingot.cache.encoding import check_codec
+from ingot.cache.encoding import check_codec, encoded_form
+from ingot.cache.packing import Form
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device
@@ -55,22 +56,26 @@ class Joined:
         """None where records never leave their pages. All ranks have to call it at once. Raises ConfigError where this
         rank's layers cannot be put into the codec."""
         codec = RecordCodec(CodecName.parse(settings.cache_codec))
-        return KeptForm.of(adapter, codec) if codec.lossy else None
+        return KeptForm.of(adapter, codec) if codec.lossy or settings.cache_dir is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class KeptForm:
     """What this rank's part of a record is outside of pages."""
 
-    codec: DeltaCodec
-    sizes: Mapping[int | None, Size]
+    form: Form  # as it is written to files
+    codec: DeltaCodec | None = None
+    sizes: Mapping[int | None, Size] = field(default_factory=dict)
 
     @classmethod
     def of(cls, adapter: Adapter, codec: PairCodec) -> KeptForm:
         rows = adapter.new_rows()
-        met = DeltaCodec(codec, form_of(adapter, rows).sample.deltas)
+        raw = form_of(adapter, rows)
+        if not codec.lossy:
+            return cls(raw)
+        met = DeltaCodec(codec, raw.sample.deltas)
         check_codec(codec, met)
-        return cls(met, met.sizes(rows.states))
+        return cls(encoded_form(met, raw), met, met.sizes(rows.states))
 
 
 def stated_place(settings: Settings, environment: Mapping[str, str] = os.environ) -> Place | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.delta_codec import Size
 from ingot.cache.deltas import Deltas
-from ingot.cache.encoding import LossyEncoding
+from ingot.cache.disk.record_file import StoredData
+from ingot.cache.encoding import LossyEncoding, RecordEncoding
 from ingot.cache.groups import PageGroup
-from ingot.cache.packing import Form, extents
+from ingot.cache.packing import Form, LooseRecord, extents
 from ingot.cache.records import Record
 from ingot.ranks import plan
 from ingot.ranks.pieces import Piece, Sizing, ToldDeltas
@@ -21,11 +23,31 @@ if TYPE_CHECKING:
     from ingot.ranks.leader import LeadingRows
 
 
+@dataclass(frozen=True, slots=True)
+class ToldData(StoredData):
+    """Rank 0's part of what every rank has read of a record."""
+
+    piece: Piece
+
+
+class PlainLeadingEncoding(RecordEncoding):
+    """What leaves its pages for files does so on every rank, and comes back so."""
+
+    def __init__(self, rows: LeadingRows, voice: Voice) -> None:
+        super().__init__(rows)
+        self._leading, self._voice = rows, voice
+
+    def loose(self, record: Record) -> LooseRecord:
+        piece, loose = loosened(self._voice, record), super().loose(record)
+        return replace(loose, deltas=ToldDeltas.of(loose.deltas, piece, None))
+
+    def opened(self, found: StoredData, form: Form) -> LooseRecord:
+        return _recalled(self._leading, self._voice, found, super().opened(found, form), None)
+
+
 class LeadingEncoding(LossyEncoding):
     """What is encoded, cut or put back into pages here is so on every rank. A record takes what it takes where that is
     most."""
-
-    _rows: LeadingRows
 
     def __init__(
         self, rows: LeadingRows, codec: PairCodec, form: Form, voice: Voice, sizes: Mapping[int | None, Size]
@@ -35,12 +57,13 @@ class LeadingEncoding(LossyEncoding):
         others = (sizes.get(group.window, (0, 0)) for group in rows.groups)
         both = zip(self._sizes, others, strict=True)
         self._sizes = tuple((max(own[0], most[0]), max(own[1], most[1])) for own, most in both)
-        self._voice, self._sizing = voice, Sizing.of(rows, self._sizes)
+        self._leading, self._voice, self._sizing = rows, voice, Sizing.of(rows, self._sizes)
+
+    def opened(self, found: StoredData, form: Form) -> LooseRecord:
+        return _recalled(self._leading, self._voice, found, super().opened(found, form), self._sizing)
 
     def _encoded(self, record: Record) -> Deltas:
-        piece = Piece(self._voice)
-        self._rows.note_pages()
-        self._voice.note(plan.Condensed(piece.number, told_extents(record)))
+        piece = loosened(self._voice, record)
         return ToldDeltas.of(super()._encoded(record), piece, self._sizing)
 
     def _decoded(self, deltas: Deltas, group: PageGroup) -> Deltas:
@@ -48,6 +71,22 @@ class LeadingEncoding(LossyEncoding):
         return ToldDeltas.of(super()._decoded(deltas, group), deltas.piece, self._sizing)
 
 
-def told_extents(record: Record) -> list[tuple[int, int, bytes]]:
-    """Where a record lies that has its pages, as it is told."""
-    return [(extent.begin, extent.end, array("i", extent.places).tobytes()) for extent in extents(record)]
+def loosened(voice: Voice, record: Record) -> Piece:
+    """What a record that has its pages is outside of them, everywhere."""
+    piece = Piece(voice)
+    places = [(extent.begin, extent.end, array("i", extent.places).tobytes()) for extent in extents(record)]
+    voice.note_pages()
+    voice.note(plan.Loosened(piece.number, places))
+    return piece
+
+
+def _recalled(
+    rows: LeadingRows, voice: Voice, found: StoredData, loose: LooseRecord, sizing: Sizing | None
+) -> LooseRecord:
+    """What was read here, as everybody's."""
+    assert isinstance(found, ToldData), "a file that the other ranks have not read"
+    deltas, checkpoint = ToldDeltas.of(loose.deltas, found.piece, sizing), loose.checkpoint
+    if checkpoint is not None:
+        told = checkpoint = rows.told_checkpoint(checkpoint)
+        voice.note(plan.Recalled(found.piece.number, told.number))
+    return replace(loose, deltas=deltas, checkpoint=checkpoint)

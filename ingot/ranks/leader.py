@@ -18,7 +18,8 @@ import msgspec
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.deltas import Deltas
-from ingot.cache.encoding import RecordEncoding, encoding_of
+from ingot.cache.disk.disk import Disk
+from ingot.cache.encoding import RecordEncoding
 from ingot.cache.extents import Berth
 from ingot.cache.footprint import Footprint
 from ingot.cache.groups import PageGroup
@@ -31,7 +32,8 @@ from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.models.adapter import Adapter, live_states
 from ingot.ranks import plan
-from ingot.ranks.kept import LeadingEncoding
+from ingot.ranks.kept import LeadingEncoding, PlainLeadingEncoding
+from ingot.ranks.leading_disk import LeadingDisk
 from ingot.ranks.pieces import ToldCheckpoint, ToldDeltas
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share, Whole
@@ -68,6 +70,7 @@ class LeadingRows(Rows):
         self._asked: tuple[mx.array, Sequence[int] | None] = (mx.zeros(0), None)
         self._wanted = 0
         voice.tell(plan.Begun(windows, mixed))
+        voice.note_pages = self.note_pages
 
     @property
     def kinds(self) -> set[LayerKind]:
@@ -97,9 +100,14 @@ class LeadingRows(Rows):
         copies = super().checkpoint(row)
         if copies is None:
             return None
+        told = self.told_checkpoint(copies)
+        self._voice.note(plan.Taken(told.number, row.slot))
+        return told
+
+    def told_checkpoint(self, copies: Checkpoint) -> ToldCheckpoint:
+        """With a number that the caller has told."""
         told = ToldCheckpoint(copies)
         told.number, told.size, told.voice = self._voice.number(), self._recurrent_bytes, self._voice
-        self._voice.note(plan.Taken(told.number, row.slot))
         return told
 
     def resume(self, row: Row, checkpoint: Checkpoint) -> None:
@@ -210,10 +218,15 @@ class LeadingAdapter(Adapter):
         return LeadingRows(layers, beside, self.footprint, self.voice, most, earlier, self.live, mixed=self.mixed)
 
     def encoding(self, rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncoding:
+        assert isinstance(rows, LeadingRows)
         if not codec.lossy:
-            return encoding_of(rows, codec, form)
-        assert isinstance(rows, LeadingRows) and form is not None
+            return PlainLeadingEncoding(rows, self.voice)
+        assert form is not None
         return LeadingEncoding(rows, codec, form, self.voice, self.whole.encoded)
+
+    def lead_disk(self, own: Disk) -> LeadingDisk:
+        """Rank 0's part of records on disk, and with it everybody's."""
+        return LeadingDisk(own.store, own.writer, own.reader, own.counts, self.voice, self.whole.heavier)
 
     def run(
         self, rows: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None = None, **asked: Any

@@ -65,17 +65,17 @@ class ToldDeltas(Deltas):
     """Rank 0's part of a piece, in whatever form. What is cut here is cut everywhere."""
 
     piece: Piece
-    sizing: Sizing
+    sizing: Sizing | None  # None: what it takes does not matter, as it goes into pages
 
     @classmethod
-    def of(cls, deltas: Deltas, piece: Piece, sizing: Sizing) -> ToldDeltas:
+    def of(cls, deltas: Deltas, piece: Piece, sizing: Sizing | None) -> ToldDeltas:
         told = cls(deltas)
         told.piece, told.sizing = piece, sizing
         return told
 
     @property
     def nbytes(self) -> int:
-        return self.sizing.nbytes(self)
+        return super().nbytes if self.sizing is None else self.sizing.nbytes(self)
 
     def behind(self, begin: int, whole: int) -> ToldDeltas:
         return self._cut(super().behind(begin, whole), begin, None, whole)

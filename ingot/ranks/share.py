@@ -65,6 +65,8 @@ class Whole:
     forgets: bool
     """Whether rank 0 has layers of every window that any rank has: it knows then what all have of a record."""
     encoded: Mapping[int | None, Size]
+    heavier: float
+    """How many times as much as on rank 0 a record takes where it takes most."""
 
     @classmethod
     def of(cls, shares: Sequence[Share]) -> Whole:
@@ -86,6 +88,7 @@ class Whole:
             shares[0].recurrent > 0 or not any(share.recurrent for share in shares),
             {window for window, _ in shares[0].groups} == {window for share in shares for window, _ in share.groups},
             _encoded(shares),
+            max(1.0, sum(size for _, size in _groups(shares)) / max(1, sum(size for _, size in shares[0].groups))),
         )
 
 

@@ -56,13 +56,18 @@ def played(folder: Path, settings: Settings) -> Kept:
         engine.close()
 
 
+def settings_of(asked: dict[str, Any]) -> Settings:
+    """As JSON has them."""
+    return Settings(**{name: Path(value) if name == "cache_dir" else value for name, value in asked.items()})
+
+
 def main(games: list[tuple[str, dict[str, Any]]]) -> None:
     """One after another, by the same processes, each with an engine that knows nothing of the one before."""
     for name, value in ENCOURAGED.items():
         setattr(condensing, name, value)
     where = place(os.environ)
     for folder, asked in games:
-        settings = Settings(**asked)
+        settings = settings_of(asked)
         if where is not None and where.rank:
             follow(settings, Path(folder), where, lambda step: None)
         else:

@@ -18,6 +18,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deep": {**tiny.CONFIGS["llama"], "model_type": "qwen2", "head_dim": 32, "hidden_size": 128},
 }
 ASKED = {"max_sequences": 8, "memory": "1GB", "deterministic": True, "speculate": "off"}
+DISK = {**ASKED, "cache_disk_free_gb": 0.0}
 CODED = {**ASKED, "cache_codec": "affine8", "cache_memory": "1MB"}
 
 
@@ -43,3 +44,15 @@ def test_records_in_fewer_bits_are_gone_on_from_as_by_one_process(
     alone = keeping.played(tmp_path, Settings(**CODED))
     assert together["texts"] == alone.texts
     assert any(codec == "affine8" and matched for codec, matched, _ in together["taken"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [("wide", "tensor"), pytest.param("deep", "pipeline", marks=pytest.mark.slow)]
+)
+def test_a_group_that_is_started_again_goes_on_from_what_it_wrote(kind: str, way: str, tmp_path: Path) -> None:
+    game = {**DISK, "cache_dir": str(tmp_path / "kept")}
+    first, second = group(kind, way, [game, game], tmp_path)
+    alone = keeping.played(tmp_path, Settings(**ASKED))
+    assert first["texts"] == second["texts"] == alone.texts
+    assert not any(read for _, _, read in first["taken"])
+    assert [read for _, _, read in second["taken"][:4]] == [299] * 4

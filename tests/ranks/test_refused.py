@@ -23,7 +23,6 @@ from ingot.ranks.share import Whole
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cache_dir", Path("somewhere")),
         ("lora_modules", ("a=b",)),
         ("adapter_path", Path("a")),
         ("allow_runtime_lora_updating", True),

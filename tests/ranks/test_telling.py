@@ -39,7 +39,7 @@ def test_every_event_is_read_as_it_was_written() -> None:
         plan.Trimmed([(1, b"")]),
         plan.Laid([(0, [4])], [(0, [(1, 2, 3, False)])]),
         plan.Encoded(0, b"\x01\x00\x00\x00", b"\x00\x00\x00\x00"),
-        plan.Condensed(8, [(0, 130, b"\x01\x00\x00\x00")]),
+        plan.Loosened(8, [(0, 130, b"\x01\x00\x00\x00")]),
         plan.Cut(8, 9, None, 64, 0),
         plan.Placed(9, 0, b"", 0, [(0, 64, 3, 0)]),
         plan.Released(9),
