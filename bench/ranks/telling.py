@@ -18,7 +18,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.footprint import Footprint
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
-from ingot.ranks.leader import LeadingRows
+from ingot.ranks.leading_rows import LeadingRows
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Whole
 from ingot.ranks.voice import Voice

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -17,9 +16,6 @@ from ingot.cache.layer_state import LayerState
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
 
-if TYPE_CHECKING:
-    from ingot.cache.records import KVPart
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -28,11 +24,6 @@ class Extent:
     begin: int
     end: int
     places: Sequence[int]
-
-    @classmethod
-    def of(cls, part: KVPart) -> Extent:
-        pages = part.table.numbers[part.begin // PAGE - part.table.first :] if part.begin < part.end else ()
-        return cls(part.begin, part.end, part.group.places(pages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,12 @@ def as_stored(rows: Rows, record: Record) -> LooseRecord:
 
 def extents(record: Record) -> list[Extent]:
     """Where a record that has its pages lies, by group."""
-    return [Extent.of(part) for part in record.parts]
+    return [extent_of(part) for part in record.parts]
+
+
+def extent_of(part: KVPart) -> Extent:
+    pages = part.table.numbers[part.begin // PAGE - part.table.first :] if part.begin < part.end else ()
+    return Extent(part.begin, part.end, part.group.places(pages))
 
 
 def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:

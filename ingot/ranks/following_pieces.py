@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -14,9 +13,7 @@ from ingot.cache.deltas import Deltas
 from ingot.cache.extents import Berth, Extent, layers_of, raw_delta, read, stored_delta
 from ingot.ranks import plan
 from ingot.ranks.following_files import FollowingFiles
-
-if TYPE_CHECKING:
-    from ingot.ranks.follower import FollowingRows
+from ingot.ranks.following_rows import FollowingRows
 
 
 class FollowingPieces:

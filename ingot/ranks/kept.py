@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.delta_codec import Size
@@ -16,11 +15,9 @@ from ingot.cache.groups import PageGroup
 from ingot.cache.packing import Form, LooseRecord, extents
 from ingot.cache.records import Record
 from ingot.ranks import plan
+from ingot.ranks.leading_rows import LeadingRows
 from ingot.ranks.pieces import Piece, Sizing, ToldDeltas
 from ingot.ranks.voice import Voice
-
-if TYPE_CHECKING:
-    from ingot.ranks.leader import LeadingRows
 
 
 @dataclass(frozen=True, slots=True)
