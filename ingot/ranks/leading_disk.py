@@ -9,7 +9,7 @@ everywhere is not there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +18,7 @@ from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Header, variant_of
 from ingot.cache.disk.reader import Reading
 from ingot.cache.disk.record_file import StoredData
-from ingot.cache.disk.writer import MOST_WAITING
+from ingot.cache.disk.writer import MOST_WAITING, PAUSE_S
 from ingot.cache.packing import LooseRecord
 from ingot.ranks import plan
 from ingot.ranks.kept import ToldData
@@ -67,12 +67,32 @@ class ToldReading(Reading):
         return None if found is None else ToldData(found.header, found.tensors, self._piece)
 
 
-@dataclass(frozen=True, slots=True)
 class Writing:
-    """A record that not everybody has said to have written."""
+    """Records that not everybody has said to have written. What a rank could not write is lost, and nobody is asked for
+    more for a while: its drive may be full, or gone."""
 
-    entry: Entry
-    question: Question
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._paused_until = clock, 0.0
+        self._asked: list[tuple[Entry, Question]] = []
+
+    def add(self, entry: Entry, question: Question) -> None:
+        self._asked.append((entry, question))
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for entry, _ in self._asked]
+
+    @property
+    def is_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+    def look(self) -> None:
+        """Once answers were heard."""
+        settled = [(entry, question) for entry, question in self._asked if question.settled]
+        self._asked = [(entry, question) for entry, question in self._asked if not question.settled]
+        for entry in (entry for entry, question in settled if not question.good):
+            entry.lost = True
+            self._paused_until = self._clock() + PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +103,12 @@ class LeadingDisk(Disk):
     voice: Voice
     heavier: float
     """How many times as much as here a record takes on the rank where it takes most."""
-    writing: list[Writing] = field(default_factory=list)
+    writing: Writing = field(default_factory=Writing)
 
     def has_room(self) -> bool:
         self._look()
-        waiting = sum(self.memory_of(each.entry) for each in self.writing)
-        return waiting < MOST_WAITING and Disk.has_room(self)
+        waiting = sum(map(self.memory_of, self.writing.entries))
+        return waiting < MOST_WAITING and not self.writing.is_paused and Disk.has_room(self)
 
     def offer(self, header: Header, data: tuple[bytes, ...], record: LooseRecord) -> Entry | None:
         entry = Disk.offer(self, header, data, record)
@@ -98,7 +118,7 @@ class LeadingDisk(Disk):
         assert isinstance(deltas, ToldDeltas), "states that the other ranks do not know"
         assert checkpoint is None or isinstance(checkpoint, ToldCheckpoint)
         asked = self.voice.number()
-        self.writing.append(Writing(entry, self.voice.ask(asked)))
+        self.writing.add(entry, self.voice.ask(asked))
         self.voice.tell(
             plan.Filed(
                 asked,
@@ -132,23 +152,21 @@ class LeadingDisk(Disk):
         until = time.monotonic() + within_s
         own = Disk.drain(self, within_s)
         self._look()
-        while self.writing and time.monotonic() < until:
+        while self.writing.entries and time.monotonic() < until:
             self.voice.listen(LOOK_S)
             self._look()
-        return own and not self.writing
+        return own and not self.writing.entries
 
     def close(self, within_s: float) -> None:
-        self.drain(within_s)
-        Disk.close(self, within_s)
+        try:
+            self.drain(within_s)
+        finally:
+            Disk.close(self, within_s)
 
     def _look(self) -> None:
-        """What a rank could not write is lost."""
-        if not self.writing:
-            return
-        self.voice.listen()
-        for each in [each for each in self.writing if each.question.settled]:
-            each.entry.lost = each.entry.lost or not each.question.good
-            self.writing.remove(each)
+        if self.writing.entries:
+            self.voice.listen()
+            self.writing.look()
 
 
 def file_ref(entry: Entry) -> plan.FileRef:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foundry.package import MODELS
+from ingot.cache.disk.entry import Entry
+from ingot.cache.disk.header import Header
+from ingot.cache.disk.store import RecordStore
 from ingot.config import Settings
 from ingot.engine.engine import Engine
 from tests import tiny
@@ -116,6 +121,27 @@ def test_a_rank_whose_parts_are_damaged_makes_them_a_miss_for_all(
             opened.write(b"wrong")
     second = world.life()
     assert first.texts == second.texts and reads(second) == [0] * 4
+
+
+def test_a_rank_that_cannot_write_leaves_a_miss_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, "wide", monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr("ingot.cache.disk.store.RecordStore.write", written_by_rank_0_alone)
+        first = world.life()
+    assert not world.files()
+    second = world.life()
+    assert first.texts == second.texts and reads(second) == [0] * 4
+
+
+def written_by_rank_0_alone(
+    store: RecordStore, header: Header, data: Sequence[bytes | memoryview], entry: Entry | None = None
+) -> Entry:
+    if store.key["part"] == echo.OTHER_PART:
+        raise OSError(errno.ENOSPC, "no room on this drive")
+    return WRITE(store, header, data, entry)
+
+
+WRITE = RecordStore.write
 
 
 def test_files_of_another_layout_are_a_miss_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
