@@ -18,9 +18,10 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.footprint import Footprint
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
-from ingot.ranks.leader import LeadingRows, Voice
+from ingot.ranks.leading_rows import LeadingRows
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Whole
+from ingot.ranks.voice import Voice
 from ingot.ranks.wire import Link
 
 WHOLE = Whole(
@@ -29,6 +30,9 @@ WHOLE = Whole(
     mixed=True,
     spare=1 << 30,
     rewinds=True,
+    forgets=True,
+    encoded={},
+    heavier=1.0,
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -57,23 +56,35 @@ class KVDelta:
         return KVDelta(self.begin, self.end, tuple(copied(array) for array in self.arrays))
 
 
-Deltas = tuple[KVDelta | None, ...]
-"""One for each layer's state, None for recurrent ones."""
+class Deltas(tuple[KVDelta | None, ...]):
+    """One for each layer's state, None for recurrent ones."""
 
+    __slots__ = ()
 
-def arrays_of(deltas: Sequence[KVDelta | None]) -> list[mx.array]:
-    return [array for delta in deltas if delta is not None for array in delta.arrays]
+    def arrays(self) -> list[mx.array]:
+        return [array for delta in self if delta is not None for array in delta.arrays]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(delta.nbytes for delta in self if delta is not None)
 
-def split(deltas: Deltas, at: int, whole: int) -> tuple[Deltas, Deltas]:
-    """Of a record that begins at `whole`; each half in memory of its own."""
-    halves = [
-        (None, None) if delta is None else (delta.before(at, whole).copied(), delta.behind(at, whole).copied())
-        for delta in deltas
-    ]
-    first, second = tuple(one for one, _ in halves), tuple(other for _, other in halves)
-    mx.eval(arrays_of((*first, *second)))
-    return first, second
+    def behind(self, begin: int, whole: int) -> Deltas:
+        """What lies behind a token, of a record that begins at `whole`."""
+        return Deltas(None if delta is None else delta.behind(begin, whole) for delta in self)
+
+    def before(self, end: int, whole: int) -> Deltas:
+        """What lies before it."""
+        return Deltas(None if delta is None else delta.before(end, whole) for delta in self)
+
+    def copied(self) -> Deltas:
+        """The same in memory of its own."""
+        return Deltas(None if delta is None else delta.copied() for delta in self)
+
+    def split(self, at: int, whole: int) -> tuple[Deltas, Deltas]:
+        """Both, each in memory of its own."""
+        first, second = self.before(at, whole).copied(), self.behind(at, whole).copied()
+        mx.eval(first.arrays(), second.arrays())
+        return first, second
 
 
 def _cut(array: mx.array, begin: int, end: int | None) -> mx.array:

@@ -6,16 +6,18 @@ Only the engine thread may call anything here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.deltas import Deltas, KVDelta, arrays_of
+from ingot.cache.delta_codec import DeltaCodec
+from ingot.cache.deltas import Deltas
+from ingot.cache.disk.record_file import StoredData
+from ingot.cache.extents import layers_of, of_group, raw_delta, read
 from ingot.cache.groups import PageGroup
-from ingot.cache.layers import AppendState
-from ingot.cache.packing import Form, LooseRecord, as_stored, laid, laid_part, loosened
+from ingot.cache.packing import Form, LooseRecord, as_stored, extents, fitted, laid, laid_part, unpacked
 from ingot.cache.pages import Table
 from ingot.cache.records import KVPart, Record
 from ingot.cache.rows import Rows
@@ -40,16 +42,13 @@ class RecordEncoding:
         """A record as it is written to files."""
         return as_stored(self._rows, record)
 
+    def opened(self, found: StoredData, form: Form) -> LooseRecord:
+        """What was read from one. Raises ArchiveError unless it is of that form."""
+        return fitted(unpacked(found.header.record, found.tensors), form)
+
     def taken(self, before: Sequence[Record], loose: LooseRecord) -> Record:
-        """A record that was read from one; `before` are those of the tokens before it."""
+        """A record of what was read; `before` are those of the tokens before it."""
         return replace(laid(self._rows, before, loose), codec=self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    heads: int
-    sizes: tuple[int, int]
-    dtype: mx.Dtype
 
 
 class LossyEncoding(RecordEncoding):
@@ -60,20 +59,16 @@ class LossyEncoding(RecordEncoding):
     def __init__(self, rows: Rows, codec: PairCodec, form: Form) -> None:
         """`form` is that of raw records. Raises ConfigError where the model's states cannot be encoded."""
         super().__init__(rows)
-        self._codec = codec
         self.name = str(codec.name)
-        self._shapes = tuple(None if delta is None else _shape(delta) for delta in form.sample.deltas)
-        if not any(self._shapes):
-            raise _refused(self.name, "this model keeps no keys and values")
-        for shape in self._shapes:
-            if shape is not None and (problem := codec.problem(shape.sizes)) is not None:
-                raise _refused(self.name, problem)
-        self._sizes = tuple(map(self._group_sizes, rows.groups))
+        self._codec = DeltaCodec(codec, form.sample.deltas)
+        if self._codec.is_idle:
+            raise refused(codec, "this model keeps no keys and values")
+        check_codec(codec, self._codec)
+        sizes = self._codec.sizes(rows.states)
+        self._sizes = tuple(sizes.get(group.window, (0, 0)) for group in rows.groups)
 
     def form(self, form: Form) -> Form:
-        sample = replace(form.sample, deltas=self._encoded(form.sample.deltas))
-        mx.eval(sample.arrays())
-        return replace(form, sample=sample, pages=(None,) * len(form.pages))
+        return encoded_form(self._codec, form)
 
     def loose(self, record: Record) -> LooseRecord:
         return LooseRecord(record.begin, record.end, self._deltas(record), record.checkpoint)
@@ -82,14 +77,10 @@ class LossyEncoding(RecordEncoding):
         """Without pages: it gets some when a sequence goes on from it."""
         parts = []
         for group in self._rows.groups:
-            begin, end = next(
-                (delta.begin, delta.end)
-                for delta, state in zip(loose.deltas, self._rows.states, strict=True)
-                if delta is not None and isinstance(state, AppendState) and state.group is group
-            )
-            parts.append(KVPart(group, begin, end, Table(group.pages, kept=True), begin))
-        deltas = tuple(None if delta is None else delta.copied() for delta in loose.deltas)
-        mx.eval(arrays_of(deltas))
+            delta, _ = of_group(self._rows.states, group, loose.deltas)[0]
+            parts.append(KVPart(group, delta.begin, delta.end, Table(group.pages, kept=True), delta.begin))
+        deltas = loose.deltas.copied()
+        mx.eval(deltas.arrays())
         return Record(loose.begin, loose.end, tuple(parts), loose.checkpoint, deltas, self.name)
 
     def saves(self, record: Record) -> int:
@@ -107,7 +98,7 @@ class LossyEncoding(RecordEncoding):
     def shrunk(self, record: Record) -> Record:
         """The same without the pages that nobody else holds. What was encoded before is not encoded again."""
         deltas = self._deltas(record)
-        mx.eval(arrays_of(deltas))
+        mx.eval(deltas.arrays())
         parts = tuple(part.without_pages() for part in record.parts)
         return replace(record, parts=parts, encoded=deltas, codec=self.name)
 
@@ -127,27 +118,19 @@ class LossyEncoding(RecordEncoding):
             oldest = 0 if group.window is None else length - group.window + 1
             if not part.has_pages and part.end > oldest:
                 assert record.encoded is not None
-                deltas = (
-                    self._decoded(delta, shape) if _is_of(state, part) else None
-                    for delta, shape, state in zip(record.encoded, self._shapes, self._rows.states, strict=True)
-                )
-                parts[group.number] = laid_part(self._rows, group, before, tuple(deltas))
+                parts[group.number] = laid_part(self._rows, group, before, self._decoded(record.encoded, group))
         return replace(record, parts=tuple(parts))
 
     def _deltas(self, record: Record) -> Deltas:
-        if record.encoded is not None:
-            return record.encoded
-        return self._encoded(loosened(self._rows, record).deltas)
+        return self._encoded(record) if record.encoded is None else record.encoded
 
-    def _encoded(self, deltas: Deltas) -> Deltas:
-        return tuple(
-            delta if delta is None or not delta.arrays else replace(delta, arrays=self._codec.encode(*delta.arrays))
-            for delta in deltas
-        )
+    def _encoded(self, record: Record) -> Deltas:
+        """Of a record that has its pages."""
+        return self._codec.encode(read(self._rows.states, extents(record), raw_delta))
 
-    def _decoded(self, delta: KVDelta | None, shape: LayerShape | None) -> KVDelta:
-        assert delta is not None and shape is not None
-        return replace(delta, arrays=self._codec.decode(delta.arrays, shape.dtype))
+    def _decoded(self, deltas: Deltas, group: PageGroup) -> Deltas:
+        """In the layers of a group."""
+        return self._codec.decode(deltas, layers_of(self._rows.states, group))
 
     def _encoded_bytes(self, record: Record) -> int:
         """What its keys and values take, or would."""
@@ -155,16 +138,6 @@ class LossyEncoding(RecordEncoding):
             return record.encoded_bytes
         tokens = ((part.end - part.begin, sizes) for part, sizes in zip(record.parts, self._sizes, strict=True))
         return sum(each + count * more for count, (each, more) in tokens if count)
-
-    def _group_sizes(self, group: PageGroup) -> tuple[int, int]:
-        """Bytes in all layers of a group: of any tokens, and of each more."""
-        shapes = [
-            (shape.heads, shape.sizes, shape.dtype)
-            for shape, state in zip(self._shapes, self._rows.states, strict=True)
-            if shape is not None and isinstance(state, AppendState) and state.group is group
-        ]
-        none, one = (sum(self._codec.nbytes(count, *shape) for shape in shapes) for count in (0, 1))
-        return none, one - none
 
 
 def encoding_of(rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncoding:
@@ -175,14 +148,18 @@ def encoding_of(rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncodi
     return LossyEncoding(rows, codec, form)
 
 
-def _is_of(state: object, part: KVPart) -> bool:
-    return isinstance(state, AppendState) and state.group is part.group
+def encoded_form(codec: DeltaCodec, form: Form) -> Form:
+    """What records look like in fewer bits."""
+    sample = replace(form.sample, deltas=codec.encode(form.sample.deltas))
+    mx.eval(sample.arrays())
+    return replace(form, sample=sample, pages=(None,) * len(form.pages))
 
 
-def _shape(delta: KVDelta) -> LayerShape:
-    keys, values = delta.arrays
-    return LayerShape(keys.shape[1], (keys.shape[3], values.shape[3]), keys.dtype)
+def check_codec(codec: PairCodec, met: DeltaCodec) -> None:
+    """Raises ConfigError where some layer's states cannot be encoded."""
+    if (problem := met.problem) is not None:
+        raise refused(codec, problem)
 
 
-def _refused(name: str, problem: str) -> ConfigError:
-    return ConfigError(f"cache_codec {name} cannot be used: {problem}. Use cache_codec raw.", param="cache_codec")
+def refused(codec: PairCodec, problem: str) -> ConfigError:
+    return ConfigError(f"cache_codec {codec.name} cannot be used: {problem}. Use cache_codec raw.", param="cache_codec")

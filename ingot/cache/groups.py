@@ -213,6 +213,23 @@ class PageGroup(Pool[Storage]):
         slot = forms.raw_of[page]
         return False, slot, *self.slab_of(slot)
 
+    def places(self, pages: Sequence[int]) -> list[int]:
+        """Where some lie, in fewer bits wherever they do: those slots as -1 and less."""
+        forms = self.pages.forms
+        if forms is None:
+            return list(pages)
+        return [~forms.coded_of[page] if forms.is_coded(page) else forms.raw_of[page] for page in pages]
+
+    def placed(self, places: Sequence[int]) -> PageIndex:
+        """Of pages that lie there, whosever they are."""
+        return PageIndex(map(self._placed, places))
+
+    def _placed(self, place: int) -> tuple[bool, int, int, int]:
+        if place >= 0:
+            return False, place, *self.slab_of(place)
+        assert self.coded is not None
+        return True, ~place, *self.coded.slab_of(~place)
+
     def raw_index(self, slots: Sequence[int]) -> PageIndex:
         """Of raw slots, whosever they are."""
         return PageIndex((False, slot, *self.slab_of(slot)) for slot in slots)

@@ -3,7 +3,7 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -12,10 +12,10 @@ import numpy as np
 from ingot.cache.archive import ArchiveError
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.coded_deltas import CodedDelta
-from ingot.cache.deltas import TOKENS, Deltas, KVDelta, arrays_of
+from ingot.cache.deltas import TOKENS, Deltas, KVDelta
+from ingot.cache.extents import Berth, Extent, of_group, raw_delta, read, stored_delta
 from ingot.cache.groups import PageGroup, Run
 from ingot.cache.launch import Row
-from ingot.cache.layers import AppendState
 from ingot.cache.page_form import PageForm
 from ingot.cache.pages import PAGE, Table
 from ingot.cache.records import KVPart, Record, kept_part
@@ -45,19 +45,19 @@ class LooseRecord:
     checkpoint: Checkpoint | None
 
     def arrays(self) -> list[mx.array]:
-        return arrays_of(self.deltas) + ([] if self.checkpoint is None else self.checkpoint.arrays())
+        return self.deltas.arrays() + ([] if self.checkpoint is None else self.checkpoint.arrays())
 
     def behind(self, begin: int) -> LooseRecord:
         """What of it lies behind a token. What reaches back before it does so still."""
-        deltas = tuple(delta if delta is None else delta.behind(begin, self.begin) for delta in self.deltas)
-        return self if begin == self.begin else replace(self, begin=begin, deltas=deltas)
+        if begin == self.begin:
+            return self
+        return replace(self, begin=begin, deltas=self.deltas.behind(begin, self.begin))
 
     def before(self, end: int) -> LooseRecord:
         """What of it lies before a token. What the states at its end looked like goes with that end."""
         if end == self.end:
             return self
-        deltas = tuple(delta if delta is None else delta.before(end, self.begin) for delta in self.deltas)
-        return replace(self, end=end, deltas=deltas, checkpoint=None)
+        return replace(self, end=end, deltas=self.deltas.before(end, self.begin), checkpoint=None)
 
     @property
     def coded(self) -> int:
@@ -66,48 +66,27 @@ class LooseRecord:
 
     def with_coded(self, pages: int) -> LooseRecord:
         """The same with no more of them than so many."""
-        return replace(self, deltas=tuple(delta if delta is None else delta.with_coded(pages) for delta in self.deltas))
+        return replace(self, deltas=Deltas(delta and delta.with_coded(pages) for delta in self.deltas))
 
 
 def loosened(rows: Rows, record: Record) -> LooseRecord:
     """Of a record that has its pages, which are unpacked."""
-    return _loose(rows, record, _delta)
+    return LooseRecord(record.begin, record.end, read(rows.states, extents(record), raw_delta), record.checkpoint)
 
 
 def as_stored(rows: Rows, record: Record) -> LooseRecord:
     """The same, with whole pages in fewer bits as they lie, where they are."""
-    return _loose(rows, record, _stored_delta)
+    return LooseRecord(record.begin, record.end, read(rows.states, extents(record), stored_delta), record.checkpoint)
 
 
-def _loose(rows: Rows, record: Record, delta: Callable[[AppendState, KVPart], KVDelta]) -> LooseRecord:
-    deltas = (
-        delta(state, record.parts[state.group.number]) if isinstance(state, AppendState) else None
-        for state in rows.states
-    )
-    return LooseRecord(record.begin, record.end, tuple(deltas), record.checkpoint)
+def extents(record: Record) -> list[Extent]:
+    """Where a record that has its pages lies, by group."""
+    return [extent_of(part) for part in record.parts]
 
 
-def _delta(state: AppendState, part: KVPart) -> KVDelta:
-    if part.begin >= part.end:
-        return KVDelta(part.begin, part.end, ())
-    return KVDelta(part.begin, part.end, _tokens(state, part, part.begin))
-
-
-def _stored_delta(state: AppendState, part: KVPart) -> KVDelta:
-    slots = part.group.coded_slots(part.table.numbers[: part.end // PAGE - part.table.first])
-    if not slots:
-        return _delta(state, part)
-    coded, raw = state.stored.coded, (part.table.first + len(slots)) * PAGE
-    assert coded is not None
-    rest = _tokens(state, part, raw) if raw < part.end else ()
-    return CodedDelta(part.begin, part.end, (coded.read(slots), *rest), coded.form)
-
-
-def _tokens(state: AppendState, part: KVPart, begin: int) -> tuple[mx.array, ...]:
-    """The keys and values of tokens from `begin` on."""
-    first = begin // PAGE
-    whole = state.stored.gathered(state.group.index(part.table.numbers[first - part.table.first :]))
-    return tuple(array[:, :, begin - first * PAGE : part.end - first * PAGE] for array in whole)
+def extent_of(part: KVPart) -> Extent:
+    pages = part.table.numbers[part.begin // PAGE - part.table.first :] if part.begin < part.end else ()
+    return Extent(part.begin, part.end, part.group.places(pages))
 
 
 def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
@@ -119,24 +98,14 @@ def laid(rows: Rows, before: Sequence[Record], loose: LooseRecord) -> Record:
 
 def laid_part(rows: Rows, group: PageGroup, before: Sequence[Record], deltas: Deltas) -> KVPart:
     """The same for the layers of one group; the caller has what is pending computed."""
-    states = [
-        (delta, state)
-        for delta, state in zip(deltas, rows.states, strict=True)
-        if delta is not None and isinstance(state, AppendState) and state.group is group
-    ]
-    begin, end = states[0][0].begin, states[0][0].end
-    coded = [(delta, state) for delta, state in states if isinstance(delta, CodedDelta)]
-    table, held = _begun_coded(rows, group, coded) if coded else _begun(group, before, begin)
-    copies = table.grow(held, end)
+    delta, _ = of_group(rows.states, group, deltas)[0]
+    table, held = _begun_coded(rows, group, delta) if delta.coded else _begun(group, before, delta.begin)
+    slots = group.coded_slots(table.numbers[: delta.coded])
+    copies = table.grow(held, delta.end)
     rows.provide(group)
-    if copies:
-        group.copy(copies)
-    for delta, state in states:
-        if delta.raw.arrays:
-            # What nobody has of the page before it will not be seen, but is read by plain operations.
-            keys, values = (_by_token(array, delta.raw.begin - held) for array in delta.raw.arrays)
-            state.stored.write(keys, values, _runs(group, table, held, end))
-    return kept_part(group, Row(0, (*[table] * len(rows.groups),), end), begin)
+    rows.copy(group, copies)
+    rows.lay(group, deltas, Berth(slots, held, _runs(group, table, held, delta.end)))
+    return kept_part(group, Row(0, (*[table] * len(rows.groups),), delta.end), delta.begin)
 
 
 def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Table, int]:
@@ -150,23 +119,13 @@ def _begun(group: PageGroup, before: Sequence[Record], begin: int) -> tuple[Tabl
     return Table(group.pages, number), number * PAGE
 
 
-def _begun_coded(rows: Rows, group: PageGroup, states: Sequence[tuple[CodedDelta, AppendState]]) -> tuple[Table, int]:
-    """A table of the pages in fewer bits, as whole as they are, and where they end."""
-    table = Table(group.pages, states[0][0].begin // PAGE)
-    slots = group.coded_slots(table.add_coded(states[0][0].coded))
+def _begun_coded(rows: Rows, group: PageGroup, delta: KVDelta) -> tuple[Table, int]:
+    """A table of as many pages in fewer bits, whole ones, and where they end."""
+    table = Table(group.pages, delta.begin // PAGE)
+    table.add_coded(delta.coded)
     assert group.coded is not None
     rows.provide(group.coded)
-    for delta, state in states:
-        assert state.stored.coded is not None
-        state.stored.coded.put(slots, delta.arrays[0])
-    mx.eval([state.stored.coded.pending() for _, state in states if state.stored.coded is not None])
     return table, table.end * PAGE
-
-
-def _by_token(array: mx.array, blank: int) -> mx.array:
-    """[tokens, heads, size], with so many tokens of zeros in front."""
-    own = array[0].swapaxes(0, 1)
-    return own if not blank else mx.concatenate([mx.zeros((blank, *own.shape[1:]), own.dtype), own])
 
 
 def _runs(group: PageGroup, table: Table, begin: int, end: int) -> list[Run]:
@@ -201,7 +160,7 @@ def packed(record: LooseRecord) -> list[bytes]:
 
 def unpacked(piece: StoredRecord, data: Sequence[bytes | memoryview]) -> LooseRecord:
     arrays = iter([_array(tensor, raw) for tensor, raw in zip(piece.tensors, data, strict=True)])
-    deltas = tuple(
+    deltas = Deltas(
         None if delta is None else KVDelta(delta[0], delta[1], tuple(next(arrays) for _ in range(delta[2])))
         for delta in piece.deltas
     )
@@ -229,7 +188,7 @@ def fitted(record: LooseRecord, form: Form) -> LooseRecord:
     holds what one of this model's does: a wrong shape would otherwise only be found in the middle of a step that others
     share, and a gap would show what a page held before."""
     if len(record.deltas) == len(form.pages):
-        known = tuple(_known(delta, pages) for delta, pages in zip(record.deltas, form.pages, strict=True))
+        known = Deltas(_known(delta, pages) for delta, pages in zip(record.deltas, form.pages, strict=True))
         record = replace(record, deltas=known)
     if not _fits(record, form):
         raise ArchiveError("The file holds other states than this model's.")

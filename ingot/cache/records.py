@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.names import RAW
-from ingot.cache.deltas import Deltas, split
+from ingot.cache.deltas import Deltas
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Row
 from ingot.cache.pages import PAGE, Table, joined, pages_of
@@ -90,7 +90,7 @@ class Record:
 
     @property
     def encoded_bytes(self) -> int:
-        return sum(delta.nbytes for delta in self.encoded or () if delta is not None)
+        return 0 if self.encoded is None else self.encoded.nbytes
 
     @property
     def has_pages(self) -> bool:
@@ -111,7 +111,7 @@ class Record:
         """Two records that cover the same tokens; what the first's end looked like to recurrent layers is unknown."""
         parts = [self._split(part, at) for part in self.parts]
         first, second = tuple(one for one, _ in parts), tuple(other for _, other in parts)
-        upper, lower = (None, None) if self.encoded is None else split(self.encoded, at, self.begin)
+        upper, lower = (None, None) if self.encoded is None else self.encoded.split(at, self.begin)
         return (
             Record(self.begin, at, first, None, upper, self.codec),
             Record(at, self.end, second, self.checkpoint, lower, self.codec),

@@ -19,6 +19,8 @@ import mlx.core as mx
 from ingot.cache.checkpoint import Checkpoint
 from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.deltas import Deltas
+from ingot.cache.extents import Berth, write
 from ingot.cache.footprint import EARLIER_BYTES
 from ingot.cache.groups import PageGroup
 from ingot.cache.launch import Before, Launch, Mixed, Part, Row
@@ -173,7 +175,7 @@ class Rows:
             if group.window is None:
                 copies = [copy for row, end in ends for copy in row.tables[group.number].grow(row.length, end)]
                 self.provide(group)
-                self._copy(group, copies)
+                self.copy(group, copies)
         try:
             yield
         finally:
@@ -281,11 +283,16 @@ class Rows:
                 for copy in row.tables[group.number].grow(start, start + launch.width)
             ]
             self.provide(group)
-            self._copy(group, copies)
+            self.copy(group, copies)
 
-    def _copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
+    def copy(self, group: PageGroup, copies: Sequence[PageCopy]) -> None:
+        """Copy the beginnings of pages."""
         if copies:
             group.copy(copies)
+
+    def lay(self, group: PageGroup, deltas: Deltas, berth: Berth) -> None:
+        """Put what was outside of pages into some of a group; the caller has what is pending computed."""
+        write(self.states, group, deltas, berth)
 
     def provide(self, pool: Pool[Any]) -> None:
         """See that there is memory for every page of a group in one form: a group is the pool of its raw ones."""

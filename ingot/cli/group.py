@@ -59,11 +59,12 @@ def supervise(settings: Settings, hosts: Hosts, arguments: Sequence[str]) -> int
     """Start the ranks and watch them until a signal ends it; gives the exit code. `arguments` are those of `serve`."""
     from ingot.http.closed import ClosedDoor
     from ingot.http.server import listen
-    from ingot.ranks.supervisor import Supervisor
+    from ingot.ranks.supervisor import SAVING_S, Supervisor
 
     with contextlib.closing(listen(settings)) as listener:
         door = ClosedDoor(listener.sockets, settings)
-        return Supervisor(hosts, arguments, listener.sockets, door, settings.rank_stall_s, settings.drain_s).run()
+        ending = settings.drain_s + (0.0 if settings.cache_dir is None else SAVING_S)
+        return Supervisor(hosts, arguments, listener.sockets, door, settings.rank_stall_s, ending).run()
 
 
 def listening(settings: Settings) -> Listener:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 PLAIN: Final = {
-    "cache_dir": None,
-    "cache_codec": "raw",
     "lora_modules": (),
     "adapter_path": None,
     "allow_runtime_lora_updating": False,

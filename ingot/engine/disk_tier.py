@@ -47,6 +47,9 @@ class Tier(Protocol):
     def settle(self, sequence: Sequence, length: int) -> int:
         """A sequence runs, and takes over `length` tokens; returns how many of them were read for it."""
 
+    def forget(self, tenant: str) -> None:
+        """A tenant's records are to be removed, by its digest: have others do the same to what they have of them."""
+
     def pause(self) -> None:
         """Nothing can be computed: wait a little for what is being read."""
 
@@ -75,6 +78,8 @@ class NoTier:
     def settle(self, sequence: Sequence, length: int) -> int:
         return 0
 
+    def forget(self, tenant: str) -> None: ...
+
     def pause(self) -> None: ...
 
     def rest(self) -> None: ...
@@ -102,6 +107,7 @@ class DiskTier:
         self.expect, self.waits = self._promotions.expect, self._promotions.waits
         self.settle, self.pause = self._promotions.settle, self._promotions.pause
         self.look_again = self._promotions.look_again
+        self.forget = disk.forget_elsewhere
 
     @property
     def reserved(self) -> int:

@@ -24,9 +24,9 @@ from ingot.engine.prefix_files import adopt, export
 from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
 from ingot.engine.reuse import OnThread, Reuse
 from ingot.engine.sight import Sight
-from ingot.engine.states_key import states_key
 from ingot.errors import Unavailable, Unsupported
 from ingot.models.adapter import Adapter
+from ingot.models.states_key import states_key
 
 log = logging.getLogger("ingot.cache")
 
@@ -68,7 +68,7 @@ class KeptPrefixes:
     def clear(self, tenant: str) -> int:
         """Forget all that is kept for a tenant, pinned or not; returns the bytes that this frees, in memory and on
         disk. Raises Unavailable where files cannot be removed."""
-        freed = self._run(lambda reuse: reuse.index.clear(tenant))
+        freed = self._run(lambda reuse: reuse.forget(tenant))
         if self._disk is None:
             return freed
         try:

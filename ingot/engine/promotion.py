@@ -22,7 +22,7 @@ from ingot.cache.disk.header import digest
 from ingot.cache.disk.reader import Reading
 from ingot.cache.disk.record_file import StoredData
 from ingot.cache.encoding import RecordEncoding
-from ingot.cache.packing import Form, LooseRecord, fitted, unpacked
+from ingot.cache.packing import Form, LooseRecord
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
@@ -162,7 +162,7 @@ class Promotions:
             for node in self._index.along(self._owner(sequence.request), sequence.keys[:length])
             if node.filed
         ]
-        self._disk.store.touch(used)
+        self._disk.touch(used)
         return read
 
     def pause(self) -> None:
@@ -203,7 +203,7 @@ class Promotions:
         while promotion.ahead and len(promotion.readings) < IN_FLIGHT:
             entry = promotion.ahead.popleft()
             if self._lacking(promotion, entry):
-                promotion.readings.append(asked.get(entry) or self._disk.reader.ask(entry))
+                promotion.readings.append(asked.get(entry) or self._disk.ask(entry))
 
     def _lacking(self, promotion: Promotion, entry: Entry) -> list[Node]:
         """The nodes that still need what a record on disk has."""
@@ -216,7 +216,7 @@ class Promotions:
 
     def _room_for(self, entry: Entry) -> int:
         """Bytes in memory: pages at both ends may be filled only in part."""
-        return entry.size + 2 * sum(group.page_bytes for group in self._rows.groups)
+        return self._disk.memory_of(entry) + 2 * sum(group.page_bytes for group in self._rows.groups)
 
     def _readings(self) -> Iterable[Reading]:
         for promotion in self._known.values():
@@ -267,7 +267,7 @@ class Promotions:
 
     def _fill(self, promotion: Promotion, entry: Entry, found: StoredData) -> bool:
         try:
-            record = fitted(unpacked(found.header.record, found.tensors), self._form)
+            record = self._encoding.opened(found, self._form)
         except IngotError as error:
             log.warning("%s: %s", entry.name, error.message)
             entry.lost = True
@@ -297,4 +297,4 @@ class Promotions:
         promotion.readings.clear()
         promotion.ahead.clear()
         for reading in mine.difference(self._readings()):
-            reading.cancelled = True
+            reading.cancel()

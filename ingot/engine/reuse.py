@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from ingot.cache.codecs.names import RAW
 from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.header import tenant_digest
 from ingot.cache.encoding import LossyEncoding, RecordEncoding
 from ingot.cache.launch import Row
 from ingot.cache.packing import Form, LooseRecord
@@ -322,6 +323,12 @@ class Reuse:
         self.index.insert(owner, tokens, record.end, make, landmark=landmark)
         self.make_way(self._needed)
         return record.end - known
+
+    def forget(self, tenant: str) -> int:
+        """Let go of all that is kept of a tenant's in memory; returns the bytes. Others that have parts of it on disk
+        are told to remove them."""
+        self._tier.forget(tenant_digest(tenant))
+        return self.index.clear(tenant)
 
     def make_way(self, needed: int) -> None:
         """Hold no more than running sequences leave, which need so many bytes."""

@@ -17,7 +17,6 @@ import mlx.core as mx
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.encoding import encoding_of
 from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.costs import StepCosts
@@ -64,7 +63,7 @@ class Runner:
         self.rows: Rows = adapter.new_rows(budget.states, budget.earlier)
         self.seated: list[Sequence] = []  # those that have a row
         form = form_of(adapter, self.rows) if codec.lossy or disk is not None else None
-        self.reuse = Reuse(self.rows, budget, costs, cache_bytes, encoding_of(self.rows, codec, form))
+        self.reuse = Reuse(self.rows, budget, costs, cache_bytes, adapter.encoding(self.rows, codec, form))
         if disk is not None and form is not None:
             self.reuse.attach(disk, form)
         self.room = Room(budget, self.reuse.known_pages)

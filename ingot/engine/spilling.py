@@ -16,7 +16,7 @@ from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import Header, RecordOwner, digest
 from ingot.cache.encoding import RecordEncoding
 from ingot.cache.filed import FiledRecord
-from ingot.cache.packing import described, packed
+from ingot.cache.packing import LooseRecord, described, packed
 from ingot.cache.rows import Rows
 from ingot.cache.tree import Node
 
@@ -46,7 +46,7 @@ class Spiller:
         now = self._clock()
         self._left = min(BURST_S, self._left + BUSY_SHARE * (now - self._since))
         self._since = now
-        if self._left <= 0 or not self._disk.writer.has_room():
+        if self._left <= 0 or not self._disk.has_room():
             self._disk.counts.dropped += 1
             return False
         done = self._hand_over(node)
@@ -57,7 +57,7 @@ class Spiller:
         """Nothing runs: save some of what is not. Whoever waits for the writer is told when it is worth another try."""
         until = self._clock() + IDLE_S
         for node in self._unsaved(nodes):
-            if self._clock() > until or not self._disk.writer.has_room():
+            if self._clock() > until or not self._disk.has_room():
                 return
             self._hand_over(node)
 
@@ -65,8 +65,8 @@ class Spiller:
         """Save all that is not, as far as there is time."""
         until = self._clock() + CLOSING_S
         for node in self._unsaved(nodes):
-            while not self._disk.writer.has_room() and (left := until - self._clock()) > 0:
-                if self._disk.writer.is_paused or self._disk.writer.drain(left):
+            while not self._disk.has_room() and (left := until - self._clock()) > 0:
+                if self._disk.writer.is_paused or self._disk.drain(left):
                     break
             if self._clock() > until or self._disk.writer.is_paused:
                 break
@@ -83,21 +83,20 @@ class Spiller:
 
     def _hand_over(self, node: Node) -> bool:
         assert node.record is not None
-        header, data = self._packed(node)
-        entry = self._disk.writer.offer(header, data)
+        loose = self._encoding.loose(node.record)
+        entry = self._disk.offer(self._header(node, loose), tuple(packed(loose)), loose)
         if entry is None:
             return False
         node.filed = FiledRecord.whole(entry)
         # At once, so that of a path that has to go the end goes first.
-        self._disk.store.touch([each.filed.entry for each in node.path if each.filed is not None])
+        self._disk.touch([each.filed.entry for each in node.path if each.filed is not None])
         return True
 
-    def _packed(self, node: Node) -> tuple[Header, tuple[bytes, ...]]:
+    def _header(self, node: Node, loose: LooseRecord) -> Header:
         record, owner, parent = node.record, node.root.owner, node.parent
         assert record is not None and owner is not None and parent is not None
-        loose = self._encoding.loose(record)
         amid = parent.filed is not None and parent.filed.there and parent.filed.end < parent.filed.entry.end
-        header = Header(
+        return Header(
             self._disk.store.key,
             record_owner(owner.tenant, owner.salt, owner.lora),
             digest(parent.path_tokens),
@@ -106,7 +105,6 @@ class Spiller:
             tuple(record.oldest(group.number) for group in self._rows.groups),
             described(loose, node.tokens, landmark=node.landmark),
         )
-        return header, tuple(packed(loose))
 
 
 @lru_cache(maxsize=1024)

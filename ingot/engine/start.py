@@ -10,8 +10,6 @@ from pathlib import Path
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.files import FOLDER_MODE
-from ingot.cache.disk.store import DiskLimits
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
 from ingot.engine.budget import Budget
@@ -29,20 +27,21 @@ from ingot.engine.start_proposers import offer_proposers
 from ingot.engine.start_ranks import among_ranks, join_as_leader, load_leading, withheld
 from ingot.engine.start_speaking import NO_SPEECH, offer_speech
 from ingot.engine.start_vision import Vision
-from ingot.engine.states_key import exact_key
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
 from ingot.kernels.gpu.launchers import compilation
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
+from ingot.models.kept_files import open_disk
 from ingot.models.live_codec import with_live_codec
 from ingot.models.pace import paced
+from ingot.ranks.joining import Joined
+from ingot.ranks.leader import LeadingAdapter
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_config
 
-GB = 1_000_000_000
 SHORTEST_CONTEXT = 512
 """A model that cannot hold this many tokens in the budget is not worth loading."""
 
@@ -210,7 +209,7 @@ def load(
         processor=vision.processor,
         eyes=eyes,
         sparse=sparse,
-        disk=None if settings.cache_dir is None else _disk(settings, settings.cache_dir, adapter, folder, codec),
+        disk=_disk(settings, adapter, folder, codec, joined),
         codec=codec,
         teller=_teller(settings),
         loras=loras,
@@ -255,16 +254,11 @@ def _codec(settings: Settings, adapter: Adapter) -> PairCodec:
     return codec
 
 
-def _disk(settings: Settings, where: Path, adapter: Adapter, folder: Path, codec: PairCodec) -> Disk:
-    limits = DiskLimits(
-        int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
-    )
-    try:
-        where.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        key = exact_key(adapter, folder, codec, where / "digests.json", deterministic=settings.deterministic)
-        return Disk.open(where, key, limits)
-    except OSError as error:
-        raise ConfigError(f"cache_dir {where} cannot be used: {error.strerror}", param="cache_dir") from error
+def _disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCodec, joined: Joined | None) -> Disk | None:
+    if not isinstance(adapter, LeadingAdapter) or joined is None:
+        return open_disk(settings, adapter, folder, codec)
+    own = open_disk(settings, adapter, folder, codec, joined.sharing.part)
+    return None if own is None else adapter.lead_disk(own)
 
 
 def _advice() -> list[str]:

@@ -14,6 +14,7 @@ from ingot.kernels.device import Device
 from ingot.models.adapter import Adapter
 from ingot.ranks.joining import Joined, join_group, stated_place
 from ingot.ranks.leader import LeadingAdapter, lead
+from ingot.ranks.share import Share
 
 HEADS: Final = ("mtp", "eagle")
 PLAIN: Final = ("forced", "lookup")
@@ -35,11 +36,19 @@ def join_as_leader(settings: Settings) -> Joined | None:
 def load_leading(
     joined: Joined, settings: Settings, folder: Path, here: Device, total: int, *, sees: bool
 ) -> LeadingAdapter:
-    """Raises ModelError, or Unavailable where another rank is gone."""
+    """Raises ModelError or ConfigError, or Unavailable where another rank is gone."""
     if sees:
         raise ModelError("Models that see are not run by several ranks: serve it with --text-only.")
     own = joined.load(folder, here, settings)
-    return lead(own, joined.links, joined.sharing.group, total, LOADING_S)
+    kept = joined.kept_form(own, settings)
+    share = Share.of(own, total, {} if kept is None else kept.sizes)
+    leading = lead(share, own, joined.links, joined.sharing.group, LOADING_S)
+    if kept is not None and not leading.whole.forgets:
+        raise ConfigError(
+            "cache_codec and cache_dir cannot be used: rank 0 has no layers of a kind that other ranks have, so that "
+            "it cannot say what they have of a record. Leave them out, or use other ranks."
+        )
+    return leading
 
 
 def withheld(adapter: Adapter, total: int) -> int:

@@ -18,10 +18,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.encoding import RecordEncoding, encoding_of
 from ingot.cache.footprint import EARLIER_BYTES, Footprint
 from ingot.cache.launch import Part
 from ingot.cache.layer_state import LayerState
 from ingot.cache.layers import AppendState, WindowState, parts_of, state_for
+from ingot.cache.packing import Form
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
@@ -175,6 +177,11 @@ class Adapter:
         return new_rows(
             self.model, self.margin, self.kept, self.kernels, most, token_bytes, self.head, earlier, *coding
         )
+
+    def encoding(self, rows: Rows, codec: PairCodec, form: Form | None) -> RecordEncoding:
+        """What records of these rows are put into when they leave their pages; `form` is that of raw ones, which a
+        lossy codec has to know. Raises ConfigError where they cannot be."""
+        return encoding_of(rows, codec, form)
 
     def let_apart(self) -> None:
         """From now on somebody may look on at what layers ask of the states (`AppendState.onlooker`, `choice`), also

@@ -29,6 +29,11 @@ class Sharing:
     def ranks(self) -> int:
         return int(self.group.size())
 
+    @property
+    def part(self) -> str:
+        """Which of all states are this rank's, in words."""
+        return f"{self.way}, rank {self.group.rank()} of {self.ranks}"
+
 
 def share(model: Any, config: dict[str, Any], sharing: Sharing) -> None:
     """Leave this rank's share of a model whose weights are not read yet. Raises ModelError where it cannot be dealt

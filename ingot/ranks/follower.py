@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -11,167 +10,47 @@ from typing import Any, Final
 import mlx.core as mx
 import msgspec
 
-from ingot.cache.checkpoint import Checkpoint
-from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.forms import Forms, Slots
-from ingot.cache.groups import PageGroup
-from ingot.cache.launch import Launch, Part, Row
-from ingot.cache.layer_state import LayerState
-from ingot.cache.pages import PageCopy, Pages, Table
-from ingot.cache.pools import Pool
-from ingot.cache.rows import Rows
+from ingot.cache.codecs.names import CodecName
+from ingot.cache.codecs.pair import RecordCodec
 from ingot.config import Settings
 from ingot.kernels import device, native
 from ingot.models.adapter import Adapter, live_states
 from ingot.models.forward import run
+from ingot.models.kept_files import open_disk
+from ingot.models.sharing import Sharing
 from ingot.ranks import plan
-from ingot.ranks.joining import join_group
-from ingot.ranks.leader import pools_of, shared_tokens
+from ingot.ranks.following_files import FollowingFiles
+from ingot.ranks.following_pieces import FollowingPieces
+from ingot.ranks.following_rows import FollowingRows
+from ingot.ranks.joining import KeptForm, join_group
+from ingot.ranks.leader import shared_tokens
 from ingot.ranks.place import Place
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share
-from ingot.ranks.wire import Link, LinkLate, LinkLost
+from ingot.ranks.wire import Frame, Link, LinkLate, LinkLost
 
 KEPT_SHARE: Final = 10
 """Percent of its memory that mlx may keep of what passes gave back."""
+CLOSING_S: Final = 4.0
+"""How long a rank that is not needed any more goes on writing."""
+LOOK_S: Final = 0.005
+"""How often it looks whether files are read or written, while some are to be."""
+TIMELESS: Final = (plan.Released, plan.Fetched, plan.Used, plan.Forgotten)
+"""What has nothing to do with the states that a pass under way computes."""
 MOST_WORDS: Final = 2000
 """Characters of what went wrong."""
 OnStep = Callable[[int], None]
 
 
-class ToldSlots(Slots):
-    """Rank 0 counts who has which; here is known what it said of those that nobody does."""
-
-    def let_go(self, free: Sequence[int]) -> None:
-        self._free = list(free)
-
-
-class ToldForms(Forms):
-    """Rows are told where their pages lie, so that any page lies at its own number."""
-
-    def reach(self, slots: int) -> None:
-        """There are so many, in some pool."""
-        for places in (self.raw_of, self.coded_of):
-            places.extend(range(len(places), slots))
-
-
-class ToldTable(Table):
-    """The pages of a row, as it was told. Whether they are anybody's is rank 0's to know."""
-
-    def __init__(self, pages: Pages) -> None:
-        super().__init__(pages)
-
-    def release(self) -> None:
-        self.numbers = array("i")
-
-    def rewind(self, length: int) -> None:
-        """What is left is told with the next pass."""
-
-    def forget(self, oldest: int) -> None:
-        """The same."""
-
-
-class FollowingRows(Rows):
-    """Live states that change as they are told to."""
-
-    def __init__(self, layers: list[LayerState], windows: Sequence[plan.Window], codec: PairCodec | None) -> None:
-        super().__init__(layers, codec=codec, windows=windows)
-        self._pools = pools_of(self.groups)
-        for group in self.groups:
-            group.pages = Pages(None if group.coded is None else ToldForms())
-        for pool in self._pools:
-            pool.slots = ToldSlots()
-        self._seated: dict[int, Row] = {}  # by slot
-        self._checkpoints: dict[int, Checkpoint] = {}
-        self._told: plan.Pass | None = None
-
-    def hear(self, event: plan.Event) -> None:
-        """Something happened, other than a pass."""
-        match event:
-            case plan.Resized(slots):
-                self._resize(slots)
-            case plan.Left(slot):
-                self._seated.pop(slot, None)
-            case plan.Taken(number, slot):
-                copies = self.checkpoint(self._seat(slot))
-                if copies is not None:
-                    self._checkpoints[number] = copies
-            case plan.Resumed(number, slot):
-                if number in self._checkpoints:
-                    self.resume(self._seat(slot), self._checkpoints[number])
-            case plan.Dropped(number):
-                self._checkpoints.pop(number, None)
-            case plan.Rewound(slot, length):
-                self.rewind(self._seat(slot), length)
-            case plan.Trimmed(pools):
-                for pool, (slabs, free) in zip(self._pools, pools, strict=True):
-                    assert isinstance(pool.slots, ToldSlots)
-                    pool.slots.let_go(array("i", free))
-                    pool.keep(slabs)
-            case plan.Laid(slabs, copies):
-                self._grow(slabs)
-                for number, told in copies:
-                    self._copied(self.groups[number], told)
-            case plan.Encoded(number, raw, coded):
-                self.groups[number].encode_slots(array("i", raw), array("i", coded))
-
-    def parts(self, told: plan.Pass) -> list[Part]:
-        """Of a pass, which is launched next."""
-        self._told = told
-        return [
-            Part(
-                tuple(self._standing(row) for row in part.rows),
-                part.width,
-                None if part.stated is None else mx.array(part.stated),
-                tentative=part.tentative,
-            )
-            for part in told.parts
-        ]
-
-    def provide(self, pool: Pool[Any]) -> None:
-        """What there is memory for is told."""
-
-    def _standing(self, told: plan.RowPlan) -> Row:
-        row = self._seat(told.slot)
-        row.length, row.position = told.length, told.position
-        for number, first, slots, coded in told.tables:
-            table = row.tables[number]
-            table.first, table.numbers, table.coded = first, array("i", slots), coded
-        return row
-
-    def _seat(self, slot: int) -> Row:
-        if slot not in self._seated:
-            self._seated[slot] = Row(slot, tuple(ToldTable(group.pages) for group in self.groups))
-        return self._seated[slot]
-
-    def _earlier(self, parts: Sequence[Part]) -> int:
-        assert self._told is not None
-        return self._told.earlier
-
-    def _make_room(self, launches: Sequence[Launch]) -> None:
-        """It is there: what it takes is told before a pass is."""
-
-    def _encode(self, launches: Sequence[Launch]) -> None:
-        """What is due was told before the pass."""
-
-    def _grow(self, slabs: Sequence[tuple[int, Sequence[int]]]) -> None:
-        for number, pages in slabs:
-            self._pools[number].grow_like(pages)
-        for group in self.groups:
-            if isinstance(group.pages.forms, ToldForms):
-                group.pages.forms.reach(max(sum(pool.slabs) for pool in group.pools))
-
-    def _copied(self, group: PageGroup, copies: Sequence[tuple[int, int, int, bool]]) -> None:
-        if group.storages:
-            group.copy([PageCopy(*copy) for copy in copies])
-
-
 class Follower:
     """A share of a model, and whoever says what is done with it. Only one thread may call it."""
 
-    def __init__(self, adapter: Adapter, group: Any) -> None:
-        self._adapter, self._group = adapter, group
+    def __init__(
+        self, adapter: Adapter, group: Any, kept: KeptForm | None = None, files: FollowingFiles | None = None
+    ) -> None:
+        self._adapter, self._group, self._kept, self._files = adapter, group, kept, files
         self._rows: FollowingRows | None = None
+        self._pieces: FollowingPieces | None = None
         self._mixed = False
         self._running: list[mx.array] = []
 
@@ -182,12 +61,28 @@ class Follower:
                     self._adapter.model, self._adapter.margin, self._adapter.kept, self._adapter.kernels
                 )
                 self._rows, self._mixed = FollowingRows(layers, event.windows, self._adapter.live), event.mixed
+                if self._kept is not None:
+                    self._pieces = FollowingPieces(self._rows, self._kept.codec, self._files)
                 continue
             assert self._rows is not None, "something happened before anything began"
             if isinstance(event, plan.Pass):
                 self._pass(self._rows, event)
+            elif isinstance(event, plan.PieceEvent):
+                assert self._pieces is not None, "this rank has no records outside of pages"
+                if not isinstance(event, TIMELESS):
+                    self.settle()
+                self._pieces.hear(event)
             else:
                 self._rows.hear(event)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether something is to be answered."""
+        return self._files is not None and self._files.busy
+
+    def answers(self) -> list[plan.Answer]:
+        """To what it was asked, as far as it is known now."""
+        return [] if self._pieces is None else [*self._pieces.answers()]
 
     def settle(self) -> None:
         """Wait for the pass under way."""
@@ -217,10 +112,15 @@ def follow(settings: Settings, folder: Path, where: Place, on_step: OnStep) -> N
         native.use_one_path(settings.deterministic)
         total = joined.memory_budget(here, settings.memory)
         adapter = joined.load(folder, here, settings)
+        kept = joined.kept_form(adapter, settings)
+        files = _files(settings, adapter, folder, kept, joined.sharing)
         device.bound_memory(here, total, KEPT_SHARE * total // 100)
-        link.send(Kind.SHARE, msgspec.msgpack.encode(Share.of(adapter, total)))
+        share = Share.of(adapter, total, {} if kept is None else kept.sizes)
+        link.send(Kind.SHARE, msgspec.msgpack.encode(share))
         on_step(0)
-        _obey(Follower(adapter, joined.sharing.group), link, on_step)
+        _obey(Follower(adapter, joined.sharing.group, kept, files), link, on_step)
+        if files is not None:
+            files.close(CLOSING_S)
     except LinkLost:
         raise
     except Exception as error:
@@ -229,8 +129,26 @@ def follow(settings: Settings, folder: Path, where: Place, on_step: OnStep) -> N
         raise
 
 
+def _files(
+    settings: Settings, adapter: Adapter, folder: Path, kept: KeptForm | None, sharing: Sharing
+) -> FollowingFiles | None:
+    codec = RecordCodec(CodecName.parse(settings.cache_codec))
+    disk = open_disk(settings, adapter, folder, codec, sharing.part)
+    return None if disk is None or kept is None else FollowingFiles(disk, kept.form)
+
+
 def _obey(follower: Follower, link: Link, on_step: OnStep) -> None:
-    while (frame := link.receive()).kind == Kind.TOLD:
+    while (frame := _next(follower, link)).kind == Kind.TOLD:
         follower.hear(plan.decode(frame.body))
         on_step(frame.step)
     follower.settle()
+
+
+def _next(follower: Follower, link: Link) -> Frame:
+    """What rank 0 says next. What it has asked for is answered meanwhile, as it is found."""
+    while follower.is_asked:
+        for answer in follower.answers():
+            link.send(Kind.ANSWER, plan.encode_answer(answer))
+        with suppress(LinkLate):
+            return link.receive(LOOK_S)
+    return link.receive()

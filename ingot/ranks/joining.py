@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 
 from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.codecs.pair import PairCodec, RecordCodec
+from ingot.cache.delta_codec import DeltaCodec, Size
+from ingot.cache.encoding import check_codec, encoded_form
+from ingot.cache.packing import Form
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device
 from ingot.kernels.device import Device
 from ingot.models import adapter as adapters
 from ingot.models.adapter import Adapter
+from ingot.models.form import form_of
 from ingot.models.live_codec import with_live_codec
 from ingot.models.sharing import Sharing
 from ingot.ranks.place import HOSTFILE, Place, place
@@ -47,6 +51,31 @@ class Joined:
         if adapter.selection is None:
             raise ModelError("The output head of this family is not known; it cannot be run by several ranks.")
         return with_live_codec(adapter, PairCodec(CodecName.parse(settings.kv_codec)), is_share=True)
+
+    def kept_form(self, adapter: Adapter, settings: Settings) -> KeptForm | None:
+        """None where records never leave their pages. All ranks have to call it at once. Raises ConfigError where this
+        rank's layers cannot be put into the codec."""
+        codec = RecordCodec(CodecName.parse(settings.cache_codec))
+        return KeptForm.of(adapter, codec) if codec.lossy or settings.cache_dir is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptForm:
+    """What this rank's part of a record is outside of pages."""
+
+    form: Form  # as it is written to files
+    codec: DeltaCodec | None = None
+    sizes: Mapping[int | None, Size] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, adapter: Adapter, codec: PairCodec) -> KeptForm:
+        rows = adapter.new_rows()
+        raw = form_of(adapter, rows)
+        if not codec.lossy:
+            return cls(raw)
+        met = DeltaCodec(codec, raw.sample.deltas)
+        check_codec(codec, met)
+        return cls(encoded_form(met, raw), met, met.sizes(rows.states))
 
 
 def stated_place(settings: Settings, environment: Mapping[str, str] = os.environ) -> Place | None:

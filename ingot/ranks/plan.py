@@ -22,6 +22,7 @@ class Kind(IntEnum):
     TOLD = 2  # a list of what happened, mostly with a pass at its end
     FAILED = 3  # a follower's last words
     END = 4  # rank 0 needs nobody any more
+    ANSWER = 5  # a follower has read or written its part of a record, or cannot
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +98,97 @@ class Encoded(Event, frozen=True, array_like=True, tag=11):
     coded: bytes
 
 
+class PieceEvent(Event, frozen=True, array_like=True):
+    """Something that happened to states outside of pages, which are known by numbers."""
+
+
+class Loosened(PieceEvent, frozen=True, array_like=True, tag=12):
+    """A piece is what lies in some pages, in fewer bits where there is a codec for it. By group: tokens [begin, end),
+    and where their pages are, as int32."""
+
+    number: int
+    extents: list[tuple[int, int, bytes]]
+
+
+class Cut(PieceEvent, frozen=True, array_like=True, tag=13):
+    """`made` is what a piece of a record that begins at `whole` has from token `begin` on, or before `end`."""
+
+    number: int
+    made: int
+    begin: int | None
+    end: int | None
+    whole: int
+
+
+class Released(PieceEvent, frozen=True, array_like=True, tag=14):
+    """A piece is nobody's any more."""
+
+    number: int
+
+
+class Placed(PieceEvent, frozen=True, array_like=True, tag=15):
+    """What a piece has in a group lies in pages, too: whole ones in fewer bits in these slots, as int32, and the tokens
+    from `held` on where the runs say."""
+
+    number: int
+    group: int
+    coded: bytes
+    held: int
+    runs: list[tuple[int, int, int, int]]
+
+
+class FileRef(msgspec.Struct, frozen=True, array_like=True):
+    """Which record's file is meant, whoever's part of it: that of `tokens` up to a digest of them, of an owner, by
+    digests; and what its name ends with."""
+
+    tenant: str
+    salt: str
+    path: str
+    begin: int
+    variant: str
+
+
+class Filed(PieceEvent, frozen=True, array_like=True, tag=16):
+    """A piece, and a checkpoint if there is one, is being written to a file. To be answered under `asked`, when it is.
+    The rest is what the file's header says (`Header`)."""
+
+    asked: int
+    number: int
+    checkpoint: int | None
+    file: FileRef
+    before: str
+    oldest: list[int]
+    tokens: list[int]
+    landmark: bool
+
+
+class Fetched(PieceEvent, frozen=True, array_like=True, tag=17):
+    """A piece is to be read from a file, which has a checkpoint or not. To be answered under its number, when it is."""
+
+    number: int
+    file: FileRef
+    checkpoint: bool
+
+
+class Recalled(PieceEvent, frozen=True, array_like=True, tag=18):
+    """A checkpoint is the one that was read with a piece."""
+
+    number: int
+    checkpoint: int
+
+
+class Used(PieceEvent, frozen=True, array_like=True, tag=19):
+    """Files' records were used just now."""
+
+    files: list[FileRef]
+
+
+class Forgotten(PieceEvent, frozen=True, array_like=True, tag=20):
+    """All files of a tenant are to be removed, by its digest."""
+
+    tenant: str
+
+
 class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     """A row of a pass: its length and its position before that. Of each group whose table has changed, by number: the
     table's first page, where all of its pages lie, as int32, and how many of the first it sees in fewer bits."""
@@ -126,7 +218,39 @@ class Pass(Event, frozen=True, array_like=True, tag=9):
     earlier: int
 
 
-Events = list[Begun | Resized | Left | Taken | Resumed | Dropped | Rewound | Trimmed | Laid | Encoded | Pass]
+Events = list[
+    Begun
+    | Resized
+    | Left
+    | Taken
+    | Resumed
+    | Dropped
+    | Rewound
+    | Trimmed
+    | Laid
+    | Encoded
+    | Loosened
+    | Cut
+    | Released
+    | Placed
+    | Filed
+    | Fetched
+    | Recalled
+    | Used
+    | Forgotten
+    | Pass
+]
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(Events).decode
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Of a follower, to what it was asked under a number."""
+
+    number: int
+    good: bool
+
+
+encode_answer: Final = msgspec.msgpack.Encoder().encode
+decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode

@@ -25,6 +25,7 @@ log = logging.getLogger("ingot.ranks")
 
 LAST_WORDS_S: Final = 1.5  # what rank 0 has to end its requests with an error that clients can read
 SAME_CAUSE_S: Final = 0.2  # who ends within this of another may have been the cause of it
+SAVING_S: Final = 20.0  # what rank 0 has to have written what is kept, where there is a folder for it
 FOLLOWERS_S: Final = 5.0  # what the others have to end once rank 0 has
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0

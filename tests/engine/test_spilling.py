@@ -22,8 +22,7 @@ class Copying(Spiller):
 
     def __init__(self, *, has_room: bool = True) -> None:
         self.now, self.copied = 0.0, 0
-        writer = SimpleNamespace(has_room=lambda: has_room)
-        self.disk: Any = SimpleNamespace(writer=writer, counts=DiskCounts())
+        self.disk: Any = SimpleNamespace(has_room=lambda: has_room, counts=DiskCounts())
         super().__init__(self.disk, cast(Any, None), cast(Any, None), clock=lambda: self.now)
 
     def _hand_over(self, node: object) -> bool:

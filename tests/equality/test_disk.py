@@ -191,12 +191,13 @@ def test_arrays_of_every_kind_of_number_come_back_as_they_were() -> None:
     import mlx.core as mx
 
     from ingot.cache.checkpoint import Checkpoint
-    from ingot.cache.packing import KVDelta, LooseRecord, described, unpacked
+    from ingot.cache.deltas import Deltas, KVDelta
+    from ingot.cache.packing import LooseRecord, described, unpacked
 
     rng = np.random.default_rng(0)
     for dtype in (mx.float32, mx.float16, mx.bfloat16):
         whole = mx.array(rng.standard_normal((1, 2, 10, 4))).astype(dtype)
-        loose = LooseRecord(3, 13, (KVDelta(3, 13, (whole, whole)),), Checkpoint([(whole[:, 0],)]))
+        loose = LooseRecord(3, 13, Deltas([KVDelta(3, 13, (whole, whole))]), Checkpoint([(whole[:, 0],)]))
         back = unpacked(described(loose, tuple(range(10)), landmark=False), [memoryview(raw) for raw in packed(loose)])
         assert all(mx.array_equal(a, b).item() for a, b in zip(back.arrays(), loose.arrays(), strict=True))
         part = back.before(9).behind(5)

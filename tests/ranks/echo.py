@@ -30,6 +30,17 @@ LIMIT_S = 60.0
 WHERE = Place(1, 2, Address("nowhere", 1), None, "of nobody but this test")
 
 
+OTHER_PART = "tensor, rank 1 of 2"
+
+
+class OtherShare(Sharing):
+    """Of the one that follows: all of the model, and files of its own."""
+
+    @property
+    def part(self) -> str:
+        return OTHER_PART
+
+
 class Echo:
     """What passes gave, on either side."""
 
@@ -52,7 +63,7 @@ def leading(
     """An engine of rank 0, and what its passes and the other's give; the latter has ended when this has."""
     echo, tokens = Echo(), Queue[mx.array]()
     ours, theirs = socket.socketpair()
-    sharing = Sharing("tensor", mx.distributed.init())
+    sharing, other = Sharing("tensor", mx.distributed.init()), OtherShare("tensor", mx.distributed.init())
     lead, follow = leader.LeadingAdapter.run, follower.run
 
     def led(*given: Any, **asked: Any) -> Any:
@@ -78,7 +89,7 @@ def leading(
             echo.trouble = error
 
     monkeypatch.setattr(start, "join_as_leader", lambda settings: Joined(sharing, [Link(ours, "rank 1")], 2))
-    monkeypatch.setattr(follower, "join_group", lambda settings, where: Joined(sharing, [Link(theirs, "rank 0")], 2))
+    monkeypatch.setattr(follower, "join_group", lambda settings, where: Joined(other, [Link(theirs, "rank 0")], 2))
     monkeypatch.setattr(leader, "shared_tokens", told)
     monkeypatch.setattr(follower, "shared_tokens", lambda given, group: tokens.get(timeout=LIMIT_S))
     monkeypatch.setattr(leader.LeadingAdapter, "run", led)

@@ -9,7 +9,7 @@ import pytest
 
 from foundry.package import MODELS
 from ingot.config import Settings
-from ingot.engine import start_proposers
+from ingot.engine import condensing, start_proposers
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request
 from ingot.engine.sparse.ask import SparseAsk
@@ -18,7 +18,7 @@ from ingot.text.grammar.grammars import Grammars
 from tests import tiny
 from tests.engines import answer, text_of
 from tests.models.heads import test_eagle as eagles
-from tests.ranks import groups, playing
+from tests.ranks import groups, keeping, playing
 from tests.ranks.echo import leading
 
 ASKED = {"tensor_parallel_size": 2, "max_sequences": playing.SEATS, "memory": "1GB", "deterministic": True}
@@ -60,6 +60,21 @@ def test_pages_in_fewer_bits_are_the_same_ones(tmp_path: Path, monkeypatch: pyte
             ended = answer(engine, request)[-1]
     assert isinstance(ended, Ended) and ended.cache[0].codec == "affine8"
     echo.check()
+
+
+@pytest.mark.parametrize(("kind", "room"), [("wide", "1MB"), ("hybrid", "110KB")])
+def test_records_in_fewer_bits_are_the_same_ones(
+    kind: str, room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.write_model(tmp_path, {**CONFIGS["llama"], "head_dim": 32} if kind == "wide" else CONFIGS[kind])
+    for name, value in keeping.ENCOURAGED.items():
+        monkeypatch.setattr(condensing, name, value)
+    settings = Settings(**ASKED, cache_codec="affine8", cache_memory=room, speculate="off")
+    with leading(tmp_path, settings, monkeypatch) as (engine, echo):
+        kept = keeping.play(engine)
+        assert engine.kept.status("").used_bytes <= engine.kept.status("").limit_bytes
+    echo.check()
+    assert any(codec == "affine8" and matched for codec, matched, _ in kept.taken)
 
 
 def test_a_draft_beside_rank_0_guesses(monkeypatch: pytest.MonkeyPatch) -> None:

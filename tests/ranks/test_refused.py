@@ -23,8 +23,6 @@ from ingot.ranks.share import Whole
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cache_dir", Path("somewhere")),
-        ("cache_codec", "affine8"),
         ("lora_modules", ("a=b",)),
         ("adapter_path", Path("a")),
         ("allow_runtime_lora_updating", True),

@@ -8,13 +8,15 @@ import mlx.core as mx
 import pytest
 
 from ingot.cache.checkpoint import Checkpoint
+from ingot.cache.deltas import Deltas, KVDelta
 from ingot.cache.groups import PageGroup
 from ingot.cache.slabs import SlabStorage
 from ingot.errors import Unavailable
 from ingot.ranks import plan
-from ingot.ranks.leader import ToldCheckpoint, Voice
+from ingot.ranks.pieces import Piece, Sizing, ToldCheckpoint, ToldDeltas
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share, Whole
+from ingot.ranks.voice import Voice
 from ingot.ranks.wire import Link
 
 
@@ -37,6 +39,10 @@ def test_every_event_is_read_as_it_was_written() -> None:
         plan.Trimmed([(1, b"")]),
         plan.Laid([(0, [4])], [(0, [(1, 2, 3, False)])]),
         plan.Encoded(0, b"\x01\x00\x00\x00", b"\x00\x00\x00\x00"),
+        plan.Loosened(8, [(0, 130, b"\x01\x00\x00\x00")]),
+        plan.Cut(8, 9, None, 64, 0),
+        plan.Placed(9, 0, b"", 0, [(0, 64, 3, 0)]),
+        plan.Released(9),
         plan.Pass([plan.PartPlan([row], 1, 0), plan.PartPlan([row], 2, 0, [5, 9])], 3, [0], 0),
     ]
     assert plan.decode(plan.encode(events)) == events
@@ -61,6 +67,24 @@ def test_a_checkpoint_that_nobody_holds_is_dropped_everywhere(ends: tuple[Link, 
     assert plan.decode(ends[1].receive(1.0).body)[0] == plan.Dropped(0)
 
 
+def test_what_is_cut_here_is_cut_everywhere_and_let_go_of_with_the_last_who_holds_it(ends: tuple[Link, Link]) -> None:
+    voice = Voice([ends[0]])
+    keys = mx.zeros((1, 2, 10, 4))
+    sizing = Sizing([(0, (100, 7))])
+    whole = ToldDeltas.of(Deltas([KVDelta(0, 10, (keys, keys)), None]), Piece(voice), sizing)
+    first, second = whole.split(4, 0)
+    assert (whole.nbytes, first.nbytes, second.nbytes) == (170, 128, 142)
+    held = first.copied()
+    del whole, first, second
+    voice.tell(plan.Left(0))
+    told = plan.decode(ends[1].receive(1.0).body)
+    assert told[:2] == [plan.Cut(0, 1, None, 4, 0), plan.Cut(0, 2, 4, None, 0)]
+    assert {event.number for event in told if isinstance(event, plan.Released)} == {0, 2}
+    del held
+    voice.tell(plan.Left(0))
+    assert plan.decode(ends[1].receive(1.0).body)[0] == plan.Released(1)
+
+
 def test_the_last_words_of_a_follower_are_what_requests_end_with(ends: tuple[Link, Link]) -> None:
     voice = Voice([ends[0]])
     ends[1].send(Kind.FAILED, b"rank 1: no memory")
@@ -83,13 +107,33 @@ def test_a_pass_that_fails_after_it_was_told_is_the_end(ends: tuple[Link, Link])
 
 def test_what_fits_into_the_whole_fits_on_every_rank() -> None:
     common = {"activation": 1, "score": 2, "logits": 3, "scratch": 0, "gathered": (0, 0, 0, 0), "coded": 5, "vocab": 9}
-    first = Share(groups=[(None, 10)], recurrent=0, tile=32, ragged=True, mixed=True, spare=500, **common)
-    second = Share(groups=[(12, 7), (None, 20)], recurrent=64, tile=None, ragged=True, mixed=False, spare=400, **common)
+    first = Share(
+        groups=[(None, 10)],
+        recurrent=0,
+        tile=32,
+        ragged=True,
+        mixed=True,
+        spare=500,
+        encoded=[(None, 8, 5)],
+        **common,
+    )
+    second = Share(
+        groups=[(12, 7), (None, 20)],
+        recurrent=64,
+        tile=None,
+        ragged=True,
+        mixed=False,
+        spare=400,
+        encoded=[(12, 4, 3), (None, 6, 9)],
+        **common,
+    )
     whole = Whole.of([first, second])
     assert whole.footprint.groups == ((None, 20), (12, 7))
     assert (whole.footprint.recurrent, whole.footprint.coded, whole.footprint.tile) == (64, 5, None)
     assert whole.spare == 400
     assert whole.ragged and not whole.mixed and not whole.rewinds
+    assert whole.encoded == {None: (8, 9), 12: (4, 3)}
+    assert not whole.forgets and Whole.of([second, first]).forgets
 
 
 def test_slabs_become_those_of_another_pool() -> None:

@@ -72,6 +72,7 @@ class Header:
     oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of
     record: StoredRecord
     sums: tuple[str, ...] = ()  # of each tensor's bytes
+    variant: str = ""  # what its name ends with, where that is settled by whoever has another part of the same states
 
     @property
     def identity(self) -> str:
@@ -82,7 +83,7 @@ class Header:
     def name(self) -> str:
         """Of its file. Another one holds another part of the same tokens' states, such as a checkpoint too."""
         held = json.dumps([self.record.deltas, self.record.checkpoint])
-        return f"{self.identity}-{digest(held)[:8]}.safetensors"
+        return named(self.identity, self.variant or digest(held)[:8])
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +104,7 @@ class Header:
             "oldest": self.oldest,
             "record": listed(self.record),
             "sums": self.sums,
+            **({"variant": self.variant} if self.variant else {}),
         }
         names = [str(place) for place in range(len(self.record.tensors))]
         metadata = {"checksum": _ZEROS, "ingot": json.dumps(manifest)}
@@ -113,6 +115,14 @@ class Header:
 
 def identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) -> str:
     return digest(scope_of(key), owner.tenant, owner.salt, path, [begin])
+
+
+def named(identity: str, variant: str) -> str:
+    return f"{identity}-{variant}.safetensors"
+
+
+def variant_of(name: str) -> str:
+    return name.removesuffix(".safetensors").rpartition("-")[2]
 
 
 def sums_of(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
@@ -155,6 +165,7 @@ def _read(manifest: dict[str, Any]) -> Header:
         tuple(int(first) for first in manifest["oldest"]),
         record,
         sums,
+        str(manifest.get("variant", "")),
     )
 
 

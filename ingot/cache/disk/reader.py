@@ -30,12 +30,16 @@ class Reading:
         self.entry = entry
         self.found: StoredData | None = None
         self.seconds = 0.0
-        self.cancelled = False  # nobody waits for it any more
+        self.cancelled = False
         self._finished = threading.Event()
 
     @property
     def done(self) -> bool:
         return self._finished.is_set()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancelled = True
 
     def finish(self, found: StoredData | None) -> None:
         self.found = found

@@ -90,6 +90,10 @@ class RecordStore:
             found = [entry for entry in self._known.values() if entry.owner == owner]
         return sorted(found, key=lambda entry: entry.begin)
 
+    def find(self, name: str) -> Entry | None:
+        with self._books:
+            return self._known.get(name)
+
     def held(self, tenant: str) -> tuple[int, int]:
         """Records and bytes of a tenant, by its digest."""
         with self._books:

@@ -88,6 +88,12 @@ class RecordWriter:
             self._changed.notify_all()
         return spill.entry
 
+    def find(self, name: str) -> Entry | None:
+        """A record that is not written yet, by its file's name."""
+        with self._changed:
+            spill = self._by_name.get(name)
+        return None if spill is None else spill.entry
+
     def pending(self, entry: Entry) -> StoredData | None:
         """A record that is not written yet."""
         with self._changed:

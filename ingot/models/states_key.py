@@ -6,11 +6,10 @@ from itertools import groupby
 from pathlib import Path
 
 from ingot.cache.codecs.pair import PairCodec
-from ingot.cache.layers import AppendState
+from ingot.cache.layers import AppendState, parts_of
 from ingot.cache.page_form import VERSION
 from ingot.cache.pages import PAGE
-from ingot.cache.rows import Rows
-from ingot.models.adapter import Adapter
+from ingot.models.adapter import Adapter, live_states
 from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
 
 
@@ -25,10 +24,10 @@ def states_key(adapter: Adapter, folder: Path, codec: PairCodec) -> dict[str, st
 
 
 def exact_key(
-    adapter: Adapter, folder: Path, codec: PairCodec, digests: Path, *, deterministic: bool
+    adapter: Adapter, folder: Path, codec: PairCodec, digests: Path, *, deterministic: bool, part: str = ""
 ) -> dict[str, str]:
     """The same, for states that are to be the very ones that this server would compute. `digests` is a file that
-    remembers what models' files were found to be."""
+    remembers what models' files were found to be; `part` says which of the states these are, of several ranks'."""
     return {
         "model": remembered_digest(folder, digests),
         "tokenizer": tokenizer_digest(folder),
@@ -36,10 +35,11 @@ def exact_key(
         "codec": codec.described,
         **_live(adapter),
         "states": str(adapter.formats),
-        "layout": _layout(adapter.new_rows()),
+        "layout": _layout(adapter),
         "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",
         "device": adapter.device.kind,
         "deterministic": str(deterministic).lower(),
+        **({"part": part} if part else {}),
     }
 
 
@@ -48,10 +48,12 @@ def _live(adapter: Adapter) -> dict[str, str]:
     return {} if adapter.live is None else {"live codec": f"{adapter.live.described}, pages {VERSION} of {PAGE}"}
 
 
-def _layout(rows: Rows) -> str:
+def _layout(adapter: Adapter) -> str:
     """The layers' kinds, in order."""
+    layers = live_states(adapter.model, adapter.margin, adapter.kept, adapter.kernels)
+    beside = [] if adapter.head is None else live_states(adapter.head, 0, adapter.kept, adapter.kernels)
     kinds = (
         f"{state.kind}({state.window})" if isinstance(state, AppendState) and state.window else state.kind
-        for state in rows.states
+        for state in parts_of((*layers, *beside))
     )
     return " ".join(f"{kind}*{len(list(run))}" for kind, run in groupby(kinds))

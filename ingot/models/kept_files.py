@@ -1,0 +1,35 @@
+"""Where states of a model are kept in files: the folder that settings name, under all that they depend on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ingot.cache.codecs.pair import PairCodec
+from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.files import FOLDER_MODE
+from ingot.cache.disk.store import DiskLimits
+from ingot.config import Settings
+from ingot.errors import ConfigError
+from ingot.models.adapter import Adapter
+from ingot.models.states_key import exact_key
+
+GB: Final = 1_000_000_000
+
+
+def open_disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCodec, part: str = "") -> Disk | None:
+    """None where no folder is named. `part` says which of a model's states are this process's, where it has some alone.
+    Raises ConfigError where the folder cannot be used."""
+    where = settings.cache_dir
+    if where is None:
+        return None
+    limits = DiskLimits(
+        int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
+    )
+    try:
+        where.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        digests = where / "digests.json"
+        key = exact_key(adapter, folder, codec, digests, deterministic=settings.deterministic, part=part)
+        return Disk.open(where, key, limits)
+    except OSError as error:
+        raise ConfigError(f"cache_dir {where} cannot be used: {error.strerror}", param="cache_dir") from error
