@@ -2,8 +2,8 @@
 as long behind many tokens as behind some.
 
 A page is known by the mean of its keys. It is worth the largest share of attention that any of the tokens that ask, in
-any head, would give to that; the first page, which attention rests on, and the newest are always seen. Where attention is
-native, it chooses so by itself (`native/src/choice.h`).
+any head, would give to that; the first page, which attention rests on, and the newest are always seen. Where attention
+is native, it chooses so by itself (`native/src/choice.h`).
 """
 
 from __future__ import annotations

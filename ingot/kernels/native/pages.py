@@ -35,9 +35,9 @@ def spans(
     The token at a place lies in the page `pages[place // page - forgotten]`, at `place % page`; a page has 64, 128, 256
     or 512 tokens. Tables are copied. Rows may share pages that hold what they have in common; what a span writes, no
     other row sees. `positions`, one for each token of the launch, are what tokens are turned by instead of consecutive
-    ones. With a `choice` the tokens of a single span see some of the pages before them, which each layer chooses by what
-    they ask, as `cache.page_choice` says. Raises ValueError for spans that are out of order; the operations do for pages
-    and places that there are not.
+    ones. With a `choice` the tokens of a single span see some of the pages before them, which each layer chooses by
+    what they ask, as `cache.page_choice` says. Raises ValueError for spans that are out of order; the operations do for
+    pages and places that there are not.
     """
     none = array("i")
     whole = [table if len(table) == 3 else (*table, none) for table in tables]
