@@ -98,11 +98,11 @@ def main() -> int:
         found.append((tokens, best))
     if len(found) > 1:
         (first, least), (last, most) = found[0], found[-1]
-        seconds, processors = (
+        by_time, by_processors = (
             exponent((first, one), (last, other))
             for one, other in ((least.total, most.total), (least.processors, most.processors))
         )
-        print(f"scoring grows with the length to the power of {seconds:.2f}, by processors {processors:.2f}")
+        print(f"scoring grows with the length to the power of {by_time:.2f}, by processors {by_processors:.2f}")
     return 0
 
 

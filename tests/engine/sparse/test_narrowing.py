@@ -118,7 +118,12 @@ def test_native_attention_chooses_what_others_choose(monkeypatch: pytest.MonkeyP
 def test_layers_that_are_one_operation_stay_so_while_they_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     fewer(monkeypatch, seen=2, newest=1)
     choices, spans = list[Any](), native.spans
-    monkeypatch.setattr(native, "spans", lambda *given: choices.append(given[-1]) or spans(*given))
+
+    def watched(*given: Any) -> Any:
+        choices.append(given[-1])
+        return spans(*given)
+
+    monkeypatch.setattr(native, "spans", watched)
     monkeypatch.delattr(OwnLayer, "by_itself")
     read("llama", None, mx.float32, some(sum(PIECES)))
     assert choices[-2:] == [None, (2, 1, page_choice.ASKING)]  # of each piece, once for all layers
