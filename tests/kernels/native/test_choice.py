@@ -77,11 +77,11 @@ def attended(
     """What the last of some pieces attends to, where all but the first choose."""
     reference = Reference(HEADS, KV_HEADS, SIZE, halves=halves)
     operation, tables, begin = reference.native(), Rows(1, sum(pieces), page, spare=3), 0
-    states = reference.states(tables.count, page)
+    keys, values = reference.states(tables.count, page)
     for number, width in enumerate(pieces):
         q, k, v = (mx.array(part[begin : begin + width].reshape(width, -1)) for part in (text.q, text.k, text.v))
         spans = native.spans([(0, width, 0, begin, begin)], tables.tables(), None, choice if number else None)
-        found, *states = operation(q, k, v, *states, spans)
+        found, keys, values = operation(q, k, v, keys, values, spans)
         begin += width
     return np.array(found)
 
