@@ -2,12 +2,13 @@
 statistics of tokens, and by chance.
 
 python -m bench.sparse_quality --model dense --samples 16
-python -m bench.sparse_quality --model hybrid --tasks 1024,tools --first-seed 5000
+python -m bench.sparse_quality --model hybrid --tasks 1024,required:1200 --first-seed 5000
 
 `recall` is the share of questions about pairs in a text of so many tokens whose answer is right to the last token,
-`tools` the same of tool calls behind a long question about prose and its answer. The models were never taught to call
-tools behind so much, and some calls are wrong when all is computed; those count, too, or whatever changes anything
-would seem to lose. `perplexity` is that of the right answers.
+`tools` the same of tool calls behind a question about prose of so many tokens and its answer. The models were never
+taught to call tools behind much, and some calls are wrong when all is computed; those count, too, or whatever changes
+anything would seem to lose. Of calls that are `required` the opening is given, as a server gives it then: what counts
+is which tool is called with what. `perplexity` is that of the right answers.
 """
 
 from __future__ import annotations
@@ -35,10 +36,8 @@ from ingot.engine.sparse.selection import CHUNK, Scores, always, select
 from ingot.engine.sparse.statistics_scorer import by_statistics
 
 KEEPS = (0.5, 0.3, 0.2, 0.1)
-TASKS = "1024,2048,3800,tools"
-"""Lengths of texts to recall pairs of, and tool calls."""
-BEFORE_TOOLS = 1200
-"""Tokens of the text that was asked about before."""
+TASKS = "1024,2048,3800,tools:1200,required:1200"
+"""Lengths of texts to recall pairs of, and of those that were asked about before tools are called."""
 Judge = Callable[[tuple[int, ...]], Scores]
 
 
@@ -69,17 +68,44 @@ def recalls(style: str, length: int, first: int) -> Iterator[Sample]:
         yield Sample(f"recall {length}", tuple(asked), tuple(answer))
 
 
-def calls(style: str, first: int) -> Iterator[Sample]:
-    """Tool calls behind a question about a long text, and its answer."""
+def calls(style: str, length: int, first: int) -> Iterator[Sample]:
+    """Tool calls behind a question about a text, and its answer."""
+    for taught, earlier in _lessons(length, first):
+        asked, answer = written(_behind(taught, earlier), style)
+        plain, _ = written(taught, style)
+        yield Sample(f"tools {length}", tuple(asked), tuple(answer), _ends_in_common(asked, plain))
+
+
+def required_calls(style: str, length: int, first: int) -> Iterator[Sample]:
+    """The same, without thinking, where there must be a call: what opens it is the prompt's last token."""
+    for taught, earlier in _lessons(length, first):
+        at_once = replace(taught, thinking=None)
+        asked, (opening, *answer) = written(_behind(at_once, earlier), style)
+        plain, _ = written(at_once, style)
+        whole = _ends_in_common([*asked, opening], [*plain, opening])
+        yield Sample(f"required {length}", (*asked, opening), tuple(answer), whole)
+
+
+KINDS = {"": recalls, "tools": calls, "required": required_calls}
+
+
+def posed(task: str, style: str, first: int) -> Iterator[Sample]:
+    """Raises ValueError for what is no task."""
+    kind, _, length = task.rpartition(":")
+    if kind not in KINDS:
+        raise ValueError(f"'{task}' is neither a length nor tools:length nor required:length")
+    return KINDS[kind](style, int(length), first)
+
+
+def _lessons(length: int, first: int) -> Iterator[tuple[Lesson, Lesson]]:
+    """Calls of tools, and what was asked before them about a text."""
     prose = corpus.documents(held_out=True)
     for seed in count(first):
         chance = seeded(seed, held_out=True)
         taught = tool_lesson(chance)
         while taught.kind != "tool":
             taught = tool_lesson(chance)
-        asked, answer = written(_behind(taught, recall_lesson(chance, BEFORE_TOOLS, prose)), style)
-        plain, _ = written(taught, style)
-        yield Sample("tools", tuple(asked), tuple(answer), _ends_in_common(asked, plain))
+        yield taught, recall_lesson(chance, length, prose)
 
 
 def _behind(taught: Lesson, earlier: Lesson) -> Lesson:
@@ -174,11 +200,8 @@ def main() -> int:
         "statistics": by_statistics,
         "chance": by_chance,
     }
-    posed = (
-        calls(style, asked.first_seed) if task == "tools" else recalls(style, int(task), asked.first_seed)
-        for task in asked.tasks.split(",")
-    )
-    samples = [sample for each in posed for sample in islice(each, asked.samples)]
+    tasks = asked.tasks.split(",")
+    samples = [sample for task in tasks for sample in islice(posed(task, style, asked.first_seed), asked.samples)]
     found = tallied(target, judges, samples)
     tasks = list(dict.fromkeys(sample.task for sample in samples))
     print(f"{asked.model}: right answers (perplexity of them) of the share that was computed")

@@ -1,8 +1,10 @@
 """Where the time goes that a draft takes to score a prompt: to read it, to write what may come behind it, and to ask
-what that attends to; beside reading alone, on random models.
+what that attends to; beside reading alone, on random models. And how scoring grows with the length.
 
-python -m bench.sparse_scoring --draft llama-5m --tokens 8192
+python -m bench.sparse_scoring --draft llama-5m --tokens 8192,65536
 python -m bench.sparse_scoring --draft llama-600m --dtype bfloat16 --tokens 8192 --rounds 5
+
+`processors` is what all threads together took, which is less at the mercy of what else a machine does.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from math import log
 
 import mlx.core as mx
 
@@ -30,6 +33,7 @@ class Seconds:
     read: float
     write: float
     ask: float
+    processors: float
 
     @property
     def total(self) -> float:
@@ -45,41 +49,60 @@ def scored(scorer: DraftScorer, prompt: tuple[int, ...]) -> Seconds:
     """It yields behind each piece that is read, and behind what is written. Each is awaited, so that it is known how
     long it takes: in all that is a little longer."""
     scoring = scorer.score(Sequence(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
-    times = [time.monotonic()]
+    times, before = [time.monotonic()], time.process_time()
     for _ in scoring:
         mx.synchronize()
         times.append(time.monotonic())
     *_, read, written = times
-    return Seconds(read - times[0], written - read, time.monotonic() - written)
+    asked, processors = time.monotonic() - written, time.process_time() - before
+    return Seconds(read - times[0], written - read, asked, processors)
 
 
-def read_alone(adapter: Adapter, prompt: tuple[int, ...]) -> float:
-    """As long as it takes to have a token behind it, seeing everything."""
-    rows, began = adapter.new_rows(), time.monotonic()
+def read_alone(adapter: Adapter, prompt: tuple[int, ...]) -> tuple[float, float]:
+    """As long as it takes to have a token behind it, seeing everything, and what that takes of processors."""
+    rows, began, before = adapter.new_rows(), time.monotonic(), time.process_time()
     row = rows.new()
     for begin in range(0, len(prompt), AT_ONCE):
         piece = mx.array(prompt[begin : begin + AT_ONCE], dtype=mx.uint32)
         logits = adapter.run(rows, piece, [Part((row,), piece.size)], [piece.size - 1])
         mx.async_eval(logits, rows.pending())
     mx.eval(logits, rows.pending())
-    return time.monotonic() - began
+    return time.monotonic() - began, time.process_time() - before
+
+
+def exponent(one: tuple[int, float], other: tuple[int, float]) -> float:
+    """The power of its length that something grew with, by two lengths and what they took."""
+    return log(other[1] / one[1]) / log(other[0] / one[0])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draft", choices=SHAPES, default="llama-5m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[8192])
+    parser.add_argument("--alone-up-to", type=int, default=32768, help="tokens; seeing all of more takes its time")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory-gb", type=float, default=2.0)
     asked = parser.parse_args()
-    made = scorer(asked.draft, asked.dtype, asked.tokens + 1024, asked.memory_gb)
-    found = [scored(made, some(asked.tokens, seed)) for seed in range(asked.rounds + 1)][1:]
-    best = min(found, key=lambda each: each.total)
-    alone = min(read_alone(made.adapter, some(asked.tokens, seed)) for seed in range(asked.rounds + 1))
-    print("| tokens | read | write | ask | in all | read alone |", "|---" * 6 + "|", sep="\n")
-    seconds = " | ".join(f"{each:.3f} s" for each in (best.read, best.write, best.ask, best.total, alone))
-    print(f"| {asked.tokens} | {seconds} |")
+    made = scorer(asked.draft, asked.dtype, max(asked.tokens) + 1024, asked.memory_gb)
+    scored(made, some(min(asked.tokens), 0))
+    read_alone(made.adapter, some(min(asked.tokens), 0))
+    print("| tokens | read | write | ask | in all | processors | read alone | processors |", "|---" * 8 + "|", sep="\n")
+    found: list[tuple[int, Seconds]] = []
+    for tokens in asked.tokens:
+        prompts = [some(tokens, seed) for seed in range(1, asked.rounds + 1)]
+        best = min((scored(made, prompt) for prompt in prompts), key=lambda each: each.total)
+        alone = [read_alone(made.adapter, prompt) for prompt in prompts if tokens <= asked.alone_up_to]
+        seconds = (best.read, best.write, best.ask, best.total, best.processors, *(min(alone) if alone else ()))
+        print(f"| {tokens} | {' | '.join(f'{each:.3f} s' for each in seconds)} |", flush=True)
+        found.append((tokens, best))
+    if len(found) > 1:
+        (first, least), (last, most) = found[0], found[-1]
+        by_time, by_processors = (
+            exponent((first, one), (last, other))
+            for one, other in ((least.total, most.total), (least.processors, most.processors))
+        )
+        print(f"scoring grows with the length to the power of {by_time:.2f}, by processors {by_processors:.2f}")
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -21,13 +21,21 @@ from ingot.cache.pools import PageIndex
 from ingot.cache.recurrent_state import RecurrentState
 from ingot.cache.reserved import ReservedStorage
 from ingot.cache.slabs import KernelStorage, SlabStorage
+from ingot.kernels.native import KernelChoice
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.rows import Rows as KernelRows
 from ingot.kernels.paged.shapes import Shape
 from ingot.upstream import caches
 
-Choice = Callable[[mx.array, float, int], mx.array | None]
-"""(queries [tokens, heads, size], their scale, the place of the launch's first token): see `PageChoice`."""
+
+class Choice(Protocol):
+    """Which pages tokens see, where that is not all of them: see `PageChoice`."""
+
+    @property
+    def limits(self) -> KernelChoice:
+        """What native attention chooses by."""
+
+    def __call__(self, queries: mx.array, scale: float, start: int) -> mx.array | None: ...
 
 
 class AppendState(LayerState):
@@ -49,17 +57,12 @@ class AppendState(LayerState):
         self.choice: Choice | None = None
         """Says which pages of its only row tokens see, by what some of them ask, while somebody reads so."""
         self.shown: mx.array | None = None
-        """What it said of the launch that is being computed; None: they see all."""
+        """What it said of the launch that is being computed; None: they see all, or native attention chooses."""
 
     @property
     def stored(self) -> Storage:
         assert self.storage is not None, "nothing was written yet"
         return self.storage
-
-    @property
-    def watched(self) -> bool:
-        """Whether somebody hears what tokens ask of the keys: then layers are computed one after another."""
-        return self.onlooker is not None or self.choice is not None
 
     def reserve(self, heads: int, size: int, dtype: mx.Dtype) -> ReservedStorage | None:
         """Storage for the native kernels; None where there is another already. `dtype` is what keys and values are

@@ -2,7 +2,8 @@
 as long behind many tokens as behind some.
 
 A page is known by the mean of its keys. It is worth the largest share of attention that any of the tokens that ask, in
-any head, would give to that; the first page, which attention rests on, and the newest are always seen.
+any head, would give to that; the first page, which attention rests on, and the newest are always seen. Where attention
+is native, it chooses so by itself (`native/src/choice.h`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mlx.core as mx
 from ingot.cache.launch import Row
 from ingot.cache.layers import AppendState
 from ingot.cache.pages import PAGE
+from ingot.kernels.native import KernelChoice
 
 FROM = 16384
 """Tokens behind which not all of them are seen any more."""
@@ -19,6 +21,8 @@ SEEN = 8192 // PAGE
 """Pages that are seen instead."""
 NEWEST = 2048 // PAGE
 """Of them, those right before the tokens that ask."""
+ASKING = 64
+"""Of so many tokens that do not see all pages, one asks which of them it is to be."""
 
 
 class PageChoice:
@@ -31,6 +35,10 @@ class PageChoice:
     def narrows(self, start: int) -> bool:
         """Whether tokens from place `start` on do not see all."""
         return start > FROM and start // PAGE > SEEN and not self._table.coded
+
+    @property
+    def limits(self) -> KernelChoice:
+        return SEEN, NEWEST, ASKING
 
     def __call__(self, queries: mx.array, scale: float, start: int) -> mx.array | None:
         """The pages among those that are full at place `start` which tokens that ask [tokens, heads, size] see: int32

@@ -42,7 +42,7 @@ from ingot_native._native import (
     write_tokens,
 )
 
-INTERFACE = 3
+INTERFACE = 4
 """Raised whenever what is called here, or what it is given, changes: ingot takes the one that it knows alone."""
 
 __all__ = [

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "choice.h"
 #include "floats.h"
 #include "in_place.h"
 #include "mlx/allocator.h"
@@ -149,6 +150,9 @@ Paged<Number> States::paged(const Table& table, int kv_head) const {
   return {static_cast<const Number*>(keys) + from, static_cast<const Number*>(values) + from, table.pages.data(),
           table.forgotten, bits, size, kv_heads * own};
 }
+
+template Paged<float> States::paged(const Table& table, int kv_head) const;
+template Paged<Half> States::paged(const Table& table, int kv_head) const;
 
 void States::put(const Table& table, int place, int kv_head, const float* key, const float* value) const {
   const size_t in_page = static_cast<size_t>(kv_head) * page + place % page;
@@ -321,10 +325,8 @@ class Attending {
   float* out_;
 };
 
-}  // namespace
-
-void attend(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
-            const Prepare& prepare) {
+void attend_to_all(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
+                   const Prepare& prepare) {
   const Plan plan(how, spans, window, states);
   if (prepare && !plan.apart) prepare_all(how, spans, prepare);
   Pool::shared().each(static_cast<int>(plan.tasks.size()), [&](int index) {
@@ -339,6 +341,16 @@ void attend(const Heads& how, const Spans& spans, int window, const float* q, co
     else
       Attending<float>(how, task, window, q, states.paged<float>(table, task.kv_head), coded, out).run();
   });
+}
+
+}  // namespace
+
+void attend(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
+            const Prepare& prepare) {
+  if (!spans.choice()) return attend_to_all(how, spans, window, q, states, out, prepare);
+  if (prepare) prepare_all(how, spans, prepare);
+  const std::optional<Spans> chosen = chosen_pages(how, spans, q, states);
+  attend_to_all(how, chosen ? *chosen : spans, window, q, states, out, nullptr);
 }
 
 Attention::Attention(Heads how, const std::optional<mx::array>& sinks, std::optional<HeadNorm> q_norm,

@@ -77,7 +77,8 @@ bool holds_halves(const mlx::core::array& keys, const mlx::core::array& values);
 
 // Attention alone: q and out are [tokens, heads, size]. Each token sees the `window` newest ones of its sequence, itself among
 // them, or all before it where that is 0. The states hold the spans' own keys and values already, or prepare(token, kv_head)
-// puts them there, and does what is left to do to the queries of the heads that share them.
+// puts them there, and does what is left to do to the queries of the heads that share them. Where the spans have a choice, they
+// see the pages that are chosen.
 using Prepare = std::function<void(int token, int kv_head)>;
 void attend(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
             const Prepare& prepare = nullptr);

@@ -26,18 +26,21 @@ void bind_spans(nb::module_& module) {
       .def(
           "__init__",
           [](Spans* made, const std::vector<std::tuple<int, int, int, int, int>>& spans,
-             const std::vector<std::tuple<int, Integers, Integers>>& tables, const std::optional<Integers>& positions) {
+             const std::vector<std::tuple<int, Integers, Integers>>& tables, const std::optional<Integers>& positions,
+             const std::optional<std::tuple<int, int, int>>& choice) {
             std::vector<Span> taken;
             for (const auto& [first, count, row, place, position] : spans) taken.push_back({first, count, row, place, position});
             std::vector<Table> copies;
             for (const auto& [forgotten, pages, coded] : tables) copies.push_back({forgotten, copied(pages), copied(coded)});
             std::optional<std::vector<int32_t>> told;
             if (positions) told = copied(*positions);
-            new (made) Spans(std::move(taken), std::move(copies), std::move(told));
+            std::optional<Choice> chooses;
+            if (choice) chooses = Choice{std::get<0>(*choice), std::get<1>(*choice), std::get<2>(*choice)};
+            new (made) Spans(std::move(taken), std::move(copies), std::move(told), chooses);
           },
-          "spans"_a, "tables"_a, "positions"_a.none() = nb::none(),
+          "spans"_a, "tables"_a, "positions"_a.none() = nb::none(), "choice"_a.none() = nb::none(),
           "A span is (first token, tokens, table, place of the first, its position), a table (pages forgotten, pages, "
-          "coded pages in place of those forgotten).");
+          "coded pages in place of those forgotten), a choice (pages seen, newest of them, tokens of which one asks).");
 }
 
 }  // namespace

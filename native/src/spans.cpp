@@ -7,8 +7,9 @@
 
 namespace ingot {
 
-Spans::Spans(std::vector<Span> spans, std::vector<Table> tables, std::optional<std::vector<int32_t>> positions)
-    : spans_(std::move(spans)), tables_(std::move(tables)) {
+Spans::Spans(std::vector<Span> spans, std::vector<Table> tables, std::optional<std::vector<int32_t>> positions,
+             std::optional<Choice> choice)
+    : spans_(std::move(spans)), tables_(std::move(tables)), choice_(choice) {
   for (const Table& table : tables_) {
     require(table.forgotten >= 0, "no fewer than no pages are forgotten");
     int32_t least = 0, most = -1;
@@ -36,6 +37,14 @@ Spans::Spans(std::vector<Span> spans, std::vector<Table> tables, std::optional<s
     taken[span.row] = true;
   }
   take_positions(positions);
+  if (choice_) check_choice();
+}
+
+void Spans::check_choice() const {
+  require(spans_.size() == 1, "pages are chosen for one span");
+  require(table(spans_[0]).forgotten == 0, "pages are chosen among all of a sequence");
+  require(choice_->newest >= 0 && choice_->seen > choice_->newest && choice_->asking > 0,
+          "the first page and the newest are among those that are seen, and some token asks for others");
 }
 
 void Spans::take_positions(const std::optional<std::vector<int32_t>>& given) {
@@ -54,6 +63,7 @@ void Spans::take_positions(const std::optional<std::vector<int32_t>>& given) {
 void Spans::check(int tokens, const mlx::core::Shape& states, int window) const {
   check_page(states);
   require(window >= 0, "a window is not negative");
+  require(!choice_ || window == 0, "what a window shows is not chosen");
   require(this->tokens() <= tokens, "a span has tokens that the launch has not");
   require(!told_ || *told_ == static_cast<size_t>(tokens), "there must be a position for each token");
   require(pages_ <= states[0], "a table has pages that the states have not");

@@ -8,20 +8,39 @@ import numpy as np
 import pytest
 
 from bench.sparse import Figures
-from bench.sparse_quality import Sample, calls, recalls, tallied
+from bench.sparse_quality import Sample, calls, posed, recalls, required_calls, tallied
+from foundry import vocabulary
 from ingot.engine.sparse.selection import Scores
 
 
 def test_tool_calls_have_a_long_text_before_them_that_is_not_computed_in_any_case() -> None:
-    for sample in islice(calls("json", 0), 3):
+    for sample in islice(calls("json", 1200, 0), 3):
         (begin, schemas), (question, end) = sample.whole
         assert begin == 0 and end == len(sample.prompt)
         assert question - schemas > 800 and end - question > 10
 
 
+@pytest.mark.parametrize("style", ["json", "xml"])
+def test_a_call_that_is_required_has_its_opening_in_the_prompt_and_nothing_else_of_it(style: str) -> None:
+    [opening] = vocabulary.encoded("<tool_call>")
+    for free, required in islice(zip(calls(style, 300, 0), required_calls(style, 300, 0), strict=True), 3):
+        assert required.prompt[-1] == opening and required.whole[1][1] == len(required.prompt)
+        assert required.prompt.count(opening) == free.prompt.count(opening) + 1
+        assert free.answer[-len(required.answer) :] == required.answer
+
+
 def test_questions_are_the_same_each_time_and_other_ones_from_another_seed_on() -> None:
     [first, second] = islice(recalls("json", 200, 3), 2)
     assert first == next(recalls("json", 200, 3)) and second == next(recalls("json", 200, 4)) != first
+
+
+def test_tasks_say_how_long_texts_are() -> None:
+    assert next(posed("300", "json", 2)) == next(recalls("json", 300, 2))
+    assert next(posed("tools:300", "json", 2)) == next(calls("json", 300, 2)) != next(calls("json", 400, 2))
+    assert next(posed("required:300", "json", 2)) == next(required_calls("json", 300, 2))
+    for task in ("calls:300", "tools", ":300:"):
+        with pytest.raises(ValueError):
+            posed(task, "json", 2)
 
 
 def test_the_best_gain_is_what_is_left_to_compute_and_the_draft() -> None:

@@ -6,6 +6,7 @@ from ingot.kernels.native.extension import advice, available, describe, has_narr
 from ingot.kernels.native.filters import convolve, convolves, snake
 from ingot.kernels.native.pages import (
     CodedSide,
+    KernelChoice,
     PageTable,
     coded_form,
     copy_tokens,
@@ -40,6 +41,7 @@ __all__ = [
     "CodedSide",
     "GateCurve",
     "HeadNorm",
+    "KernelChoice",
     "PageTable",
     "Stack",
     "advice",

@@ -12,7 +12,7 @@ from ingot.kernels import fastblas
 from ingot.kernels.device import acting_as
 from ingot.kernels.remedy import remedy
 
-INTERFACE = 3
+INTERFACE = 4
 """Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
 
 

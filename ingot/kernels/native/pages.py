@@ -20,18 +20,28 @@ KernelSpan = tuple[int, int, int, int, int]
 PageTable = tuple[int, "Integers"] | tuple[int, "Integers", "Integers"]
 """(how many pages at the front were forgotten, the pages after them) of one sequence; and pages in fewer bits, which
 stand in place of those that were forgotten."""
+KernelChoice = tuple[int, int, int]
+"""(full pages that tokens see, the newest of them, tokens of which one asks for the others)."""
 
 
-def spans(spans: Sequence[KernelSpan], tables: Sequence[PageTable], positions: Integers | None = None) -> Any:
+def spans(
+    spans: Sequence[KernelSpan],
+    tables: Sequence[PageTable],
+    positions: Integers | None = None,
+    choice: KernelChoice | None = None,
+) -> Any:
     """Which tokens of a launch belong to which sequence, and in which pages; for all layers that share tables.
 
     The token at a place lies in the page `pages[place // page - forgotten]`, at `place % page`; a page has 64, 128, 256
     or 512 tokens. Tables are copied. Rows may share pages that hold what they have in common; what a span writes, no
     other row sees. `positions`, one for each token of the launch, are what tokens are turned by instead of consecutive
-    ones. Raises ValueError for spans that are out of order; the operations do for pages and places that there are not.
+    ones. With a `choice` the tokens of a single span see some of the pages before them, which each layer chooses by
+    what they ask, as `cache.page_choice` says. Raises ValueError for spans that are out of order; the operations do for
+    pages and places that there are not.
     """
     none = array("i")
-    return extension().Spans(spans, [table if len(table) == 3 else (*table, none) for table in tables], positions)
+    whole = [table if len(table) == 3 else (*table, none) for table in tables]
+    return extension().Spans(spans, whole, positions, choice)
 
 
 CodedSide = tuple[int, int, int, int, Sequence[float], Sequence[float]]

@@ -17,6 +17,7 @@ import mlx.nn as nn
 
 from ingot.cache.launch import Launch, Mask, Masks, Mixed, Parted
 from ingot.cache.layers import AppendState
+from ingot.cache.page_choice import ASKING
 from ingot.cache.positions import Positions
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.kernels.paged.coded_check import CodedSample
@@ -32,8 +33,6 @@ from ingot.models.layers.turning import KernelTurning, Turns
 TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
 less is computed for nothing, and less exists at once."""
-ASKING = 64
-"""Of so many tokens that do not see all pages, one asks which of them it is to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,11 @@ class MixedAttention(nn.Module):
         return self._mixed(x, mask, cache, cache.whole)
 
     def _mixed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
+        ragged = self._turned_ragged if mixed.three_axes else self._ragged
+        if ragged is not None and ragged.covers(x, masks, state, mixed):
+            if state.onlooker is not None:
+                state.onlooker(self._queries(x, mixed))
+            return self._at_once(ragged, x, masks, state, mixed)
         if state.choice is None or mixed.tokens < ASKING or not isinstance(masks, Masks) or masks.window is not None:
             return self._computed(x, masks, state, mixed)
         asking = self._queries(x[:, ASKING - 1 :: ASKING], _some(mixed))
@@ -89,11 +93,6 @@ class MixedAttention(nn.Module):
         return Queries(turned, self._scale, self._cap, self._sinks)
 
     def _computed(self, x: mx.array, masks: Parted | None, state: AppendState, mixed: Mixed) -> mx.array:
-        ragged = self._turned_ragged if mixed.three_axes else self._ragged
-        if ragged is not None and ragged.covers(x, masks, state, mixed):
-            if state.onlooker is not None:
-                state.onlooker(self._queries(x, mixed))
-            return self._at_once(ragged, x, masks, state, mixed)
         queries, gate = self._written(x, state, mixed)
         if state.onlooker is not None:
             state.onlooker(self._weighed(queries))

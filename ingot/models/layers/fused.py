@@ -39,14 +39,14 @@ class FusedLayers(OwnLayer):
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if cache.watched or (self._blend is not None and self._blend.opened is not None):
+        if cache.onlooker is not None or (self._blend is not None and self._blend.opened is not None):
             for layer, state in zip(self._each(), cache.neighbours, strict=True):
                 x = layer.by_itself(x, mask, state)
             return x
         storages = [state.reserve(self._kv_heads, self._head_size, mx.float32) for state in cache.neighbours]
         keys, values = [storage.keys[0] for storage in storages], [storage.values[0] for storage in storages]
         coded = [storage.native_coded for storage in storages if storage.native_coded is not None]
-        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing), coded)
+        y, keys, values = self._stack(x, keys, values, spans_of(cache, self._sharing, cache.choice), coded)
         for storage, own_keys, own_values in zip(storages, keys, values, strict=True):
             storage.keys[0], storage.values[0] = own_keys, own_values
         return y.astype(x.dtype)

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.launch import Masks, Mixed, Parted
-from ingot.cache.layers import AppendState
+from ingot.cache.layers import AppendState, Choice
 from ingot.cache.reserved import ReservedStorage
 from ingot.kernels import native
 from ingot.models.families.registry import norm_of
@@ -51,17 +51,16 @@ class Rotations:
         return self._known[key]
 
 
-def spans_of(state: AppendState, heads: int) -> Any:
+def spans_of(state: AppendState, heads: int, choice: Choice | None) -> Any:
     """Where the tokens of what is open stand, as the native kernels take it; made once for all layers of a group.
 
     So many heads share keys. Tokens that may be taken back are few at a time: many would be computed in another way
-    than one is.
+    than one is. By a `choice` each layer chooses what they see.
     """
     opened, few = state.opened, max(1, native.FEW_QUERIES // heads)
-    if state.shown is not None:
-        return _spans_shown(state)
+    limits = None if choice is None else choice.limits
     parts = opened.parts if isinstance(opened, Mixed) else (opened,)
-    key = ("spans", state.group.number, few if any(part.tentative for part in parts) else None)
+    key = ("spans", state.group.number, few if any(part.tentative for part in parts) else None, limits)
     if key not in opened.memo:
         rows = [each for part in parts for each in zip(part.rows, part.starts, part.positions, strict=True)]
         widths = [(part.width, few if part.tentative else part.width) for part in parts for _ in part.rows]
@@ -77,18 +76,8 @@ def spans_of(state: AppendState, heads: int) -> Any:
         # Those of three axes are turned before.
         stated: Any = opened.explicit.tolist() if opened.is_stated and not opened.three_axes else None
         positions = None if stated is None else array("i", stated)
-        opened.memo[key] = native.spans(spans, [state.group.native_table(table) for table in tables], positions)
+        opened.memo[key] = native.spans(spans, [state.group.native_table(table) for table in tables], positions, limits)
     return opened.memo[key]
-
-
-def _spans_shown(state: AppendState) -> Any:
-    """The same of one row whose tokens see some of its pages: another choice in each layer."""
-    [part] = state.opened.parts if isinstance(state.opened, Mixed) else (state.opened,)
-    [table], [start], [position] = state.tables(part), part.starts, part.positions
-    pages, place = state.seen(table, start)
-    stated: Any = part.explicit.tolist() if part.is_stated and not part.three_axes else None
-    positions = None if stated is None else array("i", stated)
-    return native.spans([(0, part.width, 0, place, position)], [(0, array("i", pages))], positions)
 
 
 class RaggedAttention:
@@ -149,7 +138,7 @@ class RaggedAttention:
             values,
             storage.keys[0],
             storage.values[0],
-            spans_of(state, self._heads // self._kv_heads),
+            spans_of(state, self._heads // self._kv_heads, None if window else state.choice),
             window or 0,
             storage.native_coded,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,16 +13,19 @@ from ingot.cache import page_choice
 from ingot.cache.launch import Part
 from ingot.cache.pages import PAGE
 from ingot.engine.sparse.narrowing import Narrowing
+from ingot.kernels import native
 from ingot.kernels.device import Device, current
 from ingot.kernels.paged.kernels import PagedAttention
 from ingot.models.adapter import adapt
+from ingot.models.layers.fused import OwnLayer
 from ingot.models.precision import settle
 from tests import engines, tiny
 from tests.engine.sparse.world import some
 
 METAL = Device("metal", "a CPU that follows a GPU's rules", 1 << 34)
 PLACES: list[tuple[str, Device | None, mx.Dtype]] = [
-    ("llama", None, mx.float32),
+    ("llama", None, mx.float32),  # all layers as one operation
+    ("moe", None, mx.float32),  # each one's attention
     ("kernel", engines.GPU, mx.float32),  # gathered
     ("kernel", engines.GPU, mx.float16),  # by the kernel for prompts
     ("kernel", METAL, mx.float16),  # gathered
@@ -35,7 +39,9 @@ def fewer(monkeypatch: pytest.MonkeyPatch, *, seen: int, newest: int) -> None:
     monkeypatch.setattr(page_choice, "NEWEST", newest)
 
 
-def read(kind: str, device: Device | None, dtype: mx.Dtype, prompt: tuple[int, ...]) -> mx.array:
+def read(
+    kind: str, device: Device | None, dtype: mx.Dtype, prompt: tuple[int, ...], pieces: Sequence[int] = PIECES
+) -> mx.array:
     """The logits behind it, read in pieces."""
     model, here = tiny.build(kind), device or current()
     model.set_dtype(dtype)
@@ -45,7 +51,7 @@ def read(kind: str, device: Device | None, dtype: mx.Dtype, prompt: tuple[int, .
     rows, begin = adapter.new_rows(), 0
     row = rows.new()
     narrowing = Narrowing(rows, row)
-    for width in PIECES:
+    for width in pieces:
         tokens = mx.array(prompt[begin : begin + width], dtype=mx.uint32)
         with narrowing:
             logits = adapter.run(rows, tokens, [Part((row,), width)], [width - 1])
@@ -94,10 +100,40 @@ def test_tokens_see_the_first_page_the_newest_and_themselves(
         assert lengths[-2:] == 2 * [2 * PAGE + PIECES[0] % PAGE + PIECES[1]]
 
 
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+def test_native_attention_chooses_what_others_choose(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    pieces = [700, 330, 200]
+    fewer(monkeypatch, seen=4, newest=1)
+    prompt = some(sum(pieces))
+    natively = read(kind, None, mx.float32, prompt, pieces)
+    monkeypatch.setenv("INGOT_KERNELS", "mlx")
+    plainly = read(kind, None, mx.float32, prompt, pieces)
+    fewer(monkeypatch, seen=2, newest=1)
+    otherwise = read(kind, None, mx.float32, prompt, pieces)
+    assert distance(natively, plainly) < 0.002 < 0.005 < distance(otherwise, plainly)
+
+
+@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+def test_layers_that_are_one_operation_stay_so_while_they_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer(monkeypatch, seen=2, newest=1)
+    choices, spans = list[Any](), native.spans
+
+    def watched(*given: Any) -> Any:
+        choices.append(given[-1])
+        return spans(*given)
+
+    monkeypatch.setattr(native, "spans", watched)
+    monkeypatch.delattr(OwnLayer, "by_itself")
+    read("llama", None, mx.float32, some(sum(PIECES)))
+    assert choices[-2:] == [None, (2, 1, page_choice.ASKING)]  # of each piece, once for all layers
+
+
 @pytest.mark.parametrize(("kind", "device"), [("llama", None), ("kernel", engines.GPU)])
 def test_nobody_asks_what_to_see_as_long_as_all_is_seen(
     monkeypatch: pytest.MonkeyPatch, kind: str, device: Any
 ) -> None:
+    monkeypatch.setenv("INGOT_KERNELS", "mlx")
     asked, choose = list[int](), page_choice.PageChoice.__call__
 
     def counted(choice: page_choice.PageChoice, queries: mx.array, scale: float, start: int) -> mx.array | None:
