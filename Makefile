@@ -104,8 +104,9 @@ $(VENV)/.ready-serve: pyproject.toml tools/setup
 	@tools/setup serve
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates $(VENV)/.ready-serve
+$(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates tools/precompile-header $(VENV)/.ready-serve
 	@tools/setup test
+	@tools/precompile-header
 	@tools/install-chromium
 	@tools/fetch-templates
 	@touch $@
