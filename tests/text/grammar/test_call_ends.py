@@ -73,6 +73,7 @@ def written(name: str, count: int) -> str:
     return render_call(format_named(name), [PastCall("ping", {})] * count)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MARKED)
 def test_behind_any_number_of_calls_the_answer_may_end(words: Vocabulary, name: str) -> None:
     for count in (1, 2, 3):
