@@ -18,6 +18,7 @@ from ingot.kernels.device import Device
 from tests import engines
 
 GREEDY = Sampling(temperature=0.0)
+pytestmark = pytest.mark.sampled(5)
 KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 CODEC = PairCodec(CodecName.parse("k8v4"))
 METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
