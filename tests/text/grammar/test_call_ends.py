@@ -18,6 +18,7 @@ from ingot.text.prompt.past_calls import render_call
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
 
+pytestmark = pytest.mark.sampled(5)
 PING = GuidedTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
 MARKED = [name for name in CALLING if format_named(name).channels is None]
 
@@ -73,7 +74,6 @@ def written(name: str, count: int) -> str:
     return render_call(format_named(name), [PastCall("ping", {})] * count)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MARKED)
 def test_behind_any_number_of_calls_the_answer_may_end(words: Vocabulary, name: str) -> None:
     for count in (1, 2, 3):

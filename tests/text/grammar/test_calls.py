@@ -34,6 +34,7 @@ from ingot.text.prompt.past_calls import render_call
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
+pytestmark = pytest.mark.sampled(3)
 CALLING = [known.name for known in FORMATS if known.can_call]
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -166,14 +167,12 @@ def test_required_calls_parse_back_as_calls_of_valid_arguments_and_nothing_else(
         assert calls(events) and not said(events), text
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CALLING)
 def test_without_parallel_calls_there_is_exactly_one(made: Make, name: str) -> None:
     for text in answers(made, name, False, "required", parallel=False, count=3):
         assert len(calls(parsed(format_named(name), text))) == 1
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CALLING)
 def test_a_named_function_is_the_one_that_is_called(made: Make, name: str) -> None:
     for text in answers(made, name, False, ForcedCall("get_weather"), parallel=True, count=3):
