@@ -42,14 +42,14 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
+	$(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
 
 # What GPUs would decide, on a machine that has none. Tests that choose those rules by themselves ran already.
 test-as-gpus: $(VENV)/.ready-test
 	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "a GPU acts by its own rules"; exit 0; }; for kind in cuda metal; do \
 		echo "as on $$kind:"; \
-		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
+		INGOT_AS=$$kind $(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
 	done
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
@@ -104,8 +104,9 @@ $(VENV)/.ready-serve: pyproject.toml tools/setup
 	@tools/setup serve
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates $(VENV)/.ready-serve
+$(VENV)/.ready-test: pyproject.toml tools/setup tools/fetch-templates tools/precompile-header $(VENV)/.ready-serve
 	@tools/setup test
+	@tools/precompile-header
 	@tools/install-chromium
 	@tools/fetch-templates
 	@touch $@

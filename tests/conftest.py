@@ -3,6 +3,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,18 +25,25 @@ for profile, examples in (("quick", 25), ("thorough", 200)):
 settings.load_profile("quick")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a `sampled` test one in so many is quick. The number shares no divisor with the count of values
-    that vary fastest, so that each of them has its turn."""
-    cases: Counter[tuple[str, str]] = Counter()
-    for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled is not None:
-            test = (str(item.path), item.name.partition("[")[0])
-            if cases[test] % sampled.args[0] != 0:
-                item.add_marker(pytest.mark.slow)
-            cases[test] += 1
+_sampled: Counter[str] = Counter()
+"""How many tests were sampled so far, by their file."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Of the cases of a `sampled` test one in so many is quick: of a file's first such test from the first case on, of
+    its next one from the second on. The number shares no divisor with the count of values that vary fastest. So each
+    value has its turn."""
+    made = yield
+    cases = [case for case in made if not case.get_closest_marker("slow")] if isinstance(made, list) else []
+    sampled = next((mark for case in cases if (mark := case.get_closest_marker("sampled"))), None)
+    if sampled is not None:
+        [every], first = sampled.args, _sampled[collector.nodeid]
+        _sampled[collector.nodeid] += len(cases) > 1
+        for number, case in enumerate(cases):
+            if number % every != first % min(every, len(cases)):
+                case.add_marker(pytest.mark.slow)
+    return made
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from ingot.agents.registry import AGENTS
 from ingot.config import DEFAULT_MODEL, load
 from ingot.models.files.packaged import find
 from ingot.models.files.shelf import is_kept
+from tests.cli.conftest import Done
 from tests.cli.scripted import INGOT, Script, environment, scripted_server
 
 CONTEXT = 40_960
+Launched = Callable[..., Done]
 TELLS = """#!{python}
 import json, os, pathlib, sys
 files = [word for word in sys.argv if os.path.isfile(word) and word != sys.argv[0]]
@@ -58,11 +60,23 @@ def installed(folder: Path, client: str, text: str) -> dict[str, str]:
     return environment(folder, PATH=f"{programs}:/usr/bin:/bin", ANTHROPIC_API_KEY="own")
 
 
-def launched(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([INGOT, "launch", *words], capture_output=True, text=True, timeout=120, env=env)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> Any:
+@pytest.fixture
+def launched(run_here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """The same without the price of a process."""
+
+    def launch(env: dict[str, str], *words: str) -> Done:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return run_here("launch", *words)
+
+    return launch
+
+
+def told(done: Done | subprocess.CompletedProcess[str]) -> Any:
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
@@ -71,7 +85,9 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
 def test_a_client_gets_its_words_after_ours_and_its_exit_code_is_ours(
     client: str, server: Script, tmp_path: Path
 ) -> None:
-    done = launched(installed(tmp_path, client, TELLS), client, "--url", server.url, "--", "--url", "theirs", "--", "x")
+    done = in_a_process(
+        installed(tmp_path, client, TELLS), client, "--url", server.url, "--", "--url", "theirs", "--", "x"
+    )
     assert done.returncode == 7
     assert told(done)["words"][-4:] == ["--url", "theirs", "--", "x"]
     assert server.url in done.stdout and "scripted" in done.stdout
@@ -79,7 +95,9 @@ def test_a_client_gets_its_words_after_ours_and_its_exit_code_is_ours(
     assert not [name for name in told(done)["files"] if Path(name).exists()]
 
 
-def test_claude_code_is_told_by_settings_that_overrule_the_users_own(server: Script, tmp_path: Path) -> None:
+def test_claude_code_is_told_by_settings_that_overrule_the_users_own(
+    launched: Launched, server: Script, tmp_path: Path
+) -> None:
     made = told(launched(installed(tmp_path, "claude", TELLS), "claude", "--url", f"{server.url}/v1/"))
     (text,) = made["files"].values()
     settings = json.loads(text)["env"]
@@ -89,7 +107,7 @@ def test_claude_code_is_told_by_settings_that_overrule_the_users_own(server: Scr
     assert settings["ANTHROPIC_API_KEY"] == "" and "ANTHROPIC_API_KEY" not in made["env"]
 
 
-def test_the_key_is_passed_on_and_never_among_the_words(server: Script, tmp_path: Path) -> None:
+def test_the_key_is_passed_on_and_never_among_the_words(launched: Launched, server: Script, tmp_path: Path) -> None:
     for client in AGENTS:
         folder = tmp_path / client
         folder.mkdir()
@@ -100,7 +118,7 @@ def test_the_key_is_passed_on_and_never_among_the_words(server: Script, tmp_path
     assert server.headers[-1]["authorization"] == "Bearer sk-secret-key"
 
 
-def test_what_is_printed_holds_the_same_and_starts_nothing(server: Script, tmp_path: Path) -> None:
+def test_what_is_printed_holds_the_same_and_starts_nothing(launched: Launched, server: Script, tmp_path: Path) -> None:
     for client in AGENTS:
         done = launched(environment(tmp_path), client, "--url", server.url, "--print")
         assert (done.returncode, done.stderr) == (0, "")
@@ -119,32 +137,36 @@ def test_what_is_printed_holds_the_same_and_starts_nothing(server: Script, tmp_p
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_what_to_do(
-    words: tuple[str, ...], code: int, line: str, tmp_path: Path
+    launched: Launched, words: tuple[str, ...], code: int, line: str, tmp_path: Path
 ) -> None:
     done = launched(installed(tmp_path, "claude", TELLS), *words)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1), done.stderr
     assert done.stderr.startswith(f"ingot launch: {line}")
 
 
-def test_without_a_server_the_line_names_both_ways_to_one(tmp_path: Path) -> None:
+def test_without_a_server_the_line_names_both_ways_to_one(launched: Launched, tmp_path: Path) -> None:
     done = launched(installed(tmp_path, "codex", TELLS) | {"INGOT_PORT": "9"}, "codex")
     assert "http://127.0.0.1:9" in done.stderr
     assert "ingot serve MODEL" in done.stderr and "ingot launch codex --model MODEL" in done.stderr
 
 
-def test_a_client_that_is_not_installed_comes_with_the_command_that_installs_it(server: Script, tmp_path: Path) -> None:
+def test_a_client_that_is_not_installed_comes_with_the_command_that_installs_it(
+    launched: Launched, server: Script, tmp_path: Path
+) -> None:
     for name, agent in AGENTS.items():
         done = launched(environment(tmp_path, PATH="/nowhere"), name, "--url", server.url)
         assert done.returncode == 1 and agent.install in done.stderr
 
 
-def test_a_server_that_does_not_tell_its_context_is_refused(tmp_path: Path) -> None:
+def test_a_server_that_does_not_tell_its_context_is_refused(launched: Launched, tmp_path: Path) -> None:
     with scripted_server(Script()) as other:
         done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", other.url)
     assert done.returncode == 1 and "it is no ingot server" in done.stderr
 
 
-def test_a_model_of_another_name_is_refused_with_those_there_are(server: Script, tmp_path: Path) -> None:
+def test_a_model_of_another_name_is_refused_with_those_there_are(
+    launched: Launched, server: Script, tmp_path: Path
+) -> None:
     done = launched(installed(tmp_path, "aider", TELLS), "aider", "--url", server.url, "--name", "other")
     assert done.returncode == 2 and "serves scripted, and no other" in done.stderr
 
@@ -170,7 +192,7 @@ def test_a_server_is_started_for_a_client_and_ends_with_it(tmp_path: Path) -> No
         pytest.skip("the default model is not here: run `ingot pull`")
     env = installed(tmp_path, "opencode", ASKS) | {"TMPDIR": str(tmp_path)}
     words = ("--model", DEFAULT_MODEL, "--models-dir", str(shelf), "--offline", "--context", "512")
-    done = launched(env, "opencode", *words)
+    done = in_a_process(env, "opencode", *words)
     assert (done.returncode, done.stdout) == (0, f"{DEFAULT_MODEL} {DEFAULT_MODEL}\n"), done.stderr
     (log,) = tmp_path.glob("ingot-launch-*.log")
     assert str(log) in done.stderr

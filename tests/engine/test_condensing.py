@@ -23,6 +23,7 @@ from tests.engines import GPU
 
 EOS = tiny.VOCAB - 1
 SECRET = b"of both servers"
+pytestmark = pytest.mark.sampled(3)
 RULES = pytest.mark.parametrize("rules", [None, GPU], ids=["cpu", "gpu"])
 KINDS = ["llama", "window", "hybrid"]
 TIGHT = 200_000

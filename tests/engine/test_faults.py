@@ -113,7 +113,7 @@ def test_a_thread_that_ends_ends_every_stream_and_health_says_so(engine: Engine)
     engines.post(engine, end)
     for stream in running:
         assert isinstance(read(stream)[-1], Failed)
-    engine._loop._thread.join(10)
+    engine._loop._thread.join(60)
     health = engine.health()
     assert not health.alive and health.detail == "the engine has stopped" and health.running == 0
     with pytest.raises(Unavailable):

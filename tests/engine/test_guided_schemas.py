@@ -121,7 +121,7 @@ def together(
     return found
 
 
-@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(drawn=st.lists(schemas(), min_size=16, max_size=16), seed=st.integers(0, 100))
 def test_whatever_a_model_without_sense_says_by_a_schema_is_valid(
     senseless: Engine, grammars: Grammars, tokenizer: Tokenizer, drawn: list[Schema], seed: int

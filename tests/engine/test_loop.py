@@ -13,7 +13,7 @@ from ingot.engine import loop as loops
 from ingot.engine.loop import FAILED, Loop
 from ingot.errors import IngotError, Unavailable
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 class Counting:

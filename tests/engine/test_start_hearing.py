@@ -61,7 +61,7 @@ def test_random_ears_come_to_an_end_too(folder: ModelFolder) -> None:
     while desk.status(0.0):
         desk.advance(0.0, lambda: False)
         while not (mail.empty() and (desk.busy or not desk.status(0.0))):
-            mail.get(timeout=10)()
+            mail.get(timeout=60)()
     desk.close()
     last = events[-1]
     assert isinstance(last, Transcribed) and last.seconds == 2.0

@@ -37,6 +37,7 @@ from tests.rehearsed import Rehearsed
 from tests.seeing_engines import asked as shown
 from tests.seeing_engines import start_seeing
 
+pytestmark = pytest.mark.sampled(3)
 TURNS = (None, "one", "two", "one", "three", None)
 ADAPTERS = (None, "one", "two")
 PLACES = [None, engines.GPU]

@@ -16,6 +16,7 @@ from ingot.engine.request import Request, Sampling
 from tests import engines, tiny
 from tests.equality.test_cached import ask, run
 
+pytestmark = pytest.mark.sampled(3)
 KINDS = ["llama", "window", "hybrid", "mixed"]
 EOS = tiny.VOCAB - 1
 

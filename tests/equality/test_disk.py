@@ -18,6 +18,7 @@ from ingot.kernels.device import Device, current
 from tests import engines, tiny
 from tests.engines import GPU
 
+pytestmark = pytest.mark.sampled(3)
 KINDS = ["llama", "window", "hybrid", "moe", "mixed"]
 RULES = pytest.mark.parametrize("rules", [None, GPU], ids=["cpu", "gpu"])
 EOS = tiny.VOCAB - 1

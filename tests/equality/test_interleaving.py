@@ -97,7 +97,7 @@ def finished(stream: BlockingStream) -> str | None:
     return engines.text_of(events)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=MOVES)
 def test_whatever_comes_at_once_gets_what_it_would_get_alone(sides: Sides, moves: list[Move]) -> None:
     wanted = [request(move) for move in moves]

@@ -68,6 +68,7 @@ def test_the_kernels_are_used(engine: Engine) -> None:
     assert not any("slower" in note for note in runner._adapter.notes)
 
 
+@pytest.mark.sampled(3)
 def test_keys_and_values_are_turned_and_written_by_one_kernel(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[type] = []
     for kind, name in ((Turning, "__call__"), (PagedAttention, "write")):
@@ -86,6 +87,7 @@ def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:
     engine.check()
 
 
+@pytest.mark.sampled(3)
 def test_what_was_kept_answers_as_what_is_computed(engine: Engine) -> None:
     shared = prompt(100, 7)
     requests = [asked(f"c{number}", (*shared, *prompt(9, number)), cache=True) for number in range(4)]
@@ -124,6 +126,7 @@ def fed(adapter: Adapter, rows: Rows, parts: list[tuple[Row, tuple[int, ...]]]) 
     return list(mx.split(logits, list(accumulate(len(own) for _, own in parts))[:-1]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_token_by_token(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +153,7 @@ def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_toke
         assert apart(found[number], single) < 1e-5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from ingot.kernels.device import Device
 from tests import engines
 
 GREEDY = Sampling(temperature=0.0)
+pytestmark = pytest.mark.sampled(5)
 KINDS = ["kernel", "kernel-window", "kernel-hybrid"]
 CODEC = PairCodec(CodecName.parse("k8v4"))
 METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
@@ -105,7 +106,6 @@ def test_pages_really_are_coded_and_raw_ones_given_back(place: tuple[str, Device
         engine.close()
 
 
-@pytest.mark.sampled(2)
 def test_an_exact_request_gets_what_a_server_without_a_codec_gives(
     engine: Engine, place: tuple[str, Device | None]
 ) -> None:
@@ -140,6 +140,7 @@ def test_a_conversation_goes_on_from_coded_pages_and_the_receipt_says_so(engine:
     assert engine.kept.status("").live_codec == "k8v4" and engine.kept.status("").codec == "raw"
 
 
+@pytest.mark.sampled(2)
 def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engine, place: tuple[str, object]) -> None:
     if place[0] != "kernel":
         pytest.skip("others are gone on from at the ends of records alone")
@@ -156,7 +157,6 @@ def test_a_prefix_that_ends_inside_of_a_coded_page_is_gone_on_from(engine: Engin
     engine.check()
 
 
-@pytest.mark.sampled(2)
 def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     kind, device = place
     prompts = asked(7, STEP + TAIL - 20, 2 * STEP + TAIL - 11, tokens=40)
@@ -172,7 +172,6 @@ def test_guesses_change_nothing(place: tuple[str, Device | None]) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("reserved_by_page")
 def test_a_sequence_is_the_same_after_preemption(place: tuple[str, Device | None]) -> None:
     kind, device = place

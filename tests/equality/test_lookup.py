@@ -23,6 +23,7 @@ def asked(turn: str) -> list[Request]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 def test_what_is_looked_up_changes_no_token_and_the_same_question_is_answered_from_memory(

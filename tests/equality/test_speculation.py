@@ -52,7 +52,7 @@ def ask(seed: int, count: int = 8, *, stop: Stop | None = None) -> list[Request]
         Request(
             f"r{seed}-{number}",
             (tuple(rng.randrange(95) for _ in range(rng.choice([3, 20, 61, 130]))),),
-            max_tokens=rng.choice([1, 2, 17, 90]),
+            max_tokens=rng.choice([1, 2, 17, 60]),
             sampling=rng.choice(SAMPLINGS),
             stop=stop or Stop(ignore_eos=True),
         )
@@ -119,6 +119,7 @@ def test_guesses_change_no_token(pair: tuple[Engine, Engine, Rehearsed], right: 
             assert report.passes + report.accepted == tokens - 1  # the first is the prompt's
 
 
+@pytest.mark.sampled(3)
 def test_an_answer_that_is_stopped_inside_a_right_guess_ends_there(pair: tuple[Engine, Engine, Rehearsed]) -> None:
     plain, guessing, rehearsed = pair
     rehearsed.right = 1.0
@@ -137,6 +138,7 @@ def test_an_answer_that_is_stopped_inside_a_right_guess_ends_there(pair: tuple[E
     guessing.check()
 
 
+@pytest.mark.sampled(3)
 def test_a_second_turn_takes_over_what_was_guessed(pair: tuple[Engine, Engine, Rehearsed]) -> None:
     plain, guessing, rehearsed = pair
     rehearsed.right = 0.7
@@ -185,7 +187,7 @@ def test_guesses_change_no_token_of_a_constrained_answer(
 
 
 def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> None:
-    plain, forced = engines.start("llama"), engines.start("llama", proposers=[Forced()])
+    plain, forced = engines.start("llama"), engines.start("llama", proposers=[Forced()], guessed_tokens=16)
     plan = grammars.regex("[ab]the same long words again and again[0-9]{3} and a little more")
     asked = [
         Request(f"f{number}", ((7, number),), max_tokens=90, guide=plan, sampling=sampling)
@@ -202,6 +204,7 @@ def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> 
         assert events[-1].speculation.accepted == events[-1].speculation.proposed > 30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("reserved_by_page")
 @pytest.mark.parametrize("kind", KINDS)
 def test_guesses_change_no_token_of_a_preempted_sequence(kind: str) -> None:

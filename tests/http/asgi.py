@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Call:

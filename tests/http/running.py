@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ingot.config import Settings
 from ingot.http.server import listen, make_server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @contextmanager

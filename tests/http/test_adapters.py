@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from ingot.engine.engine import Engine
 from tests import engines
 from tests.equality.test_adapters import written
-from tests.http.running import running
+from tests.http.running import WAIT_S, running
 from tests.http.scripted import settings
 
 PROMPT = list(range(5, 25))
@@ -123,6 +124,11 @@ def test_an_adapter_can_be_what_requests_go_through_that_name_none(engine: Engin
 
 
 def test_routers_are_told_which_adapters_run(client: httpx.Client) -> None:
-    told = client.get("/metrics").text
-    line = next(line for line in told.splitlines() if line.startswith("vllm:lora_requests_info{"))
+    def told() -> str:
+        lines = client.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith("vllm:lora_requests_info{"))
+
+    until = time.monotonic() + WAIT_S
+    while 'running_lora_adapters=""' not in (line := told()) and time.monotonic() < until:
+        time.sleep(0.01)  # whoever was just answered may still be among them
     assert 'max_lora="8"' in line and 'running_lora_adapters=""' in line and 'waiting_lora_adapters=""' in line

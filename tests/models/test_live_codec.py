@@ -225,6 +225,7 @@ def test_pages_are_gathered_where_no_kernel_reads_them_as_they_lie() -> None:
     assert with_live_codec(cuda, CODEC).footprint.gathered == Gathered(0, 0, MOST_QUERIES, unpacked=each)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("codec", ["raw", "turbo3"])
 @pytest.mark.parametrize(("lengths", "width"), [([600], 1), ([600], 40), ([600, 200, 400], 1), ([300] * 4, 3)])
 def test_what_gathering_takes_is_predicted_for_every_row(

@@ -180,7 +180,7 @@ def test_what_nobody_framed_is_encoded_as_ever(model: Real) -> None:
     ]
     said = st.lists(st.sampled_from(words), min_size=1, max_size=4).map(" ".join)
 
-    @settings(max_examples=10)
+    @settings(max_examples=settings().max_examples // 5)
     @given(said, said, said)
     def holds(asked: str, answered: str, then: str) -> None:
         messages = [user(asked), {"role": "assistant", "content": answered}, user(then)]

@@ -48,7 +48,7 @@ ANSWERS = st.builds(
 ).filter(lambda says: bool(says.text or says.calls))
 NEXT = st.sampled_from(["user", "user, user", "system, user", "user, system"])
 TURNS = st.lists(st.tuples(NEXT, ASKED, ANSWERS, st.booleans()), min_size=2, max_size=5)
-EXAMPLES = 8
+EXAMPLES = settings().max_examples // 5
 
 
 def models() -> list[Any]:

@@ -73,7 +73,7 @@ async def use(fleet: Fleet, name: str, kept_s: float | None = None) -> str:
 
 
 async def until(fleet: Fleet, name: str, wanted: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while state(fleet, name) != wanted:
             await fleet._changed()
 
@@ -88,7 +88,7 @@ async def test_states_tell_of_a_load_and_its_progress() -> None:
     fleet, garage = fleet_of(entry("a"))
     garage.hold = asyncio.Event()
     using = asyncio.create_task(use(fleet, "a"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not garage.loads:
             await asyncio.sleep(0)
     [stands] = fleet.standings()
@@ -142,7 +142,7 @@ async def test_a_model_in_use_finishes_before_it_makes_room_and_takes_on_nobody_
     held = fleet.lease("a")
     await held.__aenter__()
     other = asyncio.create_task(use(fleet, "b"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not fleet._seats["a"].draining:
             await asyncio.sleep(0)
     late = asyncio.create_task(use(fleet, "a"))
@@ -157,14 +157,13 @@ async def test_two_models_that_exclude_each_other_serve_all_their_clients_in_bou
     residency = 0.05
     fleet, garage = fleet_of(entry("a"), entry("b"), memory=GB, min_residency_s=residency)
     loop = asyncio.get_running_loop()
-    longest = 0.0
+    waited = Counter[int]()
 
     async def client(number: int) -> None:
-        nonlocal longest
         for turn in range(5):
-            began = loop.time()
+            before = garage.loads.total()
             async with fleet.lease("ab"[(number + turn) % 2]):
-                longest = max(longest, loop.time() - began)
+                waited[garage.loads.total() - before] += 1
                 await asyncio.sleep(0.001)
 
     began = loop.time()
@@ -172,7 +171,7 @@ async def test_two_models_that_exclude_each_other_serve_all_their_clients_in_bou
         await asyncio.gather(*map(client, range(20)))
     swaps = garage.loads.total() - 1
     assert swaps <= (loop.time() - began) / residency
-    assert longest < 4 * residency + 1
+    assert waited.total() == 100 and max(waited) <= 2, "somebody waited for more than the next turn of a model"
 
 
 async def test_a_load_that_fails_fails_its_requests_in_words_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

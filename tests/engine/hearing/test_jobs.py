@@ -40,7 +40,7 @@ class World:
         """One turn of the engine's loop, which waits for mail where it has nothing else to do; the seconds it took."""
         if not self.desk.busy:
             self.desk.rest()
-            self.mail.get(timeout=10)()
+            self.mail.get(timeout=60)()
         while not self.mail.empty():
             self.mail.get()()
         began = self.now

@@ -82,7 +82,12 @@ def test_a_trained_head_guesses_well_behind_what_is_left_of_a_prompt() -> None:
     texts, reports = [], []
     for proposers in ("off", "mtp"):
         settings = Settings(
-            memory="2GB", deterministic=True, speculate=proposers, specprefill=True, specprefill_scorer="statistics"
+            memory="2GB",
+            deterministic=True,
+            speculate=proposers,
+            speculate_tokens=3,  # whether it pays is not asked here
+            specprefill=True,
+            specprefill_scorer="statistics",
         )
         engine = start_engine(settings, MODELS / "hybrid", name="hybrid", source="foundry")
         try:

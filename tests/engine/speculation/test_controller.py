@@ -32,6 +32,7 @@ def plain_round(seconds: float = 0.01, rows: int = 1, prompt_tokens: int = 0) ->
 # How good its choices are
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", (1, 8))
 @pytest.mark.parametrize("name", ("memory", "between", "drafting"))
 def test_sixty_four_rounds_after_a_change_it_is_nearly_as_good_as_the_best_depth(name: str, rows: int) -> None:
@@ -63,7 +64,7 @@ SHAPES = st.builds(
 """From devices on which a token costs nothing beside reading the weights to ones on which it costs all there is."""
 
 
-@settings(max_examples=24, deadline=None, derandomize=True)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     SHAPES, st.sampled_from((1, 2, 4, 8, 16)), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2), st.integers(0, 99)
 )
@@ -90,6 +91,7 @@ def test_where_trying_costs_most_of_a_round_it_wakes_up_later() -> None:
     assert running.rate(256 + 192) > 0.95 * best_fixed(COMPUTE_BOUND, 1, everywhere(0.9))[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rate", (0.0, 0.2))
 @pytest.mark.parametrize("rows", (1, 4, 16))
 @pytest.mark.parametrize("name", DEVICES)

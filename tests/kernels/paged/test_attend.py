@@ -40,6 +40,7 @@ def test_heads_of_any_size(size: int) -> None:
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(("key_size", "value_size"), [(64, 128), (192, 112)])
 def test_keys_and_values_of_different_sizes_in_any_dtype(key_size: int, value_size: int, dtype: mx.Dtype) -> None:

@@ -62,6 +62,7 @@ class Session:
         return logits
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
@@ -98,6 +99,7 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
     assert all(float(mx.abs(a - b).max()) < 2**-5 * largest for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
     adapter = adapted(kind)
@@ -258,6 +260,7 @@ def adapted_rows(adapter: Adapter, slots: list[int], steps: int = 3) -> list[lis
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)

@@ -18,6 +18,7 @@ from ingot.text.prompt.past_calls import render_call
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests.text.grammar.test_calls import CALLING, calls, parsed, said, vocabulary
 
+pytestmark = pytest.mark.sampled(5)
 PING = GuidedTool("ping", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
 MARKED = [name for name in CALLING if format_named(name).channels is None]
 

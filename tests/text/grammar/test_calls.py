@@ -34,6 +34,7 @@ from ingot.text.prompt.past_calls import render_call
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
+pytestmark = pytest.mark.sampled(3)
 CALLING = [known.name for known in FORMATS if known.can_call]
 WEATHER: dict[str, Any] = {
     "type": "object",

@@ -126,6 +126,7 @@ def test_thinking_is_not_held_for_a_marker_that_no_tools_name_follows(format: Fo
     assert events == [ReasoningDelta(musing + "more")]
 
 
+@pytest.mark.sampled(3)
 @every_format
 @settings(max_examples=25)
 @given(text=st.text(alphabet="ab \n\t.,é"))
@@ -191,6 +192,7 @@ def soup(format: Format) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from(scraps + words + markers + markers + halves + calls), max_size=20).map("".join)
 
 
+@pytest.mark.sampled(3)
 @every_format
 @given(data=st.data())
 def test_any_soup_of_markers_gives_the_same_events_in_any_pieces(format: Format, data: st.DataObject) -> None:
@@ -221,12 +223,14 @@ def grows_linearly(format: Format, text: str, thinking: ThinkingStart = Thinking
     return reading(format, text, thinking) < 12 * reading(format, text[: len(text) // 8], thinking)
 
 
+@pytest.mark.sampled(5)
 @every_calling_format
 def test_a_long_argument_streams_in_linear_time(format: Format) -> None:
     written = 'x = "1" # <two>\n' * (LONG // 16)
     assert grows_linearly(format, render_call(format, [PastCall("write_file", {"content": written})]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "unit"),
     [

@@ -76,6 +76,7 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 @settings(max_examples=10)
 @given(calls=CALLS, places=st.lists(st.integers(0, 400), max_size=20))
@@ -88,6 +89,7 @@ def test_a_written_call_is_read_back(format: Format, calls: list[PastCall], plac
     assert json.dumps(told(events)) == json.dumps([("calls", call.name, call.arguments) for call in calls])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", CALLING, ids=lambda format: format.name)
 def test_kilobytes_of_hostile_text_are_read_back(format: Format) -> None:
     scraps = "".join(MARKERS + SCRAPS)

@@ -1,0 +1,45 @@
+"""`python tools/steadily.py ARGUMENTS` runs pytest with them. If few tests failed, they are tried once more, alone.
+
+What fails beside others and passes alone is unsteady: it refuses no change, and is named at the end, to be mended.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOST = 5
+"""More than these are no accident."""
+ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
+
+
+class Failures:
+    """A plugin that knows what failed, in whichever process it ran."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.tests[report.nodeid] = None
+
+
+def main(arguments: list[str]) -> int:
+    sys.path[0] = str(Path.cwd())  # as `python -m pytest` has it
+    failures = Failures()
+    status = int(pytest.main(arguments, plugins=[failures]))
+    if status != pytest.ExitCode.TESTS_FAILED or len(failures.tests) > MOST:
+        return status
+    print(f"\n{len(failures.tests)} failed: once more, alone", flush=True)
+    status = subprocess.run([sys.executable, "-m", "pytest", *arguments, *ALONE], check=False).returncode
+    if status == 0:
+        for test in failures.tests:
+            print(f"unsteady: {test} failed beside others and passed alone")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
