@@ -70,8 +70,9 @@ class Levels {
   }
 };
 
+// The codes of a vector's numbers times `scale`, packed.
 template <int Bits, class Size>
-INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size size, float scale, uint8_t* codes) {
+INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size size, float scale, uint8_t* bytes) {
   constexpr int kHalf = 1 << (Bits - 1);
   Vec squares = {}, products = {};
   auto chosen = [&](int at) INGOT_INLINE {
@@ -83,7 +84,18 @@ INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size
     // Below nought they are counted the other way round.
     return found ^ (v > 0.0f ? IntegerVec{} : IntegerVec{} + (2 * kHalf - 1));
   };
-  put_all_bytes(codes, size, chosen);
+  if (const int n = size * Bits / 8; Bits != 3 && n % kVector == 0) {
+    // Codes that share bytes are put together before they are bytes.
+    put_all_bytes(bytes, n, [&](int at) INGOT_INLINE {
+      IntegerVec all = {};
+      repeated<8 / Bits>([&](auto share) INGOT_INLINE { all |= chosen(at + share * n) << (share * Bits); });
+      return all;
+    });
+  } else {
+    alignas(64) uint8_t codes[kLargestVector];
+    put_all_bytes(codes, size, chosen);
+    pack<Bits>(codes, size, bytes);
+  }
   return {sum(squares), sum(products)};
 }
 
@@ -100,7 +112,6 @@ template <int Bits, class Size, class N>
 void turbo_encode(const TurboCode& code, Size size, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
                   uint16_t* lengths) {
   alignas(64) float x[kTogether][kLargestVector];
-  alignas(64) uint8_t found[kLargestVector];
   float length[kTogether];
   uint16_t sign[kTogether];
   const float even = 1.0f / std::sqrt(static_cast<float>(size));
@@ -113,8 +124,7 @@ void turbo_encode(const TurboCode& code, Size size, const N* from, size_t vector
     }
     for (size_t i = 0; i < count; i++) transform(x[i], size);
     for (size_t i = 0; i < count; i++) {
-      const Sums sums = choose<Bits>(levels, x[i], size, 1.0f / std::max(length[i], 1e-30f), found);
-      pack<Bits>(found, size, bytes + (first + i) * (size * Bits / 8));
+      const Sums sums = choose<Bits>(levels, x[i], size, 1.0f / std::max(length[i], 1e-30f), bytes + (first + i) * (size * Bits / 8));
       const float factor = code.keeps_length ? length[i] / std::sqrt(sums.square) : length[i] * even * sums.product / sums.square;
       lengths[first + i] = brain_of(factor).bits | sign[i];
     }
