@@ -14,7 +14,7 @@ namespace {
 constexpr int kPanel = 2 * kVector;                      // keys that are scored at once
 constexpr int kRows = kVector == 8 ? 4 : 8;              // rows that are scored at once: as many as registers allow
 constexpr int kWide = kVector == 8 ? 2 : 4;              // vectors of values that are summed at once
-constexpr int kParts = kVector == 16 ? 16 : 4;           // sums that a score is made of
+constexpr int kParts = kVector;                          // sums that a score is made of
 constexpr int kPacked = 12;                              // rows from which it pays to turn the keys around
 
 typedef float Part __attribute__((vector_size(4 * kParts)));
@@ -23,6 +23,8 @@ typedef float Part __attribute__((vector_size(4 * kParts)));
 // leaves are in this order, so that it does not depend on the function that computes it.
 #if defined(__AVX512F__)
 constexpr int kLeaves[kParts] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+#elif defined(__AVX2__)
+constexpr int kLeaves[kParts] = {0, 2, 1, 3, 4, 6, 5, 7};
 #else
 constexpr int kLeaves[kParts] = {0, 2, 1, 3};
 #endif
@@ -44,6 +46,14 @@ inline void store_totals(const Part* four, float* to) {
   const __m512 sums = _mm512_add_ps((__m512)_mm512_unpacklo_pd(a, b), (__m512)_mm512_unpackhi_pd(a, b));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX2__)
+  auto halved = [four](int i, int j) {
+    const __m256 a = (__m256)four[i], b = (__m256)four[j];
+    return _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+  };
+  const __m256d a = halved(0, 1), b = halved(2, 3);
+  const __m256 sums = _mm256_add_ps((__m256)_mm256_unpacklo_pd(a, b), (__m256)_mm256_unpackhi_pd(a, b));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 #else
   typedef int32_t Order __attribute__((vector_size(16)));
   const Part a = __builtin_shuffle(four[0], four[1], Order{0, 4, 1, 5}) + __builtin_shuffle(four[0], four[1], Order{2, 6, 3, 7});
@@ -60,17 +70,18 @@ inline Part some_dims(const Number* from, int left) {
   return part;
 }
 
-// Scores of R rows with K keys, over the first `dim` dims of each; rows lie `q_stride` apart, and keys `k_stride`.
-template <int R, int K, class Number>
-inline void few_scores(const float* q, size_t q_stride, const Number* k, size_t k_stride, int dim, float* out) {
+// Scores of R rows with K keys, over the first `dim` dims of each; rows and keys lie `stride` apart. Both may be constants,
+// with which no loop is left.
+template <int R, int K, class Number, class Stride, class Dim>
+inline void few_scores(const float* q, const Number* k, Stride stride, Dim dim, float* out) {
   Part parts[R][K] = {};
   auto add = [&](int d, auto load) {
     Part keys[K];
 #pragma GCC unroll 8
-    for (int b = 0; b < K; b++) keys[b] = load(k + b * k_stride + d);
+    for (int b = 0; b < K; b++) keys[b] = load(k + static_cast<size_t>(b) * stride + d);
 #pragma GCC unroll 4
     for (int a = 0; a < R; a++) {
-      const Part row = load(q + a * q_stride + d);
+      const Part row = load(q + static_cast<size_t>(a) * stride + d);
 #pragma GCC unroll 8
       for (int b = 0; b < K; b++) parts[a][b] = fused(row, keys[b], parts[a][b]);
     }
@@ -122,9 +133,9 @@ void scored(const float* q, const KeyBlock<Number>& block, int lo, int hi, int d
     const size_t at = static_cast<size_t>(j) * dim, soon = at + kAhead / sizeof(Number);
     ask_for(soon < whole ? block.keys + soon : block.next + (soon - whole), static_cast<size_t>(K) * dim);
     ask_for(block.values + at, static_cast<size_t>(K) * dim);
-    few_scores<R, K>(q, dim, block.keys + at, dim, dim, scores + j);
+    few_scores<R, K>(q, block.keys + at, dim, dim, scores + j);
   }
-  for (; j < hi; j++) few_scores<R, 1>(q, dim, block.keys + static_cast<size_t>(j) * dim, dim, dim, scores + j);
+  for (; j < hi; j++) few_scores<R, 1>(q, block.keys + static_cast<size_t>(j) * dim, dim, dim, scores + j);
 }
 
 // body(row, R) for the R rows from `row` on: four at a time, then what is left; R is a constant.
@@ -281,6 +292,7 @@ template <int R, int W, class Values, class Places>
 INGOT_INLINE inline void sums_of(const float* weights, const Values& values_of, int lo, int hi, int dim, const float* worth, float* sums,
                                  const Places& place) {
   Vec parts[R][W] = {};
+#pragma GCC unroll 2
   for (int j = lo; j < hi; j++) {
     Vec values[W];
 #pragma GCC unroll 8

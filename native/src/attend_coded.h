@@ -42,6 +42,16 @@ inline V loaded(const Byte* from) {
   return v;
 }
 
+// Bytes that are read soon. They are asked for a few lines at a time while something is computed: many at once would be waited for.
+struct Soon {
+  static constexpr int kLine = 64;
+  const uint8_t *at, *end;
+
+  INGOT_INLINE inline void ask(int bytes = kLine) {
+    for (; bytes > 0 && at < end; bytes -= kLine, at += kLine) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // Each code's level: of its last four bits.
 INGOT_INLINE inline Vec levels_at(const float* levels, IntegerVec codes) {
 #if defined(__AVX512F__)
@@ -189,11 +199,22 @@ void take_coded_queries(const Sight& how, const float* q, int queries, int group
   take_queries({dim, 1.0f, 0, 0}, to.turned, queries, group, static_cast<size_t>(group) * dim, packed, laid);
 }
 
+// use(stride, dims) with those of usual heads as constants.
+template <class Use>
+INGOT_INLINE inline void with_dims(int stride, int dims, const Use& use) {
+  constexpr std::integral_constant<int, 64> kSmall;
+  constexpr std::integral_constant<int, 128> kLarge;
+  if (dims == kSmall && stride == kSmall) return use(kSmall, kSmall);
+  if (dims == kSmall && stride == kLarge) return use(kLarge, kSmall);
+  use(stride, dims);
+}
+
 // Products of rows with a group's codes, as counts or levels: [rows, kKeyBlock].
 template <class Number>
-void dots(const CodedTile& tile, int rows, bool packed, const Number* keys, int size, int begin, int dims, float* panel, float* out) {
+void dots(const CodedTile& tile, int rows, bool packed, const Number* keys, int size, int begin, int dims, float* panel, Soon& soon, float* out) {
   if (packed) {
     for (int panel_begin = 0; panel_begin < kKeyBlock; panel_begin += kPanel) {
+      soon.ask(kPanel * dims);
       turn_keys(keys + begin, panel_begin, 0, kKeyBlock, dims, size, panel);
       for (int row = 0; row < rows; row += kRows)
         panel_scores(tile.q + static_cast<size_t>(row) * size + static_cast<size_t>(begin) * kRows, panel, dims,
@@ -203,13 +224,19 @@ void dots(const CodedTile& tile, int rows, bool packed, const Number* keys, int 
   }
   in_fours(rows, [&](size_t row, auto count) {
     constexpr int R = decltype(count)::value, K = R == 1 ? 8 : 4;
-    for (int j = 0; j < kKeyBlock; j += K)
-      few_scores<R, K>(tile.turned + row * size + begin, size, keys + static_cast<size_t>(j) * size + begin, size, dims,
-                       out + row * kKeyBlock + j);
+    with_dims(size, dims, [&](auto stride, auto some) {
+      const float* q = tile.turned + row * stride + begin;
+      Soon own = soon;  // which stays in registers
+      for (int j = 0; j < kKeyBlock; j += K) {
+        own.ask(K * some);
+        few_scores<R, K>(q, keys + static_cast<size_t>(j) * stride + begin, stride, some, out + row * kKeyBlock + j);
+      }
+      soon = own;
+    });
   });
 }
 
-void score_codes(const CodedLayout& layout, const uint8_t* page, int rows, bool packed, const Tile& tile, const CodedTile& room) {
+void score_codes(const CodedLayout& layout, const uint8_t* page, int rows, bool packed, const Tile& tile, const CodedTile& room, Soon soon) {
   const CodedVectors keys(layout, layout.keys, page);
   const int size = layout.size;
   alignas(64) float centre[kLargestCoded], steps[kKeyBlock], leasts[kKeyBlock];
@@ -219,9 +246,9 @@ void score_codes(const CodedLayout& layout, const uint8_t* page, int rows, bool 
   for (int group = 0; group < keys.groups; group++) {
     const int begin = group * keys.dims;
     if (direct)
-      dots(room, rows, packed, reinterpret_cast<const Byte*>(keys.codes), size, begin, keys.dims, tile.panel, room.products);
+      dots(room, rows, packed, reinterpret_cast<const Byte*>(keys.codes), size, begin, keys.dims, tile.panel, soon, room.products);
     else
-      dots(room, rows, packed, room.keys, size, begin, keys.dims, tile.panel, room.products);
+      dots(room, rows, packed, room.keys, size, begin, keys.dims, tile.panel, soon, room.products);
     keys.factors(group, steps, leasts);
     for (int row = 0; row < rows; row++) {
       const float sum = room.sums[static_cast<size_t>(row) * keys.groups + group];
@@ -244,20 +271,32 @@ constexpr int kPair = kWide / 2;  // vectors of either half that are summed up a
 
 // sums = sums * worth + weights . a group's codes, which are read as they lie, or `unpacked`.
 template <int R>
-void sum_codes(const CodedVectors& values, const float* weights, const float* unpacked, int begin, const float* worth, float* sums) {
+void sum_codes(const CodedVectors& values, const float* weights, const float* unpacked, int begin, const float* worth, Soon& soon, float* sums) {
   constexpr int W = kWide;
   const int size = values.size, half = size / 2, end = begin + values.dims;
+  Soon own = soon;  // which stays in registers
+  auto some = [&](auto wide, int d, const auto& values_at, const auto& place) INGOT_INLINE {
+    auto at = [&](int j, int b) INGOT_INLINE {
+      if (b == 0) own.ask();
+      return values_at(j, b);
+    };
+    sums_of<R, decltype(wide)::value>(weights, at, 0, kKeyBlock, size, worth, sums + d, place);
+  };
+  constexpr std::integral_constant<int, W> kSeveral;
+  constexpr std::integral_constant<int, 1> kOne;
   // Of codes that share bytes both at once.
   auto halves = [&](auto number) {
     for (int d = 0; d < half; d += kPair * kVector) {
-      auto at = [from = values.codes + d, half, number](int j, int b) { return number(bytes_at(from + j * half + b % kPair * kVector) >> (b / kPair * 4)); };
-      sums_of<R, W>(weights, at, 0, kKeyBlock, size, worth, sums + d, [half](int b) { return b % kPair * kVector + b / kPair * half; });
+      auto at = [from = values.codes + d, half, number](int j, int b) INGOT_INLINE {
+        return number(bytes_at(from + j * half + b % kPair * kVector) >> (b / kPair * 4));
+      };
+      some(kSeveral, d, at, [half](int b) { return b % kPair * kVector + b / kPair * half; });
     }
   };
   auto all = [&](auto values_at) {
     int d = begin;
-    for (; d + W * kVector <= end; d += W * kVector) sums_of<R, W>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
-    for (; d + kVector <= end; d += kVector) sums_of<R, 1>(weights, values_at(d), 0, kKeyBlock, size, worth, sums + d, in_order);
+    for (; d + W * kVector <= end; d += W * kVector) some(kSeveral, d, values_at(d), in_order);
+    for (; d + kVector <= end; d += kVector) some(kOne, d, values_at(d), in_order);
     return d;
   };
   // What lies behind one another is of one half of the columns: the bytes' lower or upper codes.
@@ -284,9 +323,10 @@ void sum_codes(const CodedVectors& values, const float* weights, const float* un
         at = fused(at, worth[a], part);
       }
   }
+  soon = own;
 }
 
-void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, const Tile& tile, const CodedTile& room, Found found) {
+void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, const Tile& tile, const CodedTile& room, Soon soon, Found found) {
   const CodedVectors values(layout, layout.values, page);
   const int size = layout.size;
   alignas(64) float steps[kKeyBlock], leasts[kKeyBlock];
@@ -302,7 +342,7 @@ void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, cons
     }
     in_fours(rows, [&](size_t row, auto count) {
       sum_codes<decltype(count)::value>(values, room.products + row * kKeyBlock, direct ? nullptr : tile.values, begin,
-                                        tile.worth + row, found.sums + row * size);
+                                        tile.worth + row, soon, found.sums + row * size);
     });
     if (!values.counts()) continue;
     for (int row = 0; row < rows; row++) {
@@ -314,21 +354,22 @@ void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, cons
   }
 }
 
-// Asks for what is read soon: a page's values while its keys are scored, and the next one's keys while these are summed up.
-inline void ask_for_side(const CodedLayout& layout, const CodedSide& side, const uint8_t* page) {
-  ask_for(page + side.codes, static_cast<size_t>(kKeyBlock) * layout.size * side.bits / 8);
+Soon soon_read(const CodedLayout& layout, const CodedSide& side, const uint8_t* page) {
+  const uint8_t* codes = page + side.codes;
+  return {codes, codes + static_cast<size_t>(kKeyBlock) * layout.size * side.bits / 8};
 }
 
-// What the rows find in a coded page, all of whose keys they see.
+// What the rows find in a coded page, all of whose keys they see. Its values are asked for while keys are scored, and the next
+// one's keys while values are summed up.
 void meet_coded(const Coded& coded, int page, float cap, int rows, bool packed, const Tile& tile, const CodedTile& room, Found found) {
   const CodedLayout& layout = *coded.layout;
   const uint8_t* at = coded.at(page);
-  ask_for_side(layout, layout.values, at);
-  score_codes(layout, at, rows, packed, tile, room);
-  if (page + 1 < coded.count) ask_for_side(layout, layout.keys, coded.at(page + 1));
+  const Soon values = soon_read(layout, layout.values, at);
+  const Soon next = page + 1 < coded.count ? soon_read(layout, layout.keys, coded.at(page + 1)) : Soon{};
+  score_codes(layout, at, rows, packed, tile, room, values);
   for (int row = 0; row < rows; row++)
     tile.worth[row] = weighed(tile.scores + static_cast<size_t>(row) * kKeyBlock, 0, kKeyBlock, cap, found.largest[row], found.total[row]);
-  sum_up_codes(layout, at, rows, tile, room, found);
+  sum_up_codes(layout, at, rows, tile, room, next, found);
 }
 
 }  // namespace

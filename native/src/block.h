@@ -26,7 +26,7 @@ inline int32_t step_of(const int8_t* x) {
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "block_neon.h"
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512BW__)
 #include "block_avx512.h"
 #elif defined(__AVX2__)
 #include "block_avx2.h"

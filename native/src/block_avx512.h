@@ -1,7 +1,9 @@
-// Blocks of weights in vectors of AVX-512, with its products of bytes.
+// Blocks of weights in vectors of AVX-512, with its products of bytes, or with pairs of them where it has none.
 #pragma once
 
 #include <immintrin.h>
+
+#include <algorithm>
 
 #include "planes_avx512.h"
 
@@ -9,7 +11,11 @@ namespace ingot {
 namespace {  // each instruction set has its own
 
 constexpr int kTile = 16;
+#if defined(__AVX512VNNI__)
 constexpr bool kSignedBytes = false;
+#else
+constexpr bool kSignedBytes = true;
+#endif
 using Sum = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
@@ -30,6 +36,28 @@ inline Ints low_half(Ints bytes) { return _mm512_and_si512(bytes, _mm512_set1_ep
 inline Ints high_half(Ints bytes) { return _mm512_srli_epi32(bytes, 4); }
 inline Ints four(const int8_t* x) { return _mm512_set1_epi32(step_of(x)); }
 
+#if defined(__AVX512VNNI__)
+template <int Bits>
+inline Ints plus_step(Ints sum, Bytes weights, Bytes x) {
+  return _mm512_dpbusd_epi32(sum, weights, x);
+}
+#else
+inline Ints of_pairs(Bytes pairs) { return _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+
+// Signed weights of 8 bits: their signs go to the activations. |w| <= 128, so a pair fits in 16 bits, as it does of fewer bits.
+template <int Bits>
+inline Bytes pairs_of(Bytes weights, Bytes x) {
+  if constexpr (Bits < 8) return _mm512_maddubs_epi16(weights, x);
+  const Bytes turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(weights), _mm512_setzero_si512(), x);
+  return _mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned);
+}
+
+template <int Bits>
+inline Ints plus_step(Ints sum, Bytes weights, Bytes x) {
+  return _mm512_add_epi32(sum, of_pairs(pairs_of<Bits>(weights, x)));
+}
+#endif
+
 template <int Bits>
 struct Block {
   Bytes w[kSteps];
@@ -49,28 +77,48 @@ struct Block {
       const Bytes weights = read_step<Bits, Vectors512>(p, step);
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) {
-        const Ints found = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, four(rests + 4 * n));
+        const Ints found = plus_step<Bits>(_mm512_setzero_si512(), weights, four(rests + 4 * n));
         sums[n] = _mm512_add_epi32(sums[n], _mm512_slli_epi32(found, kRestBits));
       }
     } else {
       const Bytes both = _mm512_loadu_si512(p + 64 * (step / 2)), mask = _mm512_set1_epi8(15 << kRestBits);
       const Bytes weights = _mm512_and_si512(step % 2 ? _mm512_srli_epi16(both, 4 - kRestBits) : _mm512_slli_epi16(both, kRestBits), mask);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) sums[n] = _mm512_dpbusd_epi32(sums[n], weights, four(rests + 4 * n));
+      for (int n = 0; n < N; n++) sums[n] = plus_step<Bits + kRestBits>(sums[n], weights, four(rests + 4 * n));
     }
   }
 
  private:
+#if defined(__AVX512VNNI__)
   template <int M, int First, int Last>
   Ints row(const int8_t* x) const {
     Ints a = _mm512_setzero_si512(), b = a;
 #pragma GCC unroll 4
     for (int i = First; i < Last; i += 2) {
-      a = _mm512_dpbusd_epi32(a, w[i], four(x + 4 * M * i));
-      b = _mm512_dpbusd_epi32(b, w[i + 1], four(x + 4 * M * (i + 1)));
+      a = plus_step<Bits>(a, w[i], four(x + 4 * M * i));
+      b = plus_step<Bits>(b, w[i + 1], four(x + 4 * M * (i + 1)));
     }
     return _mm512_add_epi32(a, b);
   }
+#else
+  // Steps whose pairs fit in 16 bits together: of 4 bits, those of a whole block do.
+  static constexpr int kFit = Bits == 8 ? 1 : std::min(kSteps, 32767 / (2 * 127 * ((1 << Bits) - 1)));
+
+  template <int M, int First, int Last>
+  Ints row(const int8_t* x) const {
+    constexpr int kTogether = std::min(kFit, Last - First);
+    Ints sum = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int begin = First; begin < Last; begin += kTogether) {
+      Bytes pairs = _mm512_setzero_si512();
+#pragma GCC unroll 8
+      for (int i = begin; i < begin + kTogether; i++)
+        pairs = _mm512_add_epi16(pairs, pairs_of<Bits>(w[i], four(x + 4 * M * i)));
+      sum = _mm512_add_epi32(sum, of_pairs(pairs));
+    }
+    return sum;
+  }
+#endif
 };
 
 }  // namespace

@@ -131,7 +131,17 @@ inline void put_bytes(uint8_t* to, IntegerVec numbers) {
 }
 
 // The same of as many numbers as are put into bytes together.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512BW__)
+constexpr int kBytes = 4 * kVector;
+
+INGOT_INLINE inline void put_bytes(uint8_t* to, const IntegerVec (&numbers)[4]) {
+  const __m512i first = _mm512_packus_epi32((__m512i)numbers[0], (__m512i)numbers[1]);
+  const __m512i second = _mm512_packus_epi32((__m512i)numbers[2], (__m512i)numbers[3]);
+  // Quarters of vectors were put side by side.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(first, second)));
+}
+#elif defined(__AVX2__)
 constexpr int kBytes = 4 * kVector;
 
 INGOT_INLINE inline void put_bytes(uint8_t* to, const IntegerVec (&numbers)[4]) {

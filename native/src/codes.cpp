@@ -70,8 +70,9 @@ class Levels {
   }
 };
 
+// The codes of a vector's numbers times `scale`, packed.
 template <int Bits, class Size>
-INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size size, float scale, uint8_t* codes) {
+INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size size, float scale, uint8_t* bytes) {
   constexpr int kHalf = 1 << (Bits - 1);
   Vec squares = {}, products = {};
   auto chosen = [&](int at) INGOT_INLINE {
@@ -83,7 +84,18 @@ INGOT_INLINE inline Sums choose(const Levels<Bits>& levels, const float* x, Size
     // Below nought they are counted the other way round.
     return found ^ (v > 0.0f ? IntegerVec{} : IntegerVec{} + (2 * kHalf - 1));
   };
-  put_all_bytes(codes, size, chosen);
+  if (const int n = size * Bits / 8; Bits != 3 && n % kVector == 0) {
+    // Codes that share bytes are put together before they are bytes.
+    put_all_bytes(bytes, n, [&](int at) INGOT_INLINE {
+      IntegerVec all = {};
+      repeated<8 / Bits>([&](auto share) INGOT_INLINE { all |= chosen(at + share * n) << (share * Bits); });
+      return all;
+    });
+  } else {
+    alignas(64) uint8_t codes[kLargestVector];
+    put_all_bytes(codes, size, chosen);
+    pack<Bits>(codes, size, bytes);
+  }
   return {sum(squares), sum(products)};
 }
 
@@ -100,7 +112,6 @@ template <int Bits, class Size, class N>
 void turbo_encode(const TurboCode& code, Size size, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
                   uint16_t* lengths) {
   alignas(64) float x[kTogether][kLargestVector];
-  alignas(64) uint8_t found[kLargestVector];
   float length[kTogether];
   uint16_t sign[kTogether];
   const float even = 1.0f / std::sqrt(static_cast<float>(size));
@@ -113,8 +124,7 @@ void turbo_encode(const TurboCode& code, Size size, const N* from, size_t vector
     }
     for (size_t i = 0; i < count; i++) transform(x[i], size);
     for (size_t i = 0; i < count; i++) {
-      const Sums sums = choose<Bits>(levels, x[i], size, 1.0f / std::max(length[i], 1e-30f), found);
-      pack<Bits>(found, size, bytes + (first + i) * (size * Bits / 8));
+      const Sums sums = choose<Bits>(levels, x[i], size, 1.0f / std::max(length[i], 1e-30f), bytes + (first + i) * (size * Bits / 8));
       const float factor = code.keeps_length ? length[i] / std::sqrt(sums.square) : length[i] * even * sums.product / sums.square;
       lengths[first + i] = brain_of(factor).bits | sign[i];
     }
@@ -261,52 +271,74 @@ void turbo_decode_any(const TurboCode& code, const uint8_t* bytes, const uint16_
 constexpr float kSlack = 1.0f / 128;
 constexpr float kRounding = 12582912.0f;  // so large that its last bit is worth one
 
-// One of some numbers, by a choice of two.
-template <class Choose>
-inline float chosen_of(const float* x, int size, const Choose& choose) {
+// The first where it is smaller, or larger, and else the second: also where one of them is no number.
+inline float smaller(float one, float other) { return one < other ? one : other; }
+inline float larger(float one, float other) { return one > other ? one : other; }
+
+#if defined(__AVX512F__)
+inline Vec smaller(Vec one, Vec other) { return (Vec)_mm512_min_ps((__m512)one, (__m512)other); }
+inline Vec larger(Vec one, Vec other) { return (Vec)_mm512_max_ps((__m512)one, (__m512)other); }
+#elif defined(__AVX2__)
+inline Vec smaller(Vec one, Vec other) { return (Vec)_mm256_min_ps((__m256)one, (__m256)other); }
+inline Vec larger(Vec one, Vec other) { return (Vec)_mm256_max_ps((__m256)one, (__m256)other); }
+#else
+inline Vec smaller(Vec one, Vec other) { return one < other ? one : other; }
+inline Vec larger(Vec one, Vec other) { return one > other ? one : other; }
+#endif
+
+struct Ends {
+  float low, high;
+};
+
+// The least and the largest of some numbers.
+template <class Size>
+INGOT_INLINE inline Ends ends_of(const float* x, Size size) {
+  auto both = [x, size](auto low, int each, const auto& at) INGOT_INLINE {
+    auto high = low;
+    for (int i = each; i < size; i += each) low = smaller(at(x + i), low), high = larger(at(x + i), high);
+    return std::pair(low, high);
+  };
   if (size % kVector != 0) {
-    float one = x[0];
-    for (int i = 1; i < size; i++) one = choose(one, x[i]);
-    return one;
+    const auto [low, high] = both(x[0], 1, [](const float* from) { return *from; });
+    return {low, high};
   }
-  Vec v = loaded<Vec>(x);
-  for (int i = kVector; i < size; i += kVector) v = choose(v, loaded<Vec>(x + i));
-  return folded(v, choose);
+  const auto [low, high] = both(loaded<Vec>(x), kVector, [](const float* from) { return loaded<Vec>(from); });
+  return {folded(low, [](Vec one, Vec other) { return smaller(other, one); }), folded(high, [](Vec one, Vec other) { return larger(other, one); })};
 }
 
 struct Steps {
   Brain least, each;
 };
 
-Steps steps_of(const float* x, int size, float last) {
-  const float low = chosen_of(x, size, [](auto one, auto other) { return other < one ? other : one; });
-  const float high = chosen_of(x, size, [](auto one, auto other) { return other > one ? other : one; });
+template <class Size>
+INGOT_INLINE inline Steps steps_of(const float* x, Size size, float last) {
+  const auto [low, high] = ends_of(x, size);
   const Brain least = brain_of(low - std::fabs(low) * kSlack), each = brain_of((high - value(least)) * ((1 + kSlack) / last));
   return {least, value(each) > 0 ? each : brain_of(1.0f)};
 }
 
-void count_steps(const float* x, int size, Steps steps, float last, uint8_t* codes) {
+template <class Size>
+INGOT_INLINE inline void count_steps(const float* x, Size size, Steps steps, float last, uint8_t* codes) {
   const float start = value(steps.least), factor = 1.0f / value(steps.each);
-  auto steps_at = [&](int at) INGOT_INLINE {
-    Vec counted = (loaded<Vec>(x + at) - start) * factor;
-    counted = counted > 0.0f ? counted : Vec{};
-    counted = counted < last ? counted : Vec{} + last;
-    return std::bit_cast<IntegerVec>(counted + kRounding) - std::bit_cast<int32_t>(kRounding);
+  auto counted = [=](auto number) INGOT_INLINE {
+    using Some = decltype(number);
+    return smaller(larger((number - start) * factor, Some{}), Some{} + last) + kRounding;
   };
-  int i = put_all_bytes(codes, size, steps_at);
-  for (; i < size; i++) {
-    const float counted = std::min(std::max((x[i] - start) * factor, 0.0f), last) + kRounding;
-    codes[i] = static_cast<uint8_t>(std::bit_cast<int32_t>(counted) - std::bit_cast<int32_t>(kRounding));
-  }
+  int i = put_all_bytes(codes, size, [&](int at) INGOT_INLINE {
+    return std::bit_cast<IntegerVec>(counted(loaded<Vec>(x + at))) - std::bit_cast<int32_t>(kRounding);
+  });
+  for (; i < size; i++)
+    codes[i] = static_cast<uint8_t>(std::bit_cast<int32_t>(counted(x[i])) - std::bit_cast<int32_t>(kRounding));
 }
 
-template <class N>
-void affine_encode(const AffineCode& code, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
+// `each` is a group's size.
+template <class Size, class N>
+void affine_encode(const AffineCode& code, Size each, const N* from, size_t vectors, const Centres& centres, uint8_t* bytes,
                    uint16_t* scales) {
   alignas(64) float x[kTogether][kLargestVector];
   alignas(64) uint8_t found[kLargestVector];
   uint16_t sign[kTogether];
-  const int groups = code.size / code.group;
+  const int groups = code.size / each;
   const float last = static_cast<float>((1 << code.bits) - 1);
   few_by_few(vectors, [&](size_t first, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -316,7 +348,7 @@ void affine_encode(const AffineCode& code, const N* from, size_t vectors, const 
     for (size_t i = 0; i < count; i++) {
       uint16_t *steps = scales + (first + i) * 2 * groups, *leasts = steps + groups;
       for (int group = 0; group < groups; group++) {
-        const Steps own = steps_of(x[i] + group * code.group, code.group, last);
+        const Steps own = steps_of(x[i] + group * each, each, last);
         steps[group] = own.each.bits, leasts[group] = own.least.bits;
       }
     }
@@ -324,8 +356,8 @@ void affine_encode(const AffineCode& code, const N* from, size_t vectors, const 
       uint16_t *steps = scales + (first + i) * 2 * groups, *leasts = steps + groups;
       uint8_t *to = bytes + (first + i) * (code.size * code.bits / 8), *codes = code.bits == 8 ? to : found;
       for (int group = 0; group < groups; group++) {
-        const int at = group * code.group;
-        count_steps(x[i] + at, code.group, {Brain{leasts[group]}, Brain{steps[group]}}, last, codes + at);
+        const int at = group * each;
+        count_steps(x[i] + at, each, {Brain{leasts[group]}, Brain{steps[group]}}, last, codes + at);
       }
       steps[0] |= sign[i];
       if (code.bits == 4) pack<4>(found, code.size, to);
@@ -356,7 +388,9 @@ void affine_decode(const AffineCode& code, const uint8_t* bytes, const uint16_t*
 }
 
 void affine_encode_any(const AffineCode& code, const Vectors& from, uint8_t* bytes, uint16_t* scales) {
-  as_kind(from, [&](auto* numbers) { affine_encode(code, numbers, from.count, centres_of(from), bytes, scales); });
+  as_kind(from, [&](auto* numbers) {
+    with_size(code.group, [&](auto each) { affine_encode(code, each, numbers, from.count, centres_of(from), bytes, scales); });
+  });
 }
 
 void affine_decode_any(const AffineCode& code, const uint8_t* bytes, const uint16_t* scales, const Vectors& to) {

@@ -45,6 +45,7 @@ struct Set {
 INGOT_SET(portable)
 #if defined(__x86_64__)
 INGOT_SET(avx2)
+INGOT_SET(avx512)
 INGOT_SET(avx512vnni)
 extern const Wide wide_amx;
 #elif defined(__aarch64__)
@@ -56,17 +57,18 @@ namespace {
 
 const Set& pick() {
   // For tests: the slow path must be right on fast machines too.
-  const char* asked = std::getenv("INGOT_ISA");
-  if (asked != nullptr && std::strcmp(asked, "portable") == 0) return portable;
+  const char* given = std::getenv("INGOT_ISA");
+  const auto asked = [given](const char* name) { return given != nullptr && std::strcmp(given, name) == 0; };
+  if (asked("portable")) return portable;
 #if defined(__x86_64__)
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool vnni = has_avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  if (vnni && !(asked != nullptr && std::strcmp(asked, "avx2") == 0)) return avx512vnni;
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq");
+  if (has_avx512 && !asked("avx2")) return __builtin_cpu_supports("avx512vnni") && !asked("avx512") ? avx512vnni : avx512;
   if (has_avx2) return avx2;
 #elif defined(__aarch64__)
   const unsigned long has = getauxval(AT_HWCAP);
-  const bool halves = (has & HWCAP_ASIMDHP) && !(asked != nullptr && std::strcmp(asked, "dotprod") == 0);
+  const bool halves = (has & HWCAP_ASIMDHP) && !asked("dotprod");
   if (has & HWCAP_ASIMDDP) return halves ? fp16 : dotprod;
 #endif
   return portable;

@@ -53,7 +53,7 @@ struct Steps {
     vst1q_lane_s32(reinterpret_cast<int32_t*>(to + 2 * stride), words, 2);
     vst1q_lane_s32(reinterpret_cast<int32_t*>(to + 3 * stride), words, 3);
   }
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512BW__)
   template <int Step>
   void put(__m128i bytes) const {
     int8_t* to = first + Step * stride;
@@ -96,7 +96,7 @@ struct Rounded {
 constexpr int kHalfBlock = kBlock / 2;
 
 // The largest size in a block; and a block of which that is the largest size, or less, in integers.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512BW__)
 
 float largest_of(const float* x) {
   return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x)), _mm512_abs_ps(_mm512_loadu_ps(x + 16))));

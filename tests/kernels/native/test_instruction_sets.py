@@ -12,12 +12,17 @@ import pytest
 from ingot.kernels import native
 
 HERE = Path(__file__).parent
-FILES = [str(HERE / name) for name in ("test_weights.py", "test_blocks.py", "test_pages.py", "test_convolve.py")]
-TOLD = "right_for_any_shape or large_number or test_blocks.py or changes_no_bit or share_pages or far_from_zero"
+FILES = [
+    str(HERE / f"test_{name}.py") for name in ("weights", "blocks", "pages", "convolve", "coded", "codecs", "attend")
+]
+TOLD = (
+    "right_for_any_shape or large_number or test_blocks.py or changes_no_bit or share_pages or far_from_zero"
+    " or test_coded.py or (test_codecs.py and 64) or whole_and_in_pieces"
+)
 
 
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512vnni"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512vnni"])
 def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
     if os.environ.get("INGOT_ISA"):
         pytest.skip("already running with another instruction set")
