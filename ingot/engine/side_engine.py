@@ -22,7 +22,8 @@ from ingot.engine.hearing.jobs import OfferedHearing, TranscriptJobs
 from ingot.engine.hearing.request import HearingCard, OnTranscript, TranscriptionRequest
 from ingot.engine.hearing.stream import TranscriptStream
 from ingot.engine.loop import Loop, Workload
-from ingot.engine.request import ModelCard, RequestStatus
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import RequestStatus
 from ingot.engine.speaking.jobs import OfferedSpeech, SpeechJobs, SpeechStream
 from ingot.engine.speaking.request import SpeakingCard, SpeechRequest
 from ingot.errors import Cancelled, Unavailable

@@ -19,7 +19,7 @@ from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.kv_events.publisher import Address, Publisher
 from ingot.engine.loop import Loop, nothing
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.engine.speculation.choice import Choice
 from ingot.engine.start_draft import begin_draft, load_draft, sparse_offer
 from ingot.engine.start_encoders import offer

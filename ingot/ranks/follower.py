@@ -22,8 +22,9 @@ from ingot.cache.pools import Pool
 from ingot.cache.rows import Rows
 from ingot.config import Settings
 from ingot.kernels import device, native
-from ingot.models.adapter import Adapter, live_states
+from ingot.models.adapter import Adapter
 from ingot.models.forward import run
+from ingot.models.live_states import live_states
 from ingot.ranks import plan
 from ingot.ranks.joining import join_group
 from ingot.ranks.leader import pools_of, shared_tokens

@@ -26,7 +26,8 @@ from ingot.cache.pages import PageCopy
 from ingot.cache.pools import Pool
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError, Unavailable
-from ingot.models.adapter import Adapter, live_states
+from ingot.models.adapter import Adapter
+from ingot.models.live_states import live_states
 from ingot.ranks import plan
 from ingot.ranks.plan import Kind
 from ingot.ranks.share import Share, Whole
