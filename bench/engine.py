@@ -22,7 +22,8 @@ from typing import Any
 from bench.random_models import SHAPES, build, write_tokenizer
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.request import Ended, Failed, ModelCard, Request, Sampling, Stop
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.engine.stream import BlockingStream

@@ -4,7 +4,10 @@ answers of one wait while the other is loaded.
     python -m bench.unloading --cycles 20 --shapes llama-150m,llama-15m
     python -m bench.unloading --cycles 100 --shapes ~/.cache/ingot/models/smollm2-135m
 
-Exit status 1: what the process, or the device, has in use grew by more than a hundredth after the first turns.
+What is taken after an unload goes up and down by pages that threads touch or give back, so growth is between medians:
+of the first tenth of the unloads behind the warm-up, and of the last.
+
+Exit status 1: what the process, or the device, has in use grew by more than a hundredth.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import itertools
 import logging
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from bench.random_models import SHAPES, write
@@ -64,33 +69,40 @@ def written(folder: Path, shape: str) -> Path:
     return folder / shape
 
 
+def growth(taken: Sequence[int]) -> tuple[float, float]:
+    """Of bytes that are taken after one unload after another: what was usual at the beginning, and at the end."""
+    tenth = max(1, len(taken) // 10)
+    return median(taken[:tenth]), median(taken[-tenth:])
+
+
 async def measure(folder: Path, shapes: list[str], cycles: int) -> float:
     """The part by which the memory in use grew after each model was there for the first few times."""
     tables = {f"m{number}": {"path": str(written(folder, shape))} for number, shape in enumerate(shapes)}
     settings = Settings(models=tables, lazy=True)
     garage = Garage(settings, alone=False)
     fleet = Fleet(model_entries(settings), garage, garage.memory)
-    empty, first, last, taken = active_memory(), 0, 0, 0.0
+    empty, longest, taken = active_memory(), 0.0, list[int]()
     for cycle, name in zip(range(cycles), itertools.cycle(tables), strict=False):
         began = time.monotonic()
         await answer(fleet, name, 8)
         loaded, there = time.monotonic() - began, active_memory()
         began = time.monotonic()
         await fleet.unload(name)
-        taken = max(taken, time.monotonic() - began)
+        longest = max(longest, time.monotonic() - began)
         back = (there - active_memory()) / max(1, there - empty)
-        last = resident()
-        first = first or last if cycle >= WARM * len(tables) - 1 else 0
+        taken.append(resident())
         if cycle < 2 * len(tables) or cycle % TOLD == 0 or cycle == cycles - 1:
             told = f"{cycle}: {name} loaded and answered in {loaded:.2f} s, {there / 1e6:.1f} MB; back {back:.2%}"
-            print(f"{told}; {last / 1e6:.1f} MB taken", flush=True)
-    first = first or last
-    print(f"longest unload {taken:.2f} s; active {empty} -> {active_memory()} bytes")
-    print(f"taken by the process or device {first / 1e6:.1f} -> {last / 1e6:.1f} MB ({last / max(1, first) - 1:+.2%})")
+            print(f"{told}; {taken[-1] / 1e6:.1f} MB taken", flush=True)
+    print(f"longest unload {longest:.2f} s; active {empty} -> {active_memory()} bytes")
+    warm = min(WARM * len(tables), cycles - 1)
+    first, last = growth(taken[warm:])
+    grown = last / max(1, first) - 1
+    print(f"taken by the process or device {first / 1e6:.1f} -> {last / 1e6:.1f} MB ({grown:+.2%}), medians of tenths")
     if len(tables) > 1:
         await disturb(fleet, [*tables])
     garage.close()
-    return last / max(1, first) - 1
+    return grown
 
 
 async def disturb(fleet: Fleet, names: list[str]) -> None:

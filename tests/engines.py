@@ -20,7 +20,8 @@ from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.kv_events.news import Teller
 from ingot.engine.loop import Loop
 from ingot.engine.loras import NamedLoras
-from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Ended, Event, Request, TextDelta
 from ingot.engine.runner import Runner
 from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer

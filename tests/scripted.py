@@ -28,7 +28,7 @@ from ingot.cache.launch import Part
 from ingot.cache.rows import Rows
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter
 from ingot.text.tokens.tokenizer import Tokenizer

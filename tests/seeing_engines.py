@@ -11,7 +11,8 @@ from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.looks import Eyes, LookMemory, Looks
 from ingot.engine.loras import NamedLoras
-from ingot.engine.request import ModelCard, Request, Sampling, Stop
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speculation.proposal import Proposer
 from ingot.kernels.device import Device, current

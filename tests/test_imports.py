@@ -30,7 +30,8 @@ WITHOUT = {
     "models": ("ingot.text",),
 }
 ENGINE_NOUNS = (
-    *("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.cache_branch", "ingot.engine.health"),
+    *("ingot.engine.request", "ingot.engine.encoder_request", "ingot.engine.model_card", "ingot.engine.cache_status"),
+    *("ingot.engine.cache_branch", "ingot.engine.health"),
     *(
         "ingot.engine.hearing.request",
         "ingot.engine.speaking.request",

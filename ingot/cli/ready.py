@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ingot.engine.encoder_request import EncoderCard
     from ingot.engine.fleet.standing import Standing
     from ingot.engine.hearing.request import HearingCard
-    from ingot.engine.request import ModelCard
+    from ingot.engine.model_card import ModelCard
     from ingot.engine.speaking.request import SpeakingCard
     from ingot.text.formats.registry import FoundFormat
 

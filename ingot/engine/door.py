@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from ingot.engine.jobs import Job
 from ingot.engine.looks import Eyes
 from ingot.engine.loras import NamedLoras, gone
-from ingot.engine.request import ModelCard, Request
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.sight import Sight
 from ingot.engine.stream import EventSink

@@ -17,7 +17,8 @@ from ingot.engine.kept_prefixes import KeptPrefixes
 from ingot.engine.loaded import Loaded
 from ingot.engine.loop import Loop, Workload
 from ingot.engine.loras import NamedLoras
-from ingot.engine.request import LoraRef, ModelCard, Request, RequestStatus
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import LoraRef, Request, RequestStatus
 from ingot.engine.side_engine import SideEngine
 from ingot.engine.stream import BlockingStream, EventSink, Stream
 from ingot.errors import Cancelled, ClientLeft, Unsupported

@@ -20,8 +20,9 @@ from ingot.cache.disk.header import tenant_digest
 from ingot.cache.prefix import PrefixIndex
 from ingot.cache.tree import Node
 from ingot.engine.cache_branch import CacheBranch
+from ingot.engine.cache_status import CacheStatus, CacheTotals, DiskStatus, DiskTotals, SaltStatus
 from ingot.engine.prefix_files import adopt, export
-from ingot.engine.request import CacheReport, CacheStatus, CacheTotals, DiskStatus, DiskTotals, Request, SaltStatus
+from ingot.engine.request import CacheReport, Request
 from ingot.engine.reuse import OnThread, Reuse
 from ingot.engine.sight import Sight
 from ingot.errors import Unavailable, Unsupported

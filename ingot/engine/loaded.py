@@ -15,7 +15,7 @@ from ingot.engine.hearing.jobs import OfferedHearing
 from ingot.engine.kv_events.news import Teller
 from ingot.engine.looks import Eyes
 from ingot.engine.loras import NamedLoras
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.engine.sparse.prefill import SparseOffer
 from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speculation.proposal import Proposer

@@ -8,7 +8,8 @@ from typing import Final, get_args
 from ingot.cache.pages import PAGE
 from ingot.engine.budget import Budget
 from ingot.engine.jobs import UNSEARCHED, Job
-from ingot.engine.request import CacheReason, CacheReport, ModelCard, SequenceEnded
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import CacheReason, CacheReport, SequenceEnded
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
 from ingot.errors import Cancelled, IngotError

@@ -7,14 +7,12 @@ terminal event, `Ended` or `Failed`, after which nothing follows.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ingot.engine.sparse.ask import SparseAsk, SparseReport
 from ingot.errors import IngotError
 from ingot.media.item import MediaItem
-from ingot.media.layout import MediaKind
 from ingot.text.formats.table import Format
 from ingot.text.grammar.guide import GuidePlan
 from ingot.text.parse.events import ToolSchema
@@ -317,100 +315,3 @@ class RequestStatus:
     @property
     def cached_tokens(self) -> int:
         return sum(report.matched for report in self.cache)
-
-
-@dataclass(frozen=True, slots=True)
-class SaltStatus:
-    """What is kept under one of a tenant's salts."""
-
-    salt: str
-    records: int
-    tokens: int
-    checkpoints: int
-    pinned_tokens: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiskTotals:
-    """What is kept on disk of all tenants' prompts, for this model, and what was written and read so far."""
-
-    records: int
-    used_bytes: int
-    limit_bytes: int  # of the whole folder
-    spills: int  # records that were written
-    spilled_bytes: int
-    spill_s: float
-    dropped: int  # records that were not, as too much waited to be written
-    spill_failures: int
-    hits: int  # prompts that took something over from disk
-    misses: int  # prompts that found nothing there that memory lacked
-    promotions: int  # records that were read back
-    promoted_bytes: int
-    promotion_s: float
-    promotion_failures: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStatus:
-    """What is kept on disk of one tenant's prompts, for this model."""
-
-    records: int
-    used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTotals:
-    """What is kept of all tenants' prompts."""
-
-    tenants: int
-    used_bytes: int
-    evictions: int
-    disk: DiskTotals | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
-    """What is kept of one tenant's prompts, and what that was good for."""
-
-    limit_bytes: int  # for all tenants
-    used_bytes: int
-    evictions: int
-    totals: CacheTotals  # which are no tenant's business, but the administrator's
-    prompts: int = 0  # that could have taken something over,
-    hits: int = 0  # and did
-    prompt_tokens: int = 0
-    matched_tokens: int = 0
-    salts: tuple[SaltStatus, ...] = ()
-    disk: DiskStatus | None = None
-    codec: str = "raw"  # what is kept is put into when memory is short, and on disk
-    live_codec: str = "raw"  # what running sequences have behind their newest tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What the rest of the program may know of the loaded model without touching mlx."""
-
-    name: str
-    source: str
-    family: str  # the model_type of its config
-    context: int
-    vocab: int
-    device: str
-    dtype: str
-    weight_bytes: int
-    memory_budget: int
-    max_sequences: int
-    created: int  # unix time of loading
-    notes: tuple[str, ...] = ()  # what is slower or different here than it could be
-    recommended: Mapping[str, Any] = field(default_factory=dict, hash=False)  # how to generate, as its makers say
-    quantization: str = ""  # what the weights are in the model's files, as people call it
-    formats: str = ""  # that, and what activations and states are
-    proposers: tuple[str, ...] = ()  # by whom tokens are guessed ahead, in the order in which they are asked
-    kernels: str = ""  # what was compiled for the device, where that is ours to do
-    sees: tuple[MediaKind, ...] = ()  # what it is shown besides text
-    scorer: str = ""  # who scores long prompts, of which only what matters is computed when a request asks for it
-    exact_context: int | None = None  # of requests for exact states, where others' are in fewer bits: memory holds less
-
-    def context_of(self, *, exact: bool) -> int:
-        return self.context if self.exact_context is None or not exact else self.exact_context

@@ -22,7 +22,8 @@ from ingot.engine.hearing.jobs import OfferedHearing, TranscriptJobs
 from ingot.engine.hearing.request import HearingCard, OnTranscript, TranscriptionRequest
 from ingot.engine.hearing.stream import TranscriptStream
 from ingot.engine.loop import Loop, Workload
-from ingot.engine.request import ModelCard, RequestStatus
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import RequestStatus
 from ingot.engine.speaking.jobs import OfferedSpeech, SpeechJobs, SpeechStream
 from ingot.engine.speaking.request import SpeakingCard, SpeechRequest
 from ingot.errors import Cancelled, Unavailable
@@ -172,14 +173,20 @@ class SideEngine:
         """Cancel what runs and end the thread, or leave it to the engines that share it, with all memory given back.
         The last call. A process that leaves without it does it on its way out."""
         if self._shares_loop:
-            self._loop.run(self._leave)
+            self.leave()
         else:
             self._loop.close()
 
-    def _leave(self) -> None:
-        """Runs on the loop's thread: arrays are freed where they were made."""
+    def leave(self) -> int:
+        """Cancel what runs and leave a shared thread to the others; returns the bytes that came back. The last call."""
+        return self._loop.run(self._leave)
+
+    def _leave(self) -> int:
+        """Runs on the loop's thread: arrays are freed where they were made. Others have no turn between the two looks
+        at the memory, and what they left to be freed is freed before the first, so that what is missing is ours."""
+        before = give_back_memory()
         self._loop.remove(self._let_go(), Unavailable("The model was unloaded", retry_after=1))
-        give_back_memory()
+        return before - give_back_memory()
 
     def _let_go(self) -> Sequence[Workload]:
         """The workloads, and nothing here that holds them or the model any more."""

@@ -7,37 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingot.cache.codecs.names import CodecName
-from ingot.cache.codecs.pair import PairCodec, RecordCodec
-from ingot.cache.disk.disk import Disk
 from ingot.cache.footprint import Footprint
-from ingot.config import Settings, memory_bytes
+from ingot.config import Settings
 from ingot.engine.budget import Budget
 from ingot.engine.encoder_request import Role
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.kv_events.publisher import Address, Publisher
 from ingot.engine.loop import Loop, nothing
-from ingot.engine.request import ModelCard
-from ingot.engine.speculation.choice import Choice
-from ingot.engine.start_draft import begin_draft, load_draft, sparse_offer
-from ingot.engine.start_encoders import offer
-from ingot.engine.start_hearing import NO_HEARING, offer_hearing
-from ingot.engine.start_loras import begin_loras
-from ingot.engine.start_proposers import offer_proposers
-from ingot.engine.start_ranks import among_ranks, join_as_leader, load_leading, withheld
-from ingot.engine.start_speaking import NO_SPEECH, offer_speech
+from ingot.engine.model_card import ModelCard
+from ingot.engine.start_beside import offer_beside
+from ingot.engine.start_draft import begin_draft, sparse_offer
+from ingot.engine.start_prefixes import prefix_bytes, prefix_codec, prefix_disk, prefix_teller
+from ingot.engine.start_ranks import join_as_leader, withheld
+from ingot.engine.start_target import Target, load_target
 from ingot.engine.start_vision import Vision
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device, fastblas, native
+from ingot.kernels.gpu.cuda import Compilation
 from ingot.kernels.gpu.launchers import compilation
-from ingot.models import adapter as adapters
-from ingot.models.adapter import Adapter
 from ingot.models.files.locate import ModelFolder
-from ingot.models.kept_files import open_disk
-from ingot.models.live_codec import with_live_codec
 from ingot.models.pace import paced
-from ingot.ranks.joining import Joined
-from ingot.ranks.leader import LeadingAdapter
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.upstream import load_config
@@ -122,106 +110,93 @@ def load(
     the `scorer`."""
     here = device.current()
     native.use_one_path(settings.deterministic)
-    joined = join_as_leader(settings)
+    joined, named = join_as_leader(settings), ModelFolder(folder, name, source)
     share = share or MemoryShare.whole((device if joined is None else joined).memory_budget(here, settings.memory))
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = Vision.of(folder, load_config(folder), settings)
-    choice = Choice.parse(settings.speculate, settings.speculate_tokens)
-    if joined is None:
-        # An EAGLE draft reads hidden states between layers.
-        apart = "eagle" in further
-        adapter = adapters.load(
-            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=vision.sees
-        )
-    else:
-        adapter = leading = load_leading(joined, settings, folder, here, total, sees=vision.sees)
-        choice = among_ranks(choice, leading)
-    guessing = offer_proposers(choice, folder, adapter, further, dtype=settings.dtype)
-    reader = load_draft(settings, folder, adapter, further)
-    adapter = with_live_codec(guessing.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
-    loras, lora_bytes = begin_loras(settings, adapter, name)
-    weights = adapter.weight_bytes + lora_bytes + (0 if reader is None else reader.weight_bytes)
-    offered = offer(encoders, settings, here, total - weights)
-    ears, mouth = NO_HEARING, NO_SPEECH
-    free = total - weights - offered.weights - offered.batch
-    if hearing is not None:
-        ears = offer_hearing(hearing, settings, here, free)
-    if speaking is not None:
-        mouth = offer_speech(speaking, free - ears.taken)
+    target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
+    adapter, weights = target.adapter, target.weights
+    beside = offer_beside(encoders, hearing, speaking, settings, here, total - weights)
     context = _context(settings, adapter.context)
     eyes = vision.eyes(adapter.tower, total - weights)
-    others = offered.weights + offered.batch + ears.taken + mouth.taken + (0 if eyes is None else eyes.memory.total)
+    others = beside.taken + (0 if eyes is None else eyes.memory.total)
     draft, taken = begin_draft(
-        reader, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
+        target.draft, adapter.footprint, total - weights - others, context=context, rows=settings.max_sequences
     )
     sparse = sparse_offer(settings, draft, tokenizer, further)
-    budget = Budget(
-        total,
-        max(weights + others + taken, adapter.weight_bytes + withheld(adapter, total)),
-        _with_what_is_taken_back(adapter.footprint) if guessing.names else adapter.footprint,
-        context=context,
-        widest=settings.prefill_chunk,
-        rows=settings.max_sequences,
-    )
+    budget = _budget(settings, target, total, weights + others + taken, context)
     device.bound_memory(here, share.all, budget.transient)
-    advice = _advice() if here.kind == "cpu" else ()
-    notes = [*adapter.notes, *vision.notes, *guessing.notes, *offered.notes, *ears.notes, *mouth.notes, *advice]
     compiled = compilation(here)
-    if compiled is not None and compiled.slower is not None:
-        notes.append(compiled.slower)
+    notes = [*adapter.notes, *vision.notes, *target.guessing.notes, *beside.notes, *_advice(here, compiled)]
     fitting = _fitting(budget, context, weights, notes)
     vision.refuse(eyes, budget.widest_launch(fitting))
-    card = ModelCard(
-        name=name,
-        source=source,
-        family=adapter.family,
-        context=fitting,
-        exact_context=budget.longest(fitting, exact=True) if adapter.live is not None else None,
-        vocab=adapter.vocab,
-        device=f"{here.name} ({here.kind})",
-        dtype=adapter.dtype,
-        weight_bytes=adapter.weight_bytes,
-        memory_budget=total,
-        max_sequences=settings.max_sequences,
-        created=int(time.time()),
+    card = replace(
+        _card(settings, named, target, budget, here, fitting),
         notes=tuple(notes),
-        recommended=generation_config(settings.generation_config, folder),
-        quantization=adapter.formats.weights,
-        formats=str(adapter.formats),
-        proposers=guessing.names,
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
         scorer="" if sparse is None else sparse.scorer.name,
     )
-    cache_bytes = _cache_bytes(settings, budget)
-    codec = _codec(settings, adapter)
+    codec = prefix_codec(settings, adapter)
     return Loaded(
         adapter,
         tokenizer,
         card,
         budget,
-        cache_bytes,
-        offered.encoders,
+        prefix_bytes(settings, budget),
+        beside.encoders.encoders,
         folder,
-        proposers=guessing.begin(draft),
-        guessed_tokens=choice.tokens,
+        proposers=target.guessing.begin(draft),
+        guessed_tokens=target.guessed_tokens,
         processor=vision.processor,
         eyes=eyes,
         sparse=sparse,
-        disk=_disk(settings, adapter, folder, codec, joined),
+        disk=prefix_disk(settings, adapter, folder, codec, joined),
         codec=codec,
-        teller=_teller(settings),
-        loras=loras,
-        hearing=ears.offered,
-        speaking=mouth.offered,
+        teller=prefix_teller(settings),
+        loras=target.loras,
+        hearing=beside.hearing.offered,
+        speaking=beside.speaking.offered,
     )
 
 
-def _teller(settings: Settings) -> Publisher | None:
-    if settings.kv_events is None:
-        return None
-    return Publisher(Address(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or ""))
+def _budget(settings: Settings, target: Target, total: int, taken: int, context: int) -> Budget:
+    """Of `total` bytes, `taken` are not for sequences."""
+    adapter = target.adapter
+    return Budget(
+        total,
+        max(taken, adapter.weight_bytes + withheld(adapter, total)),
+        _with_what_is_taken_back(adapter.footprint) if target.guessing.names else adapter.footprint,
+        context=context,
+        widest=settings.prefill_chunk,
+        rows=settings.max_sequences,
+    )
+
+
+def _card(
+    settings: Settings, named: ModelFolder, target: Target, budget: Budget, here: device.Device, context: int
+) -> ModelCard:
+    """What is known of the model by itself."""
+    adapter = target.adapter
+    return ModelCard(
+        name=named.name,
+        source=named.source,
+        family=adapter.family,
+        context=context,
+        exact_context=budget.longest(context, exact=True) if adapter.live is not None else None,
+        vocab=adapter.vocab,
+        device=f"{here.name} ({here.kind})",
+        dtype=adapter.dtype,
+        weight_bytes=adapter.weight_bytes,
+        memory_budget=budget.total,
+        max_sequences=settings.max_sequences,
+        created=int(time.time()),
+        recommended=generation_config(settings.generation_config, named.path),
+        quantization=adapter.formats.weights,
+        formats=str(adapter.formats),
+        proposers=target.guessing.names,
+    )
 
 
 def _fitting(budget: Budget, context: int, weights: int, notes: list[str]) -> int:
@@ -242,28 +217,11 @@ def _with_what_is_taken_back(footprint: Footprint) -> Footprint:
     return replace(footprint, recurrent=2 * footprint.recurrent)
 
 
-def _codec(settings: Settings, adapter: Adapter) -> PairCodec:
-    """What kept records are put into. Raises ConfigError where that would wreck the model."""
-    codec = RecordCodec(CodecName.parse(settings.cache_codec))
-    if codec.lossy and adapter.has_sinks:
-        raise ConfigError(
-            f"cache_codec {codec.name} cannot be used: this model's attention has sinks, which weigh keys against a "
-            "fixed number, so that small errors in keys change what it attends to. Use cache_codec raw.",
-            param="cache_codec",
-        )
-    return codec
-
-
-def _disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCodec, joined: Joined | None) -> Disk | None:
-    if not isinstance(adapter, LeadingAdapter) or joined is None:
-        return open_disk(settings, adapter, folder, codec)
-    own = open_disk(settings, adapter, folder, codec, joined.sharing.part)
-    return None if own is None else adapter.lead_disk(own)
-
-
-def _advice() -> list[str]:
+def _advice(here: device.Device, compiled: Compilation | None) -> list[str]:
     """What would make this machine faster."""
-    return [advice for advice in (fastblas.advice(), native.advice()) if advice is not None]
+    on_cpus = (fastblas.advice(), native.advice()) if here.kind == "cpu" else ()
+    slower = None if compiled is None else compiled.slower
+    return [advice for advice in (*on_cpus, slower) if advice is not None]
 
 
 def _context(settings: Settings, stated: int) -> int:
@@ -272,12 +230,6 @@ def _context(settings: Settings, stated: int) -> int:
     if settings.context > stated:
         raise ConfigError(f"context is {settings.context}, but the model was made for {stated} tokens", param="context")
     return settings.context
-
-
-def _cache_bytes(settings: Settings, budget: Budget) -> int:
-    if not settings.prefix_cache:
-        return 0
-    return memory_bytes(settings.cache_memory, budget.states) if settings.cache_memory else budget.states // 2
 
 
 def _refuse_what_cannot_fit(folder: Path, total: int) -> None:

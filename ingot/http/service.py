@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from ingot.config import Settings
-from ingot.engine.request import ModelCard, Request
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Request
 from ingot.http.hall import LONG_BODY, Hall
 from ingot.http.side_service import SideService
 from ingot.http.warming import warm, warm_requests

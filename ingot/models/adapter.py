@@ -21,43 +21,37 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.encoding import RecordEncoding, encoding_of
 from ingot.cache.footprint import EARLIER_BYTES, Footprint
 from ingot.cache.launch import Part
-from ingot.cache.layer_state import LayerState
-from ingot.cache.layers import AppendState, WindowState, parts_of, state_for
+from ingot.cache.layers import WindowState
 from ingot.cache.packing import Form
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.families import registry
+from ingot.models.files.claims import stated_context
 from ingot.models.files.config_names import older_names
 from ingot.models.files.quantization import moved_weights, weight_format
 from ingot.models.footprints import footprint_of
 from ingot.models.forward import run
 from ingot.models.heads.headless import classes_in
-from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.captured import Stack, stack_of
+from ingot.models.layers.captured import stack_of
 from ingot.models.layers.deepstack import DeepStack, swap_first_layers
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
 from ingot.models.layers.selection import Selection, select_at_heads
 from ingot.models.layers.swapping import let_apart, swap_modules
+from ingot.models.live_states import attends_natively, new_rows
 from ingot.models.lora.loras import Loras
 from ingot.models.pace import evaluate
-from ingot.models.precision import kept_narrow, rounds_activations, settle
+from ingot.models.precision import main_dtype, rounds_activations, settle
 from ingot.models.probe import Findings, Probe
+from ingot.models.remarks import remarks
 from ingot.models.sharing import Sharing, share
 from ingot.models.steps import CompiledSteps, compiles
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.tower import Tower
 from ingot.models.vision.visual import Visual
-from ingot.upstream import caches, load_config, load_model
-
-CONTEXT_KEYS = (
-    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
-    "model_max_length",
-)
-UNSTATED_CONTEXT = 8192
-"""Context of a model whose config does not state one (recurrent models, mostly)."""
+from ingot.upstream import load_config, load_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +105,7 @@ class Adapter:
 
     @property
     def dtype(self) -> str:
-        return str(_main_dtype(self.model)).rsplit(".", 1)[-1]
+        return str(main_dtype(self.model)).rsplit(".", 1)[-1]
 
     @property
     def graphs(self) -> int:
@@ -311,7 +305,7 @@ def adapt(
     selection = select_at_heads(model)
     kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
-    coarse = mx.bfloat16 if rounded else _main_dtype(model)
+    coarse = mx.bfloat16 if rounded else main_dtype(model)
     found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
     if mutual and not found.mixed:
         raise ModelError("Its pictures' tokens see each other, which this model's attention cannot be told here.")
@@ -329,13 +323,13 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *_remarks(selection, found, kernels, stack)),
+        (*notes, *remarks(selection, found, kernels, stack)),
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
         tower=tower,
         deep=deep,
-        loras=Loras(model, device, _main_dtype(model)),
+        loras=Loras(model, device, main_dtype(model)),
     )
 
 
@@ -343,44 +337,6 @@ def _is_captured(model: Any) -> bool:
     """Whether its steps are graphs, of which MLX has nothing to compile."""
     stack = stack_of(model)
     return stack is not None and stack.refused is None
-
-
-def attends_natively(model: Any) -> bool:
-    """Whether the native kernels read all keys and values that the model keeps."""
-    covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
-    return 0 < covered == sum(isinstance(state, AppendState) for state in new_rows(model, 0, None, None).states)
-
-
-def new_rows(
-    model: Any,
-    margin: int,
-    kept: mx.Dtype | None,
-    kernels: CheckedKernels | None = None,
-    most: int | None = None,
-    token_bytes: Sequence[int] | None = None,
-    head: Any = None,
-    earlier: int = EARLIER_BYTES,
-    live: PairCodec | None = None,
-    coded_bytes: int = 0,
-) -> Rows:
-    """Live states of the kinds that the model, and a head beside it, ask for. Keys and values are rounded to `kept`, if
-    that is given, and put into `live` behind the tail of a row."""
-    layers = live_states(model, margin, kept, kernels)
-    beside = [] if head is None else live_states(head, 0, kept, kernels)
-    return Rows(layers, most, token_bytes, beside, earlier, live, coded_bytes)
-
-
-def live_states(model: Any, margin: int, kept: mx.Dtype | None, kernels: CheckedKernels | None) -> list[LayerState]:
-    """One for each cache that a model, or a head, asks for. Keys and values are rounded to `kept`, if that is given."""
-    try:
-        layers = [state_for(cache, margin) for cache in caches.make_prompt_cache(model)]
-    except KeyError as error:
-        kind = error.args[0].__name__
-        raise ModelError(f"This model keeps state in a {kind}, which ingot does not know yet") from error
-    for state in parts_of(layers):
-        if isinstance(state, AppendState):
-            state.kept, state.kernels = kept, kernels
-    return layers
 
 
 def _probe(
@@ -406,57 +362,7 @@ def _probe(
     return (findings(margin) if margin else found), margin
 
 
-def _remarks(
-    selection: Selection | None, found: Findings, kernels: CheckedKernels | None, stack: Stack | None
-) -> list[str]:
-    """What is slower than it could be."""
-    said = [] if kernels is None else _unused(kernels)
-    if stack is not None and stack.refused is not None:
-        said.append(f"layers launch by launch, slower: as one graph {stack.refused}")
-    if selection is None or not selection.obeyed:
-        said.append("logits are computed for whole prompts: the output head of this family is not known")
-    if not found.mixed and not found.ragged:
-        said.append("sequences run one after another: this family's code cannot mix them")
-    elif not found.mixed:
-        said.append("prompts and answers are computed one after another: this family's code cannot mix them")
-    return said
-
-
-def _unused(kernels: CheckedKernels) -> list[str]:
-    """What runs without kernels of ours, and why."""
-    reasons = {
-        "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
-        "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_turns.values() if why],
-        "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
-        "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
-        "gated delta token by token, slower:": kernels.delta.wrong.values(),
-    }
-    return [f"{what} {why}" for what, all_of_them in reasons.items() for why in sorted({*all_of_them})]
-
-
-def stated_context(config: dict[str, Any]) -> int:
-    for part in (config, config.get("text_config") or {}):
-        for key in CONTEXT_KEYS:
-            stated = part.get(key)
-            if isinstance(stated, int):
-                if stated < 1:
-                    raise ModelError(f"config.json states a context of {stated} tokens in {key}")
-                return stated
-    return UNSTATED_CONTEXT
-
-
 def _said(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return "mlx-lm needs a package for it that is not installed"
     return str(error) or type(error).__name__
-
-
-def _main_dtype(model: Any) -> mx.Dtype:
-    """What most is computed in. Weights that are widened as they are multiplied say nothing about it."""
-    widened = kept_narrow(model)
-    sizes: dict[mx.Dtype, int] = {}
-    for path, array in parameters(model):
-        if mx.issubdtype(array.dtype, mx.floating):
-            dtype = mx.float32 if path in widened else array.dtype
-            sizes[dtype] = sizes.get(dtype, 0) + array.size
-    return max(sizes, key=lambda dtype: sizes[dtype])

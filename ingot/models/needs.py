@@ -20,8 +20,8 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.kernels.device import Device
-from ingot.models.adapter import stated_context
 from ingot.models.families.registry import wiring_of
+from ingot.models.files.claims import stated_context
 from ingot.models.files.config_names import older_names
 from ingot.models.gguf.architectures import blueprint
 from ingot.models.gguf.block_layers import BlockEmbedding, BlockLinear, affine_bits, is_block, stand_in

@@ -105,6 +105,17 @@ def kept_narrow(model: nn.Module) -> set[str]:
     }
 
 
+def main_dtype(model: Any) -> mx.Dtype:
+    """What most is computed in. Weights that are widened as they are multiplied say nothing about it."""
+    widened = kept_narrow(model)
+    sizes: dict[mx.Dtype, int] = {}
+    for path, array in parameters(model):
+        if mx.issubdtype(array.dtype, mx.floating):
+            dtype = mx.float32 if path in widened else array.dtype
+            sizes[dtype] = sizes.get(dtype, 0) + array.size
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
 def rounds_activations(model: nn.Module) -> bool:
     """Whether the native kernels multiply packed weights, for which they round activations to 8 bits."""
     return any(isinstance(module, _ROUNDING) for _, module in model.named_modules())

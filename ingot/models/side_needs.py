@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from ingot.kernels.device import Device
-from ingot.models.adapter import stated_context
 from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.encoder import trunk_batch_bytes
 from ingot.models.encoders.load import read_config
+from ingot.models.files.claims import stated_context
 from ingot.models.files.safetensors_header import read_header
 from ingot.models.files.tensors import weight_files
 from ingot.models.kokoro.config import KokoroConfig

@@ -9,8 +9,9 @@ from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.layers import AppendState, parts_of
 from ingot.cache.page_form import VERSION
 from ingot.cache.pages import PAGE
-from ingot.models.adapter import Adapter, live_states
+from ingot.models.adapter import Adapter
 from ingot.models.files.digest import model_digest, remembered_digest, tokenizer_digest
+from ingot.models.live_states import live_states
 
 
 def states_key(adapter: Adapter, folder: Path, codec: PairCodec) -> dict[str, str]:

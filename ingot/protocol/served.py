@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ingot.config import Settings
 from ingot.engine.hearing.request import HearingCard
-from ingot.engine.request import LoraRef, ModelCard, Sampling
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import LoraRef, Sampling
 from ingot.errors import ConfigError
 from ingot.media.processor import Processor
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ingot.config import Settings
 from ingot.engine.encoder_request import EncoderCard
 from ingot.engine.hearing.request import HearingCard
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.engine.speaking.request import SpeakingCard
 from ingot.protocol.model_names import DEFAULT_NAME, check_aliases, with_aliases
 from ingot.protocol.schema.encoder_fields import terms_of

@@ -14,9 +14,10 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import RecordCodec
 from ingot.config import Settings
 from ingot.kernels import device, native
-from ingot.models.adapter import Adapter, live_states
+from ingot.models.adapter import Adapter
 from ingot.models.forward import run
 from ingot.models.kept_files import open_disk
+from ingot.models.live_states import live_states
 from ingot.models.sharing import Sharing
 from ingot.ranks import plan
 from ingot.ranks.following_files import FollowingFiles

@@ -20,7 +20,8 @@ from ingot.cache.launch import Part
 from ingot.cache.packing import Form
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
-from ingot.models.adapter import Adapter, live_states
+from ingot.models.adapter import Adapter
+from ingot.models.live_states import live_states
 from ingot.ranks.kept import LeadingEncoding, PlainLeadingEncoding
 from ingot.ranks.leading_disk import LeadingDisk
 from ingot.ranks.leading_rows import LeadingRows

@@ -15,7 +15,7 @@ import pytest
 from ingot.cli.client import Client
 from ingot.cli.ready import ready_record
 from ingot.config import DEFAULT_MODEL, load
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.errors import Unsupported
 from ingot.models.files.packaged import find
 from ingot.models.files.shelf import is_kept

@@ -16,7 +16,8 @@ from bench import random_models
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
-from ingot.engine.request import Ended, ModelCard, Request, Sampling, SequenceEnded
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Ended, Request, Sampling, SequenceEnded
 from ingot.engine.start import start_engine
 from ingot.errors import BadRequest
 from ingot.models.files.packaged import ensure

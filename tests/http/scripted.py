@@ -12,20 +12,18 @@ from typing import Any
 
 from ingot.config import Settings
 from ingot.engine.cache_branch import CacheBranch
+from ingot.engine.cache_status import CacheStatus, CacheTotals, SaltStatus
 from ingot.engine.health import Health
+from ingot.engine.model_card import ModelCard
 from ingot.engine.request import (
     CacheReport,
-    CacheStatus,
-    CacheTotals,
     Ended,
     Event,
     Failed,
     LoraRef,
-    ModelCard,
     PromptScored,
     Request,
     RequestStatus,
-    SaltStatus,
     SequenceEnded,
     TextDelta,
     Timing,

@@ -144,9 +144,8 @@ class Loading:
     def unload(self, engine: SideEngine) -> None:
         """Says in the log what came back, and warns where that is less than the weights were."""
         name, weights = engine.card.name, engine.card.weight_bytes
-        before, began = self._loop.run(active_memory), time.monotonic()
-        engine.close()
-        freed = before - self._loop.run(active_memory)
+        began = time.monotonic()
+        freed = engine.leave()
         if self._trim is not None:
             self._trim()  # a tokenizer of many words leaves holes in the heap of whichever thread made it
         level = logging.WARNING if freed < 0.99 * weights else logging.INFO

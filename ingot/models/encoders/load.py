@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.models.adapter import Adapter, stated_context
+from ingot.models.adapter import Adapter
 from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.decoder import EmbeddingDecoder, JudgingDecoder, known_upstream, load_decoder
 from ingot.models.encoders.encoder import Encoder, EncoderTraits, TrunkEncoder
@@ -18,6 +18,7 @@ from ingot.models.encoders.families import BUFFERS, FAMILIES, Family
 from ingot.models.encoders.pooling import Pooling
 from ingot.models.encoders.recipe import Recipe
 from ingot.models.files import tensors
+from ingot.models.files.claims import stated_context
 from ingot.models.precision import settle
 
 POOLERS = (r"^roberta\.pooler\.",)

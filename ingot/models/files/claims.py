@@ -17,6 +17,12 @@ READ: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
 CONFIG_BYTES: Final = 16 << 20
 TOKENIZER_BYTES: Final = 512 << 20
 LAYER_KEYS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_decoder_layers")
+CONTEXT_KEYS: Final = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
+    "model_max_length",
+)
+UNSTATED_CONTEXT: Final = 8192
+"""Context of a model whose config does not state one (recurrent models, mostly)."""
 
 
 def check_folder(folder: Path, name: str) -> None:
@@ -56,3 +62,15 @@ def _layers(config: dict[str, Any]) -> list[int]:
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     stated = [part.get(key) for part in parts for key in LAYER_KEYS]
     return [value for value in stated if isinstance(value, int)]
+
+
+def stated_context(config: dict[str, Any]) -> int:
+    """How many tokens a model was made for. Raises ModelError."""
+    for part in (config, config.get("text_config") or {}):
+        for key in CONTEXT_KEYS:
+            stated = part.get(key)
+            if isinstance(stated, int):
+                if stated < 1:
+                    raise ModelError(f"config.json states a context of {stated} tokens in {key}")
+                return stated
+    return UNSTATED_CONTEXT

@@ -15,7 +15,7 @@ from ingot.cache.launch import Part
 from ingot.cache.pages import PAGE
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
-from ingot.models.adapter import Adapter, attends_natively, new_rows
+from ingot.models.adapter import Adapter
 from ingot.models.files.tensors import give
 from ingot.models.gguf.block_layers import hold_blocks, is_block
 from ingot.models.heads.finding import HeadSource
@@ -24,6 +24,7 @@ from ingot.models.heads.tensors import blocks_in, pack_like, path_of_layers, rea
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.selection import embedding_of, output_head_of, tap
 from ingot.models.layers.swapping import swap_modules
+from ingot.models.live_states import attends_natively, new_rows
 from ingot.models.precision import DTYPES, settle
 from ingot.upstream import model_classes
 

@@ -87,7 +87,10 @@ class Lengthening(nn.Module):
             mx.eval(done[-1])
             yield
         cut = (taps - self._rate) // 2
-        return overlapped(mx.concatenate(done), self._rate)[cut : cut + x.shape[0] * self._rate] + self.bias
+        longer = overlapped(mx.concatenate(done), self._rate)[cut : cut + x.shape[0] * self._rate] + self.bias
+        mx.eval(longer)
+        yield
+        return longer
 
 
 class Doubling(nn.Module):

@@ -68,7 +68,10 @@ class StyledBlock(nn.Module):
         second = self.norm2.fixed(found, style)
         found = yield from self.conv2.run(found, lambda part: active(second, part))
         around = self.conv1x1(x) if "conv1x1" in self else x
-        return (found + around) * 0.5**0.5
+        x = (found + around) * 0.5**0.5
+        mx.eval(x)
+        yield
+        return x
 
 
 class DurationEncoder(nn.Module):

@@ -115,7 +115,10 @@ class Lstm(nn.Module):
                 mx.eval(hidden, cell)
                 yield
         both = mx.stack(done)[:, :, 0]
-        return mx.concatenate([both[:, 0], both[::-1, 1]], axis=-1)
+        found = mx.concatenate([both[:, 0], both[::-1, 1]], axis=-1)
+        mx.eval(found)
+        yield
+        return found
 
     def _gates(self, x: mx.array, way: str) -> mx.array:
         bias = self[f"bias_ih_l0{way}"] + self[f"bias_hh_l0{way}"]

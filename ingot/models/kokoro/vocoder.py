@@ -35,9 +35,11 @@ class SnakeBlock(nn.Module):
             found = x
             for convolution, norm, alpha in (first, second):
                 scale, shift = norm.fixed(found, style)
+                yield
                 found = yield from convolution.run(found, _snake(scale, shift, alpha.reshape(-1)))
             x = x + found
             mx.eval(x)
+            yield
         return x
 
 
@@ -138,7 +140,10 @@ class Generator(nn.Module):
         self.conv_post = Convolution(channels, config.fft + 2, 7)
 
     def run(self, x: mx.array, style: mx.array, pitch: mx.array, noise: mx.array) -> Work:
-        source = self._fourier.polar(self.m_source(pitch, self._times, noise))
+        hum = self.m_source(pitch, self._times, noise)
+        mx.eval(hum)
+        yield
+        source = self._fourier.polar(hum)
         mx.eval(source)
         yield
         for stage, lengthen in enumerate(self.ups):
@@ -149,11 +154,13 @@ class Generator(nn.Module):
                 x = mx.concatenate([x[1:2], x])
             x = x + hummed
             mx.eval(x)
+            yield
             total = None
             for block in self.resblocks[stage * self._kernels : (stage + 1) * self._kernels]:
                 found = yield from block.run(x, style)
                 total = found if total is None else total + found
                 mx.eval(total)
+                yield
             assert total is not None, "there is a kernel"
             x = total / self._kernels
         x = yield from self.conv_post.run(x, lambda part: nn.leaky_relu(part, 0.01))

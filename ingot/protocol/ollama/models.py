@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.encoder_request import EncoderCard
 from ingot.engine.fleet.standing import ModelState, Standing
 from ingot.engine.hearing.request import HearingCard
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.engine.speaking.request import SpeakingCard
 from ingot.protocol.chat.answers import Note
 from ingot.protocol.chat.sampling_defaults import sampling_body

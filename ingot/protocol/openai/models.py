@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from ingot.engine.encoder_request import EncoderCard
 from ingot.engine.fleet.standing import ModelState, Standing
 from ingot.engine.hearing.request import HearingCard
-from ingot.engine.request import LoraRef, ModelCard
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import LoraRef
 from ingot.engine.speaking.request import SpeakingCard
 from ingot.protocol.chat.sampling_defaults import sampling_body
 from ingot.protocol.model_names import is_name, unknown_name

@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import CacheReport, CacheStatus
+from ingot.engine.cache_status import CacheStatus
+from ingot.engine.request import CacheReport
 from ingot.protocol.chat.answers import GenerationTask, Note
 from ingot.protocol.chat.receipts import CacheReceipt
 

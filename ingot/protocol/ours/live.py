@@ -11,7 +11,8 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.health import Health
-from ingot.engine.request import ModelCard, Phase, RequestStatus
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import Phase, RequestStatus
 from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
 from ingot.observe.timeline import Span

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from ingot.engine.request import ModelCard, RequestStatus
+from ingot.engine.model_card import ModelCard
+from ingot.engine.request import RequestStatus
 from ingot.observe.figures import Figures
 
 

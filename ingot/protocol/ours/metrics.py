@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final
 
 from ingot.engine.health import Health
-from ingot.engine.request import ModelCard
+from ingot.engine.model_card import ModelCard
 from ingot.observe.exposition import Metric, Sample, exposition
 from ingot.observe.figures import Figures
 from ingot.observe.histogram import Histogram

@@ -12,9 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ingot.errors import ModelError
-from ingot.models.adapter import stated_context
 from ingot.models.files import claims
-from ingot.models.files.claims import check_folder
+from ingot.models.files.claims import check_folder, stated_context
 
 
 def folder_of(place: Path, **config: Any) -> Path:

@@ -17,7 +17,7 @@ from ingot.models.kokoro import kokoro as kokoro_module
 from ingot.models.kokoro.convolutions import Convolution, Doubling, Lengthening
 from ingot.models.kokoro.kokoro import Kokoro, load_kokoro
 from ingot.models.kokoro.text import Lstm
-from ingot.models.kokoro.vocoder import Fourier
+from ingot.models.kokoro.vocoder import Fourier, SnakeBlock
 from ingot.models.layers.modules import parameters
 from tests.memory import REAL_GPU, settled
 from tests.speaking import CONFIG, VOICES, save_kokoro
@@ -75,6 +75,18 @@ def test_a_piece_is_done_in_parts_that_change_nothing(model: Kokoro, monkeypatch
     parts, many = finished(model.speak(PHONEMES, "af_heart", 1.0))
     assert many > few > 10
     np.testing.assert_allclose(parts, whole, atol=1e-3 if REAL_GPU else 1e-4)  # which rounds products to TF32
+
+
+def test_what_is_shorter_than_a_part_is_one_and_not_a_part_of_what_follows() -> None:
+    _, steps = finished(Lstm(4, 4).run(mx.ones((3, 4))))
+    _, lengthened = finished(Lengthening(4, 4, 4, 2).run(mx.ones((3, 4))))
+    assert (steps, lengthened) == (1, 2), "an LSTM's few steps; a product, and the sum of what overlaps"
+
+
+def test_convolutions_that_follow_one_another_are_not_done_at_once() -> None:
+    block = SnakeBlock(4, 3, (1, 3, 5), 4)
+    _, parts = finished(block.run(mx.ones((8, 4)), mx.ones((4,))))
+    assert parts == 3 * (2 + 2 + 1), "of three pairs, each a norm and a product twice, and the sum"
 
 
 def test_what_would_be_spoken_for_too_long_is_refused(model: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.launch import Part, Row
 from ingot.cache.rows import Rows
 from ingot.kernels import native
-from ingot.models import adapter
 from ingot.models.layers import attention
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.mixers import SplitMixer, mixers, swap_mixers, tiled
 from ingot.models.layers.modules import parameters, swap_ropes
+from ingot.models.live_states import new_rows
 from tests import tiny
 from tests.memory import settled
 from tests.models.layers import family_configs
@@ -96,7 +96,7 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
     model = family_configs.build(family)
     swap_ropes(model)
     assert swap_mixers(model, unfused=True) > 0
-    together, separately = (adapter.new_rows(model, 0, None) for _ in range(2))
+    together, separately = (new_rows(model, 0, None) for _ in range(2))
     pairs = [(together.new(), separately.new()) for _ in range(3)]
     steps: list[list[dict[int, list[int]]]] = [
         [{0: [1, 2, 3]}, {1: [4, 5, 6, 7, 8]}],
@@ -135,7 +135,7 @@ def test_mixed_launches_write_in_place(kind: str) -> None:
     model = tiny.build(kind)
     swap_ropes(model)
     swap_mixers(model, unfused=True)
-    rows = adapter.new_rows(model, 0, None)
+    rows = new_rows(model, 0, None)
     one, two, other = provided(rows, 32768)
     launch(model, rows, [[(one, [1, 2])], [(two, [3])]])
     stored = [storage for group in rows.groups for storage in group.storages]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.config import Settings
-from ingot.engine.start import _codec
+from ingot.engine.start_prefixes import prefix_codec
 from ingot.errors import ConfigError
 from tests import tiny
 from tests.models.layers import family_configs
@@ -20,10 +20,10 @@ def adapter_of(model: Any) -> Any:
 
 def test_a_model_with_sinks_keeps_its_states_as_they_are() -> None:
     adapter = adapter_of(family_configs.build("gpt_oss"))
-    assert not _codec(Settings(), adapter).lossy
+    assert not prefix_codec(Settings(), adapter).lossy
     with pytest.raises(ConfigError, match="cache_codec turbo4 cannot be used: this model's attention has sinks"):
-        _codec(Settings(cache_codec="turbo4"), adapter)
+        prefix_codec(Settings(cache_codec="turbo4"), adapter)
 
 
 def test_other_models_take_what_is_asked_for() -> None:
-    assert str(_codec(Settings(cache_codec="k8v4"), adapter_of(family_configs.build("qwen3"))).name) == "k8v4"
+    assert str(prefix_codec(Settings(cache_codec="k8v4"), adapter_of(family_configs.build("qwen3"))).name) == "k8v4"
