@@ -32,7 +32,7 @@ from ingot.models.heads.loading import prepare, with_head
 from ingot.models.live_codec import with_live_codec
 from ingot.upstream import caches, create_attention_mask
 from tests import engines, launches, tiny
-from tests.memory import pretended, settled
+from tests.memory import freed_at_once, pretended, settled
 
 CODEC = PairCodec(CodecName.parse("k8v4"))
 READ: dict[str, Any] = {**tiny.CONFIGS["kernel"], "model_type": "llama", "head_dim": 64}
@@ -144,6 +144,7 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
     assert float(mx.abs(found[0] - found[1]).max()) < 2**-5 * float(mx.abs(found[0]).max())
 
 
+@pretended
 @emulated
 def test_prompts_see_the_same_whether_kernels_unpack_pages_or_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Emulator):
@@ -225,6 +226,7 @@ def test_pages_are_gathered_where_no_kernel_reads_them_as_they_lie() -> None:
     assert with_live_codec(cuda, CODEC).footprint.gathered == Gathered(0, 0, MOST_QUERIES, unpacked=each)
 
 
+@freed_at_once
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("codec", ["raw", "turbo3"])
 @pytest.mark.parametrize(("lengths", "width"), [([600], 1), ([600], 40), ([600, 200, 400], 1), ([300] * 4, 3)])

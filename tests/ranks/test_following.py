@@ -17,6 +17,7 @@ from ingot.models.files.locate import ModelFolder
 from ingot.text.grammar.grammars import Grammars
 from tests import tiny
 from tests.engines import answer, text_of
+from tests.memory import pretended
 from tests.models.heads import test_eagle as eagles
 from tests.ranks import groups, keeping, playing
 from tests.ranks.echo import leading
@@ -62,7 +63,7 @@ def test_pages_in_fewer_bits_are_the_same_ones(tmp_path: Path, monkeypatch: pyte
     echo.check()
 
 
-@pytest.mark.parametrize(("kind", "room"), [("wide", "1MB"), ("hybrid", "110KB")])
+@pytest.mark.parametrize(("kind", "room"), [("wide", "1MB"), pytest.param("hybrid", "110KB", marks=pretended)])
 def test_records_in_fewer_bits_are_the_same_ones(
     kind: str, room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,10 +135,19 @@ def _quantized(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> tuple[mx.array, 
         assert packed.biases is not None, "affine forms have biases"
         weight, scales, biases = (mx.array(part) for part in (packed.weight, packed.scales, packed.biases))
     else:
-        weight, scales, biases = mx.quantize(mx.array(dense(raw, kind)), GROUP, affine_bits(kind))
+        weight, scales, biases = _in_steps(mx.array(dense(raw, kind)), affine_bits(kind))
     made = weight, scales.astype(dtype), biases.astype(dtype)
     mx.eval(made)
     return made
+
+
+def _in_steps(values: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+    """MLX's affine form, of as many steps for numbers below zero as above: on GPUs MLX counts zero in where a group's
+    numbers are all below it, so those are turned around."""
+    groups = values.reshape(len(values), -1, GROUP)
+    signs = mx.where(groups.max(axis=-1) < 0, -1.0, 1.0)
+    weight, scales, biases = mx.quantize((groups * signs[..., None]).reshape(values.shape), GROUP, bits)
+    return weight, scales * signs, biases * signs
 
 
 def _numbers(raw: np.ndarray, kind: Kind, dtype: mx.Dtype) -> mx.array:

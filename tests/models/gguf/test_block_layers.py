@@ -106,6 +106,23 @@ def test_in_affine_form_weights_are_off_by_little(kind: Kind) -> None:
         assert np.all(off <= 1.5 * step + 2 * rounding * reach)
 
 
+def test_no_group_that_lies_below_zero_is_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize, given = mx.quantize, list[np.ndarray]()
+
+    def watched(values: mx.array, group: int, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+        given.append(np.array(values).reshape(-1, group))
+        return quantize(values, group, bits)
+
+    monkeypatch.setattr(mx, "quantize", watched)
+    held, values = layer(Kind.Q2_K)
+    found = unpacked(block_layers.affine(held, mx.float16))
+    groups = values.reshape(-1, 32)
+    below = groups.max(axis=1) < 0
+    assert below.any() and np.concatenate(given).max(axis=1).min() >= 0
+    off = np.abs(found.reshape(-1, 32) - groups).max(axis=1)
+    assert np.all((off <= 1.5 * np.ptp(groups, axis=1) / 14 + 2e-3 * np.abs(groups).max(axis=1))[below])
+
+
 @KINDS
 def test_in_exact_form_weights_are_what_they_were(kind: Kind) -> None:
     held, values = layer(kind)

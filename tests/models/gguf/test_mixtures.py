@@ -323,7 +323,7 @@ def test_deepseek_files_with_keys_and_values_in_one_matrix_are_read_too(tmp_path
             model.metadata[f"deepseek2.attention.{key}"] = mla
             del model.metadata[f"deepseek2.attention.{key}_mla"]
         for layer in range(2):
-            keys = model.tensors.pop(f"blk.{layer}.attn_k_b.weight")[2].view(np.float32).reshape(HEADS, 64, 32)
+            keys = model.tensors.pop(f"blk.{layer}.attn_k_b.weight")[2].view(np.float32).reshape(HEADS, 64, 64)
             values = model.tensors.pop(f"blk.{layer}.attn_v_b.weight")[2].view(np.float32).reshape(HEADS, 32, 64)
             rows = np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, 64)
             model.tensors[f"blk.{layer}.attn_kv_b.weight"] = (Kind.F32, rows.shape, rows)
