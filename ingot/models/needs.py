@@ -35,6 +35,7 @@ from ingot.models.precision import NARROW
 from ingot.models.vision.loading import has_tower, unread_parts
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
 
+TILE = 16  # rows, of which the native kernels keep whole numbers: so many at most
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
 
 
@@ -149,7 +150,8 @@ def _layer_bytes(module: Any, device: Device) -> int:
         return int(held if kept else 4 * module.weight.size)
     count = module.weight.size * 32 // module.bits
     if native.covers(bits=module.bits, group_size=module.group_size, mode=module.mode):
-        return int(held if module.mode == "affine" else count * 10 // 8)
+        rows = module.weight.shape[-2]
+        return int(held if module.mode == "affine" else count * 10 // 8) * -(-rows // TILE) * TILE // rows
     return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
 
 
