@@ -76,8 +76,8 @@ class Attention:
 
 
 def attends_segments() -> bool:
-    """Whether `attend_segments` is there, which an older build lacks, and a BLAS for it."""
-    return available() and hasattr(extension(), "attend_segments") and fastblas.single_threaded_sgemm() is not None
+    """Whether `attend_segments` is there, and a BLAS for it."""
+    return available() and fastblas.single_threaded_sgemm() is not None
 
 
 def attend_segments(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:

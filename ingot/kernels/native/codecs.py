@@ -12,8 +12,8 @@ ROTATED = (16, 32, 64, 128, 256, 512)
 
 
 def has_codecs() -> bool:
-    """Whether the codecs of kept keys and values are there, with both centres, which an older build lacks."""
-    return available() and hasattr(getattr(extension(), "Codec", None), "centres")
+    """Whether the codecs of kept keys and values are there."""
+    return available()
 
 
 def turbo_codec(

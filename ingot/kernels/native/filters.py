@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def convolves() -> bool:
-    """Whether `convolve` and `snake` are there, which an older build lacks, and a BLAS for them."""
-    return available() and hasattr(extension(), "convolve") and fastblas.single_threaded_sgemm() is not None
+    """Whether `convolve` and `snake` are there, and a BLAS for them."""
+    return available() and fastblas.single_threaded_sgemm() is not None
 
 
 def convolve(
