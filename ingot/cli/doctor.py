@@ -41,7 +41,7 @@ def look(settings: Settings, network: bool) -> Iterator[Finding]:
     yield from examine.mlx(probed)
     yield from examine.packages()
     if sys.platform == "linux":
-        yield examine.compiler("C++ compiler", ("g++",), "mx.compile needs it at run time on CPUs")
+        yield examine.compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
     yield examine.memory()
     yield examine.disk(settings.models_dir)
     yield examine.open_files()

@@ -1,4 +1,5 @@
-"""`python -m ingot.kernels.build`: compiles ingot-native, the kernels and the BLAS bridge, in a clone on a Linux CPU.
+"""`python -m ingot.kernels.build`: compiles what this machine needs compiled, in a clone on Linux: ingot-native, the
+kernels and the BLAS bridge, for CPUs, and the extension that launches graphs for CUDA.
 
 Never fails a set-up: without a compiler everything still works, slower, and `ingot doctor` says so.
 """
@@ -29,6 +30,17 @@ def build() -> str:
     return "kernels: built"
 
 
+def build_for_cuda() -> str:
+    """Compile the extension that launches graphs, as a first start would; returns one line that says what happened."""
+    from ingot.kernels.gpu.graph_launch import BuildError, extension
+
+    try:
+        extension()
+    except BuildError as error:
+        return f"kernels: the extension that launches CUDA graphs could not be built, steps are slower: {error}"
+    return "kernels: built"
+
+
 def _installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
@@ -40,5 +52,7 @@ def _installed(distribution: str) -> bool:
 if __name__ == "__main__":
     if sys.platform == "linux" and _installed("mlx-cpu"):
         print(build())
+    elif sys.platform == "linux" and _installed("mlx-cuda-13"):
+        print(build_for_cuda())
     else:
         print("kernels: nothing to build here")

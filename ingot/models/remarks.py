@@ -15,6 +15,8 @@ def remarks(
     said = [] if kernels is None else _unused(kernels)
     if stack is not None and stack.refused is not None:
         said.append(f"layers launch by launch, slower: as one graph {stack.refused}")
+    elif stack is not None and stack.slower is not None:
+        said.append(stack.slower)
     if selection is None or not selection.obeyed:
         said.append("logits are computed for whole prompts: the output head of this family is not known")
     if not found.mixed and not found.ragged:

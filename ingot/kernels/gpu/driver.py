@@ -1,5 +1,4 @@
-"""CUDA's driver, by ctypes, in the context that MLX computes in: graphs of kernels that were compiled here, on a stream
-of our own.
+"""CUDA's driver, by ctypes, in the context that MLX computes in: graphs of kernels that were compiled here.
 
 A launch through MLX costs the host microseconds, a launch of a whole graph costs it about as much: so what is the same
 at every step is put into one. Only the engine thread may call anything here.
@@ -14,8 +13,6 @@ from typing import Any, NamedTuple
 
 SONAME = "libcuda.so.1"
 NON_BLOCKING = 1
-AT_LEAST = 0
-"""What waiting compares by: the difference of 32 bits is not negative."""
 
 
 COMPUTE_CAPABILITY = 75
@@ -102,16 +99,6 @@ class Driver:
         self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return _known(function)
 
-    def memory(self, words: int) -> int:
-        """The address of so many words on the device, which are 0, until `free`."""
-        address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4 * words))
-        self._call("cuMemsetD32_v2", address, 0, ctypes.c_size_t(words))
-        return address.value
-
-    def free(self, address: int) -> None:
-        self._call("cuMemFree_v2", ctypes.c_uint64(address))
-
     def stream(self) -> int:
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
@@ -120,22 +107,6 @@ class Driver:
     def end(self, stream: int) -> None:
         """What is on it is still done."""
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
-
-    def wait(self, stream: int, address: int, number: int) -> None:
-        """What follows on the stream waits until the word there is at least `number`."""
-        self._call(
-            "cuStreamWaitValue32_v2",
-            ctypes.c_void_p(stream),
-            ctypes.c_uint64(address),
-            ctypes.c_uint32(number),
-            AT_LEAST,
-        )
-
-    def write(self, stream: int, address: int, number: int) -> None:
-        """Let the word there be `number` once all that came before on the stream is done, and can be seen."""
-        self._call(
-            "cuStreamWriteValue32_v2", ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(number), 0
-        )
 
     def graph(self, launches: Sequence[Launch]) -> int:
         """Each waits for the one before it, by itself where the device knows how to (`AFTER_OTHERS`)."""

@@ -1,4 +1,5 @@
-"""What a stack of layers needs besides products and attention, and what lets it be computed apart from MLX's stream."""
+"""What a stack of layers needs besides products and attention, and what carries arrays into and out of the memory of
+graphs."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from ingot.kernels.gpu.launchers import Launcher
 from ingot.kernels.gpu.texts import Kernel, Output, Work, read
 
 SOURCE = Path(__file__).parent / "source"
-LONGEST = 60
-"""Seconds that a step may take on the device, before it counts as lost."""
 _WARPS = 32
 _THREADS = 256
 _ARRAYS = {
@@ -25,7 +24,6 @@ _ARRAYS = {
         ("posted",),
     ),
     "lay": (("addresses", "after", "place"), ("laid",)),
-    "hand_over": (("posted", "number", "flags"), ("done",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
 
@@ -82,7 +80,7 @@ def shift(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
     return run(stack_kernel("shift"), [product, bias], work)[0]
 
 
-# For graphs that run beside MLX's stream.
+# For graphs.
 
 
 def post(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
@@ -98,12 +96,6 @@ def post(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array
 def lay(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:
     """Put addresses where graphs read them, once the device has `after`; gives a token."""
     return run(stack_kernel("lay"), [addresses, after, place], Work((), (1, 1, 1), 32, (_word(),)))[0]
-
-
-def hand_over(run: Launcher, posted: mx.array, number: int, flags: mx.array) -> mx.array:
-    """Let the graph begin, and wait until it is done."""
-    inputs = [posted, mx.array([number], mx.uint32).view(mx.int32), flags]
-    return run(stack_kernel("hand_over"), inputs, Work((("LONGEST", LONGEST),), (1, 1, 1), 32, (_word(),)))[0]
 
 
 def take(run: Launcher, done: mx.array, memory: mx.array, spot: mx.array, made: Output) -> mx.array:

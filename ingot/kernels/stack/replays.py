@@ -1,15 +1,19 @@
-"""Replaying scores: on CUDA each is one graph beside MLX's stream, elsewhere its kernels are launched one by one.
+"""Replaying scores: on CUDA each is one graph, elsewhere its kernels are launched one by one.
 
-A graph reads what it is given from memory of its own. A kernel of MLX's stream puts it there (`post`), another one says
-so and waits (`hand_over`), and a third takes what the graph made (`take`). The graph is launched behind those, on a
-stream that waits for the word; so the host never waits, and orders nothing but steps.
+A graph reads its inputs from memory of its own. A kernel puts them there (`post`), and another one takes what the graph
+made (`take`). The graph itself is launched between the two by an operation of MLX, on MLX's own stream
+(`gpu/graph_launch.py`), so the stream alone orders everything. Where that extension cannot be compiled, the host waits
+for `post`, launches the graph on a stream of its own, and waits for it. No kernel ever waits for another stream or for
+the host: MLX loads kernels of its own whenever it first meets them, loading waits for everything that runs on the
+device, and a kernel that waits for something launched later would wait for ever.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -18,13 +22,15 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda import CudaLauncher
 from ingot.kernels.gpu.driver import CudaError, Driver, Launch
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.graph_launch import BuildError, extension
 from ingot.kernels.gpu.kinds import Kind
 from ingot.kernels.gpu.launchers import Launcher, launcher
 from ingot.kernels.gpu.scores import Score
 from ingot.kernels.gpu.texts import Output, Work
 from ingot.kernels.paged.texts import paged_kernel
-from ingot.kernels.stack.kernels import hand_over, post, take
+from ingot.kernels.stack.kernels import post, take
 
+log = logging.getLogger("ingot.kernels")
 UNIT = 16
 """Bytes: what places in a graph's memory are counted in."""
 LEAST = 1 << 22
@@ -48,6 +54,10 @@ class Stage(Protocol):
     def takes_time(self) -> bool:
         """Whether making a score ready takes so long that it had better be done before it is asked for."""
 
+    @property
+    def slower(self) -> str | None:
+        """Why replays are slower here than they could be; None where they are not."""
+
     def prepare(self, kinds: Iterable[Kind]) -> None:
         """Compile them at once."""
 
@@ -59,6 +69,7 @@ class Stage(Protocol):
 
 class EmulatedStage:
     takes_time = False
+    slower = None
 
     def __init__(self, run: Emulator) -> None:
         self.run = run
@@ -90,23 +101,65 @@ def _padded(array: mx.array, room: mx.array) -> mx.array:
     return mx.concatenate([array.reshape(-1), nothing]).reshape(room.shape)
 
 
+class LaunchedGraph(Protocol):
+    """An instantiated graph, which goes with its last reference."""
+
+    def __call__(self, before: mx.array) -> mx.array:
+        """Launch it behind `before`; gives a token for what comes behind the graph."""
+
+
+class _InOrder:
+    """On MLX's stream: nobody waits. It is launched at once, so that the device works while Python goes on."""
+
+    def __init__(self, library: Any, handle: int) -> None:
+        self._launch, self._graph = library.launch, library.Graph(handle)
+
+    def __call__(self, before: mx.array) -> mx.array:
+        done: mx.array = self._launch(self._graph, before)
+        mx.async_eval(done)
+        return done
+
+
+class _ByHost:
+    """On a stream of its own, for which the host waits."""
+
+    def __init__(self, driver: Driver, stream: int, handle: int) -> None:
+        self._driver, self._stream, self._handle = driver, stream, handle
+
+    def __call__(self, before: mx.array) -> mx.array:
+        mx.eval(before)
+        self._driver.launch(self._handle, self._stream)
+        self._driver.synchronize(self._stream)
+        return before
+
+    def __del__(self) -> None:
+        with suppress(CudaError):
+            self._driver.forget(self._handle)
+
+
 class GraphStage:
     """Of one device."""
 
     takes_time = True
 
-    def __init__(self, run: CudaLauncher, driver: Driver) -> None:
-        """Raises CudaError or RuntimeError where graphs cannot be launched beside MLX's stream."""
-        self.run, self.driver = run, driver
-        self.stream = driver.stream()
-        self.begun, self.done = words = [driver.memory(1), driver.memory(1)]
-        self.flags = mx.array(np.array(words, np.int64).view(np.int32))
+    def __init__(self, run: CudaLauncher, driver: Driver, library: Any | BuildError) -> None:
+        """`library` is the extension that launches graphs, or why there is none."""
+        self.run, self.driver, self._library = run, driver, library
+        self.slower: str | None = None
+        if isinstance(library, BuildError):
+            self.slower = f"the host waits for every step, which is slower: {library}"
+            log.warning("%s", self.slower)
+        self._stream = driver.stream() if self.slower else None
         self.memory = mx.zeros(LEAST // 4, mx.int32)
-        self.number = 0
         self._addresses: dict[int, tuple[mx.array, int]] = {}
-        mx.eval(self.flags, self.memory)
-        # A first launch is waited for: that of what waits for a graph must find nothing to wait for.
-        mx.eval(hand_over(run, mx.zeros(1, mx.int32), 0, self.flags))
+        mx.eval(self.memory)
+
+    def launched(self, launches: Sequence[Launch]) -> LaunchedGraph:
+        """Raises CudaError."""
+        handle = self.driver.graph(launches)
+        if self._stream is not None:
+            return _ByHost(self.driver, self._stream, handle)
+        return _InOrder(self._library, handle)
 
     def prepare(self, kinds: Iterable[Kind]) -> None:
         self.run.prepare(dict.fromkeys(kinds))
@@ -141,11 +194,9 @@ class GraphStage:
 
     def __del__(self) -> None:
         """Nothing waits for it: whatever was launched has been read."""
-        with suppress(CudaError):
-            self.driver.synchronize(self.stream)
-            self.driver.end(self.stream)
-            for address in (self.begun, self.done):
-                self.driver.free(address)
+        if self._stream is not None:
+            with suppress(CudaError):
+                self.driver.end(self._stream)
 
 
 class _GraphReplay:
@@ -157,7 +208,7 @@ class _GraphReplay:
         base = stage.addresses([self._memory])[id(self._memory)]
         there = stage.addresses(score.fixed()) | {array: base + place for array, place in places.items()}
         stage.prepare(score.kinds)
-        self._graph = stage.driver.graph(
+        self._graph = stage.launched(
             [
                 Launch(
                     stage.driver.function(*stage.run.compiled(note.kind)),
@@ -175,16 +226,9 @@ class _GraphReplay:
         mx.eval(self._spots)
 
     def __call__(self, given: list[mx.array], after: mx.array) -> tuple[mx.array, mx.array]:
-        stage = self._stage
-        driver, stream = stage.driver, stage.stream
-        stage.number = number = (stage.number + 1) & 0xFFFFFFFF
-        posted = post(stage.run, given, after, self._memory, self._spots)
-        done = hand_over(stage.run, posted, number, stage.flags)
-        mx.async_eval(done)  # before the graph: whatever evaluating may wait for does not wait for it
-        driver.wait(stream, stage.begun, number)
-        driver.launch(self._graph, stream)
-        driver.write(stream, stage.done, number)
-        return take(stage.run, done, self._memory, *self._part(self._score.tokens(given[0]))), done
+        run = self._stage.run
+        done = self._graph(post(run, given, after, self._memory, self._spots))
+        return take(run, done, self._memory, *self._part(self._score.tokens(given[0]))), done
 
     def _part(self, tokens: int) -> tuple[mx.array, Output]:
         """Where so many tokens' result is, and what it is."""
@@ -194,10 +238,6 @@ class _GraphReplay:
             made = Output((tokens, result.shape[1]), result.dtype)
             self._taken[tokens] = (_words([self._result, made.shape[0] * made.shape[1]]), made)
         return self._taken[tokens]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_graph"):
-            self._stage.driver.forget(self._graph)
 
 
 def _words(numbers: Sequence[int]) -> mx.array:
@@ -210,5 +250,12 @@ def stage(device: Device) -> Stage:
     if isinstance(run, Emulator):
         return EmulatedStage(run)
     if isinstance(run, CudaLauncher):
-        return GraphStage(run, Driver.find())
+        return GraphStage(run, Driver.find(), _library())
     raise CudaError("kernels are not compiled here")
+
+
+def _library() -> Any | BuildError:
+    try:
+        return extension()
+    except BuildError as error:
+        return error

@@ -163,6 +163,11 @@ class Stack:
         """Tokens that a graph is made for."""
         return self._most
 
+    @property
+    def slower(self) -> str | None:
+        """Why graphs are slower here than they could be; None where they are not."""
+        return self._stage.slower
+
     def __call__(self, x: mx.array, mask: Any, states: Sequence[Any]) -> mx.array:
         step = None if self.refused is not None else self._step(x, mask, states)
         if step is None:

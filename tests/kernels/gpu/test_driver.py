@@ -98,9 +98,9 @@ def test_what_the_driver_refuses_is_told_with_its_words() -> None:
 
 
 def test_a_driver_that_lacks_something_is_too_old() -> None:
-    driver = Driver(Library(missing="cuStreamWaitValue32_v2"))  # type: ignore[arg-type]
-    with pytest.raises(CudaError, match=r"has no cuStreamWaitValue32_v2: it is too old"):
-        driver.wait(1, 2, 3)
+    driver = Driver(Library(missing="cuGraphLaunch"))  # type: ignore[arg-type]
+    with pytest.raises(CudaError, match=r"has no cuGraphLaunch: it is too old"):
+        driver.launch(1, 2)
 
 
 def test_a_graph_that_cannot_be_made_leaves_nothing_behind() -> None:
