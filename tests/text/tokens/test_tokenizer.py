@@ -154,7 +154,6 @@ def test_special_tokens_are_looked_through_for_markers_once(make_folder: MakeFol
     assert work(lambda: tokenizer.special_within(named.markers)) < 500
 
 
-
 def test_a_declared_id_that_cannot_be_given_is_an_error(make_folder: MakeFolder) -> None:
     declared = {"9999": {"content": "<extra>", "special": True}}
     with pytest.raises(ModelError, match="<extra>"):
