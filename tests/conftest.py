@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,19 @@ from hypothesis import HealthCheck, settings
 
 # On CUDA, mlx multiplies float32 in fewer bits by default, and how they round depends on how many rows there are.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+
+def ignore_signals_alone() -> None:
+    """Whoever starts the tests may have them ignore signals: `nohup`, shells in the background, CI systems.
+
+    What is ignored is inherited, and a handler is not: with one that does nothing the tests go on ignoring a signal,
+    and what they start does not."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
+
+
+ignore_signals_alone()
 
 # Shared machines are noisy: a slow example is no failure, and every run tries the same ones: few of them, or as many as
 # `--hypothesis-profile=thorough` asks for.

@@ -6,7 +6,10 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -32,14 +35,16 @@ def run(arguments: list[str]) -> int:
     if config.origins["log_level"] == "default":
         logging.getLogger("ingot").setLevel(logging.WARNING)  # the terminal belongs to the conversation
     given = vars(namespace)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        # Whoever sits at a terminal means this program by Ctrl-C, also where a script was started to ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         client = _client(namespace, config.settings, stack)
         sampling = {name: sampling_value(name, given[name]) for name in SAMPLING if name in given}
         name = given.get("name") or _served_name(client)
         conversation = ChatSession(name, system=given.get("system"), sampling=sampling)
-        if not sys.stdin.isatty():
-            return _one_shot(client, conversation)
-        return _converse(client, conversation)
+        return _converse(client, conversation) if interactive else _one_shot(client, conversation)
 
 
 def _parser() -> CommandParser:
@@ -144,11 +149,12 @@ def _show_answer(client: Client, conversation: ChatSession, question: str) -> No
     stream = answer(client, conversation, question)
     thinking = False
     try:
-        for reasoning, text in stream:
-            if bool(reasoning) != thinking and (reasoning or text):
-                thinking = bool(reasoning)
-                _write(DIM if thinking else f"{PLAIN}\n")
-            _write(printable(reasoning + text))
+        with _at_interrupts(client.break_off):
+            for reasoning, text in stream:
+                if bool(reasoning) != thinking and (reasoning or text):
+                    thinking = bool(reasoning)
+                    _write(DIM if thinking else f"{PLAIN}\n")
+                _write(printable(reasoning + text))
         _write("\n")
     except KeyboardInterrupt:
         _write(f"{PLAIN}\n(stopped)\n")
@@ -157,6 +163,30 @@ def _show_answer(client: Client, conversation: ChatSession, question: str) -> No
         print(f"ingot chat: {error.message}", file=sys.stderr)
     finally:
         stream.close()
+
+
+@contextlib.contextmanager
+def _at_interrupts(act: Callable[[], None]) -> Iterator[None]:
+    """`act` is called in a thread at Ctrl-C. KeyboardInterrupt alone is not enough: a read that begins just as it comes
+    is not woken by it, and a server may be silent for long."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+
+    def watch() -> None:
+        while signals := ours.recv(64):
+            if signal.SIGINT in signals:
+                act()
+
+    watcher = threading.Thread(target=watch, name="ingot-interrupts", daemon=True)
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        theirs.close()
+        watcher.join()
+        ours.close()
 
 
 def printable(text: str) -> str:

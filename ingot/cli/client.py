@@ -5,9 +5,11 @@ Blocking, one connection a call; closing a stream closes its connection, which t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -59,6 +61,7 @@ class Client:
         self.host, self.port, self.tls = parts.hostname, port, parts.scheme.lower() == "https"
         self.base = parts.path.rstrip("/") or "/v1"
         self.url, self.timeout = url, timeout
+        self._streaming: socket.socket | None = None
         self._headers = {"Content-Type": "application/json", "User-Agent": f"ingot/{__version__}"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -93,6 +96,8 @@ class Client:
         """The events of a streamed answer, up to `[DONE]`. Raises ServerError, also when it breaks off."""
         connection = self._connect()
         try:
+            self._open(connection)
+            self._streaming = connection.sock  # which the connection forgets once the answer has begun
             response = self._ask(connection, "POST", path, body)
             events = EventLines()
             while piece := self._read(response):
@@ -103,7 +108,14 @@ class Client:
                     yield TimedEvent(now, _event(data))
             raise ServerError("the server closed the stream before its end")
         finally:
+            self._streaming = None
             connection.close()
+
+    def break_off(self) -> None:
+        """End a stream that is being read, from any thread: its reader comes to its end at once."""
+        if (connection := self._streaming) is not None:
+            with contextlib.suppress(OSError):  # it has just ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _json(self, method: str, path: str, body: Payload) -> Any:
         connection = self._connect()
@@ -122,6 +134,12 @@ class Client:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+
+    def _open(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise self._broken(error) from error
 
     def _ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Payload

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ingot.errors import IngotError
+from ingot.signals import heeded
 
 # The terminal sends these to the program as well, which may do with them what it likes; this one stays.
 BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
@@ -31,7 +32,8 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
     def stay(number: int, frame: FrameType | None) -> None:
         pass
 
-    handlers = {**dict.fromkeys((*BY_TERMINAL, signal.SIGCHLD), stay), **dict.fromkeys(PASSED_ON, pass_on)}
+    stays, passed = (*heeded(*BY_TERMINAL), signal.SIGCHLD), heeded(*PASSED_ON)
+    handlers = {**dict.fromkeys(stays, stay), **dict.fromkeys(passed, pass_on)}
     with _handling(handlers), _bell() as bell:
         try:
             program = subprocess.Popen(command, env=environment)
@@ -61,7 +63,8 @@ def _bell() -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _handling(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Handlers, unlike signals that are ignored, are not inherited: the program starts with its own."""
+    """Handlers, unlike signals that are ignored, are not inherited: the program starts with its own, and ignores what
+    this one was started to ignore."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -20,6 +20,7 @@ from ingot.cli.ready import fleet_record, ready_record
 from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
 from ingot.models.files.kinds import CHAT, kind_of
 from ingot.ranks.place import Place, place
+from ingot.signals import heeded
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_request import Role
@@ -112,7 +113,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
             raise
         if server.force_exit or server.given_up:
             leave_at_once()
-        signal.signal(signal.SIGINT, leave_at_once)
+        _let_interrupts_leave()
         engine.close()
 
 
@@ -142,7 +143,7 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
             raise
         if server.force_exit:
             leave_at_once()
-        signal.signal(signal.SIGINT, leave_at_once)
+        _let_interrupts_leave()
         garage.close()
 
 
@@ -194,6 +195,11 @@ def start_engine(settings: Settings) -> Engine:
 
 def served_name(settings: Settings, own: str) -> str:
     return settings.served_model_name[0] if settings.served_model_name else own
+
+
+def _let_interrupts_leave() -> None:
+    for number in heeded(signal.SIGINT):
+        signal.signal(number, leave_at_once)
 
 
 def leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:

@@ -144,7 +144,7 @@ class _ReadText:
         reading = sequence.request.reading
         assert reading is not None
         self._index = sequence.index
-        self._detokenizer = tokenizer.detokenizer(tokenizer.special_where(reading.format.shows))
+        self._detokenizer = tokenizer.detokenizer(tokenizer.special_within(reading.format.markers))
         self._answer = AnswerText(sequence.index, reading, sequence.request.stop)
         self._held: list[TokenInfo] = []
 

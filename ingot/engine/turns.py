@@ -5,15 +5,18 @@ Pure Python: no mlx, tested without it. The contract:
 - Any thread may call `open`, `accept`, `cancel` and `status`; the rest is the engine thread's.
 - `advance` works for a bounded time, in parts that the model bounds. Of several requests each has a turn, so that one
   turn's states are held at a time.
+- Whoever is next in line is begun while another's turn goes on, so that what it waits for (a sound that has to be
+  read) is there when its turn comes.
 - A request ends exactly once, in an event that is no piece.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -71,7 +74,7 @@ class Turn(Generic[AskedT, DoingT, EventT]):
     reply: Callable[[list[EventT]], None]
     doing: DoingT | None = None
     work: Generator[Sequence[EventT] | None, None, None] | None = None
-    began: float | None = None
+    began: float | None = None  # when its first turn came
     waits: bool = False  # for more that it needs
 
 
@@ -160,11 +163,12 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         return any(not job.waits for job in list(self._jobs.values()))
 
     def work(self, milliseconds: float) -> None:
-        """For about that long."""
+        """For about that long, or until somebody waits for more: it may be in the mail already."""
         until = self._clock() + milliseconds / 1000
         while (job := self._next()) is not None:
             self._part(job)
-            if self._clock() >= until:
+            self._look_ahead()
+            if job.waits or self._clock() >= until:
                 return
 
     def _next(self) -> Turn[AskedT, DoingT, EventT] | None:
@@ -174,20 +178,17 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         return next((job for job in list(self._jobs.values()) if not job.waits), None)
 
     def _part(self, job: Turn[AskedT, DoingT, EventT]) -> None:
-        try:
+        with self._failing_alone(job):
             if job.work is None:
                 self._begin(job)
+            if job.began is None:
+                job.began = self._clock()
             assert job.work is not None, "it has begun"
-            said = next(job.work)
-        except StopIteration:
-            self._close(job)
-        except IngotError as error:
-            self._end(job.request.id, error)
-        # A model or a device may fail in ways nobody foresaw; the request at hand fails, the server goes on.
-        except Exception:
-            log.exception("a request of %s failed and is given up", self.name)
-            self._end(job.request.id, IngotError(FAILED))
-        else:
+            try:
+                said = next(job.work)
+            except StopIteration:
+                self._close(job)
+                return
             self._at = job if said == () else None
             job.waits = said is None
             if said:
@@ -195,12 +196,31 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             if said is not None and self._at is None:
                 self._to_the_end(job)
 
+    def _look_ahead(self) -> None:
+        """Begin with whoever has the next turn."""
+        waiting = (job for job in list(self._jobs.values()) if job is not self._at and not job.waits)
+        job = next(waiting, None)
+        if job is not None and job.work is None:
+            with self._failing_alone(job):
+                self._begin(job)
+
     def _begin(self, job: Turn[AskedT, DoingT, EventT]) -> None:
         def wake() -> None:
             job.waits = False
 
         job.doing = self._begun(job.request, wake)
-        job.work, job.began, self._used = job.doing.work(), self._clock(), True  # type: ignore[assignment]
+        job.work, self._used = job.doing.work(), True  # type: ignore[assignment]
+
+    @contextlib.contextmanager
+    def _failing_alone(self, job: Turn[AskedT, DoingT, EventT]) -> Iterator[None]:
+        """A model or a device may fail in ways nobody foresaw; the request at hand fails, the server goes on."""
+        try:
+            yield
+        except IngotError as error:
+            self._end(job.request.id, error)
+        except Exception:
+            log.exception("a request of %s failed and is given up", self.name)
+            self._end(job.request.id, IngotError(FAILED))
 
     def _to_the_end(self, job: Turn[AskedT, DoingT, EventT]) -> None:
         """It has had its turn."""

@@ -25,6 +25,7 @@ from ingot.http.reload import reload
 from ingot.http.socket.config import server_config
 from ingot.http.tenants import refuse_short_key
 from ingot.observe.notices import Notice
+from ingot.signals import Terminal, heeded
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -85,7 +86,7 @@ def listen(settings: Settings) -> Listener:
 def serve(
     engine: Engine, settings: Settings, on_ready: Callable[[str], None], *, listener: Listener | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then let what runs finish for a few seconds, and return.
+    """Serve until SIGINT (where it is not ignored) or SIGTERM, then let what runs finish for a few seconds, and return.
 
     `on_ready` gets the URL once connections are taken. The engine stays the caller's to close. `listener` is the
     port where it was taken beforehand.
@@ -145,6 +146,7 @@ class Server(uvicorn.Server):
         self.listener, self._service, self._on_ready = listener, service, on_ready
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._terminal = Terminal()
         self.given_up = False
 
     @property
@@ -193,7 +195,10 @@ class Server(uvicorn.Server):
             await self._service.stop()
 
     def reload_soon(self, number: int, frame: FrameType | None) -> None:
-        """A signal asks for the settings to be read again."""
+        """A signal asks for the settings to be read again, or tells that the terminal was closed."""
+        if self._terminal.is_gone:
+            self.handle_exit(signal.SIGTERM, frame)
+            return
         assert self._settings_again is not None
         asyncio.get_running_loop().call_soon_threadsafe(reload, self._service, self._settings_again)
 
@@ -201,10 +206,9 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals stop the server and nothing more, so that the caller can close the engine; SIGHUP lets it read its
         settings again."""
-        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
-            signal.SIGINT: self.handle_exit,
-            signal.SIGTERM: self.handle_exit,
-        }
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = dict.fromkeys(
+            (signal.SIGTERM, *heeded(signal.SIGINT)), self.handle_exit
+        )
         if self._settings_again is not None:
             handlers[signal.SIGHUP] = self.reload_soon
         try:

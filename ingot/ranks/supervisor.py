@@ -20,6 +20,7 @@ from ingot.ranks.hosts import Hosts
 from ingot.ranks.life import Gone, Life, Showed
 from ingot.ranks.processes import COMMAND
 from ingot.ranks.standing import BEAT_S, first_problem
+from ingot.signals import Terminal, heeded
 
 log = logging.getLogger("ingot.ranks")
 
@@ -114,14 +115,20 @@ class Supervisor:
             reason = f"{fault.reason}; the ranks are being started again"
 
     def _take_signals(self) -> None:
+        terminal = Terminal()
+
         def stop(number: int, frame: FrameType | None) -> None:
             self.asked.stops += 1
 
         def reload(number: int, frame: FrameType | None) -> None:
-            self.asked.reloads += 1
+            if terminal.is_gone:
+                self.asked.stops += 1
+            else:
+                self.asked.reloads += 1
 
-        for number, handler in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGHUP, reload)):
-            signal.signal(number, handler)
+        for number in (signal.SIGTERM, *heeded(signal.SIGINT)):
+            signal.signal(number, stop)
+        signal.signal(signal.SIGHUP, reload)
 
     def _attend(self, life: Life) -> Fault | None:
         """What went wrong, once something has; None: it is asked to stop."""

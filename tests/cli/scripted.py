@@ -49,7 +49,8 @@ class Script:
     gathered: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: int = 0
     most_at_once: int = 0
-    left: threading.Event = field(default_factory=threading.Event)  # a client left a hanging stream
+    hangs: threading.Event = field(default_factory=threading.Event)  # a stream says nothing more
+    left: threading.Event = field(default_factory=threading.Event)  # a client left it
     url: str = ""
 
 
@@ -127,6 +128,7 @@ async def _stream(
         await _event(writer, _data({"choices": [choice], "usage": None}))
         await asyncio.sleep(0)
     if answer.hangs:
+        script.hangs.set()
         await reader.read()
         script.left.set()
         return

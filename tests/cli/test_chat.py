@@ -5,13 +5,16 @@ import pty
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ingot.cli.chat import printable, read_message
+from ingot.cli.chat import _show_answer, printable, read_message
+from ingot.cli.client import Client
+from ingot.cli.conversation import ChatSession
 from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server
 
 
@@ -24,9 +27,9 @@ def pipe(script: Script, home: Path, question: str, *flags: str, **extra: str) -
 class Terminal:
     """A chat in a pseudo-terminal: what it showed so far, and a keyboard."""
 
-    def __init__(self, script: Script, home: Path, *flags: str) -> None:
+    def __init__(self, script: Script, home: Path, *flags: str, through: tuple[str, ...] = ()) -> None:
         self.master, slave = pty.openpty()
-        command = [INGOT, "chat", script.url, *flags]
+        command = [*through, INGOT, "chat", script.url, *flags]
         env = environment(home)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
@@ -42,23 +45,14 @@ class Terminal:
             self.shown += os.read(self.master, 4096).decode()
         self.shown = self.shown.partition(text)[2]
 
-    def interrupt(self, text: str) -> None:
-        """Press Ctrl-C until `text` is shown: one that comes between two reads of the answer may go unnoticed."""
-        for _ in range(5):
-            self.process.send_signal(signal.SIGINT)
-            while text not in self.shown and select.select([self.master], [], [], 10)[0]:
-                self.shown += os.read(self.master, 4096).decode()
-            if text in self.shown:
-                break
-        self.until(text)
-
     def type(self, line: str) -> None:
         os.write(self.master, line.encode() + b"\n")
 
 
 @contextmanager
-def terminal(script: Script, home: Path, *flags: str) -> Iterator[Terminal]:
-    screen = Terminal(script, home, *flags)
+def terminal(script: Script, home: Path, *flags: str, through: tuple[str, ...] = ()) -> Iterator[Terminal]:
+    """`through` is a program that starts the chat."""
+    screen = Terminal(script, home, *flags, through=through)
     try:
         screen.until("> ")
         yield screen
@@ -138,7 +132,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     with scripted_server(script), terminal(script, tmp_path) as screen:
         screen.type("tell me a story")
         screen.until("Once")
-        screen.interrupt("(stopped)")
+        screen.process.send_signal(signal.SIGINT)
+        screen.until("(stopped)")
         assert script.left.wait(30), "the server was not told to stop"
         screen.until("> ")
         screen.type("go on")
@@ -150,6 +145,38 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         screen.type("/quit")
         assert screen.process.wait(30) == 0
     assert [message["content"] for message in script.bodies[1]["messages"]] == ["tell me a story", "Once", "go on"]
+
+
+def test_ctrl_c_stops_the_answer_of_a_chat_that_was_started_to_ignore_it(tmp_path: Path) -> None:
+    script = Script(answer=lambda _: Answer(pieces=("Once",), hangs=True))
+    ignoring = ("/bin/sh", "-c", 'trap \'\' INT; exec "$0" "$@"')
+    with scripted_server(script), terminal(script, tmp_path, through=ignoring) as screen:
+        screen.type("tell me a story")
+        screen.until("Once")
+        screen.process.send_signal(signal.SIGINT)
+        screen.until("(stopped)")
+        assert script.left.wait(30), "the server was not told to stop"
+
+
+def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that begins just as it comes, for which stands here a handler that raises nothing."""
+    script = Script(answer=lambda _: Answer(pieces=("Once",), hangs=True))
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    presses = threading.Thread(target=press_ctrl_c, args=(script,))
+    presses.start()
+    try:
+        with scripted_server(script):
+            _show_answer(Client(script.url, timeout=10), ChatSession("scripted"), "tell me a story")
+            assert script.left.wait(30), "the server was not told to stop"
+    finally:
+        presses.join()
+        signal.signal(signal.SIGINT, before)
+    assert "was silent" not in capsys.readouterr().err
+
+
+def press_ctrl_c(script: Script) -> None:
+    assert script.hangs.wait(30)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_failed_answer_is_said_and_can_be_retried(tmp_path: Path) -> None:

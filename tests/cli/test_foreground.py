@@ -41,3 +41,15 @@ def test_a_signal_that_another_thread_takes_is_passed_on_at_once() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         over.set()
         other.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_this_program_was_started_to_ignore_the_other_ignores_too(number: signal.Signals) -> None:
+    """As under `nohup`: else it would be ended by what its user had said shall not end it."""
+    check = f"import signal, sys; sys.exit(9 * (signal.getsignal({number.value}) == signal.SIG_IGN))"
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert foreground.run_in_foreground([sys.executable, "-c", check], os.environ) == 9
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

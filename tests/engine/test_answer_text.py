@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.engine.answer_text import AnswerText
+from ingot.engine.output import Writer
 from ingot.engine.request import (
     AnswerEvent,
     AnswerParsing,
     CallArguments,
     CallBegan,
     CallEnded,
+    Request,
     Stop,
     TextDelta,
     ThinkingDelta,
 )
+from ingot.engine.sequence import Sequence
 from ingot.text.formats.registry import format_named
 from ingot.text.parse.events import ToolSchema
 from ingot.text.parse.parser import ThinkingStart
+from ingot.text.tokens.tokenizer import Tokenizer
+from tests.engines import tiny_tokenizer
 
 QWEN = format_named("qwen")
 TOOLS = (ToolSchema("look", {"type": "object", "properties": {"at": {"type": "string"}}}),)
@@ -107,3 +113,18 @@ def test_an_answer_that_begins_within_thinking_says_so_until_it_is_closed() -> N
     assert answer.thinking
     answer.push("hm</think>\n\nyes")
     assert not answer.thinking
+
+
+def test_of_several_answers_only_the_first_looks_through_the_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, looked = tiny_tokenizer(), 0
+
+    def counted(token: int) -> str:
+        nonlocal looked
+        looked += 1
+        return Tokenizer.token_text(tokenizer, token)
+
+    monkeypatch.setattr(tokenizer, "token_text", counted)
+    request = Request("one", ((1,),), n=8, reading=AnswerParsing(QWEN))
+    for index in range(request.n):
+        Writer(Sequence(request, index, index, (1,), limit=1, seed=0), tokenizer)
+    assert looked == len(tokenizer.special_ids) > 0

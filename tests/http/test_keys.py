@@ -132,17 +132,31 @@ async def test_a_keys_name_is_its_tenant_and_its_priority_goes_to_the_engine(tmp
     assert [(request.tenant, request.priority) for request in engine.requests] == [("alice", 3)] * 2
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-async def test_a_request_may_stand_back_and_the_administrators_may_go_first(path: str, tmp_path: Path) -> None:
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "within"),
+    [
+        ("/v1/chat/completions", HI, None),
+        ("/v1/completions", {"prompt": "hi"}, None),
+        ("/v1/responses", {"input": "hi"}, None),
+        ("/v1/messages", HI | {"max_tokens": 9}, None),
+        ("/api/chat", HI, "options"),
+        ("/api/generate", {"prompt": "hi"}, "options"),
+    ],
+)
+async def test_a_request_may_stand_back_and_the_administrators_may_go_first(
+    path: str, body: dict[str, Any], within: str | None, tmp_path: Path
+) -> None:
     engine = ScriptedEngine()
     keys = key_file(tmp_path, '[alice]\nkey = "alices-key"\npriority = 3\n')
     app = build_app(engine, settings(api_key_file=keys, admin_api_key="the-admins-key"))  # type: ignore[arg-type]
-    said = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
-    said = {"input": "hi"} if "responses" in path else said
 
     async def asked(key: str, priority: int) -> int:
         headers = {"authorization": f"Bearer {key}"}
-        return (await call(app, path=path, body=said | {"priority": priority}, headers=headers)).status
+        said = {"priority": priority} if within is None else {within: {"priority": priority}}
+        return (await call(app, path=path, body=body | said, headers=headers)).status
 
     assert [await asked("alices-key", priority) for priority in (0, 4, -1, 11)] == [200, 200, 403, 400]
     assert await asked("the-admins-key", -2) == 200

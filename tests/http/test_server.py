@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -179,28 +181,77 @@ def test_stopping_waits_for_what_runs_and_then_ends_it_in_words() -> None:
 
 
 SERVE = """
-import sys
-from ingot.http.server import serve
+import os, signal, sys
+from ingot.http.server import listen, make_server
 from tests.http.scripted import ScriptedEngine, settings
-serve(ScriptedEngine(), settings(), lambda url: print(url, flush=True))
+if "terminal" in sys.argv:  # the first that whoever leads a session opens is its own
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+for word in sys.argv:
+    if word.startswith("SIG"):
+        signal.signal(getattr(signal, word), signal.SIG_IGN)
+wanted = settings()
+def ready(url):
+    print(url, signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)
+def again():
+    print("read again", flush=True)
+    return wanted
+make_server(ScriptedEngine(), wanted, ready, listen(wanted), again).run()
 print("returned", flush=True)
 """
 
 
+@contextmanager
+def serving(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A server in a process, its URL, and whether it ignores interrupts."""
+    command = [sys.executable, "-c", SERVE, *words]
+    env = os.environ | {"PYTHONPATH": "."}
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=env, **how) as process:
+        try:
+            assert process.stdout is not None
+            url, ignores = process.stdout.readline().split()
+            assert httpx.get(f"{url}/health/live").status_code == 200
+            yield process, url, ignores
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_makes_serve_return(number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."}
-    )
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert httpx.get(f"{url}/health/live").status_code == 200
+    with serving() as (process, _, _):
         process.send_signal(number)
         rest, _ = process.communicate(timeout=20)
-    finally:
-        process.kill()
     assert (rest, process.returncode) == ("returned\n", 0)
+
+
+def test_a_server_that_was_started_to_ignore_interrupts_goes_on_ignoring_them() -> None:
+    """So that Ctrl-C, meant for the program in front, does not end a server in the background of the same script."""
+    with serving("SIGINT") as (process, _, ignores):
+        assert ignores == "True"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=20)
+    assert (rest, process.returncode) == ("returned\n", 0)
+
+
+def test_a_server_ends_with_its_terminal() -> None:
+    ours, theirs = pty.openpty()
+    with serving("terminal", stdin=theirs, start_new_session=True) as (process, _, _):
+        os.close(theirs)
+        os.close(ours)
+        rest, _ = process.communicate(timeout=20)
+    assert (rest, process.returncode) == ("returned\n", 0)
+
+
+def test_a_server_under_nohup_outlives_its_terminal_and_still_reads_its_settings_again() -> None:
+    ours, theirs = pty.openpty()
+    with serving("terminal", "SIGHUP", stdin=theirs, start_new_session=True) as (process, url, _):
+        assert process.stdout is not None
+        os.close(theirs)
+        os.close(ours)
+        assert process.stdout.readline() == "read again\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "read again\n"
+        assert httpx.get(f"{url}/health/live").status_code == 200
 
 
 def test_the_http_side_is_imported_without_mlx() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ingot.ranks.supervisor import TRIES, Patience
+from ingot.ranks.supervisor import TRIES, Patience, Supervisor
 from tests.ranks.serving import PATIENCE_S, Group, is_gone, standins, started, stop, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -97,3 +97,19 @@ def test_a_group_that_served_is_started_again_soon_however_often() -> None:
         patience.pause_after(was_ready=False)
     for _ in range(100):
         assert patience.pause_after(was_ready=True) == pytest.approx(0.1)
+
+
+def test_a_group_that_was_started_to_ignore_interrupts_ignores_them() -> None:
+    """As a shell without job control starts what runs in the background."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    made = Supervisor(hosts=None, arguments=(), listening=(), door=None, stall_s=1, drain_s=1)  # type: ignore[arg-type]
+    try:
+        made._take_signals()
+        for number in numbers:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (made.asked.stops, made.asked.reloads) == (1, 1)

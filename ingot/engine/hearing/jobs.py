@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ingot.engine.hearing.frames import Frames
@@ -46,11 +46,13 @@ class TranscriptJobs(Turns[TranscriptionRequest, Transcript, TranscriptEvent, Tr
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
+        readers: Executor | None = None,
     ) -> None:
+        """`readers` unpack sounds, beside the engine's thread."""
         super().__init__(post, max_queue, target_ms, clock)
         self._hearing = hearing
         self._writer = None if hearing is None else WindowWriter(hearing.model, hearing.vocabulary)
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ingot-hear")
+        self._readers = readers or ThreadPoolExecutor(READERS, thread_name_prefix="ingot-hear")
 
     def _begun(self, request: TranscriptionRequest, wake: Callable[[], None]) -> Transcript:
         assert self._hearing is not None and self._writer is not None, "nobody asks where no model hears"

@@ -9,26 +9,23 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import Unsupported
-from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
+from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName
 from ingot.protocol.anthropic.answers import AnswerOptions, AppliedEdit, Edits, MessageStreamed, MessageWhole
 from ingot.protocol.anthropic.content import CONVERSATION, SYSTEM, CacheControl, Message, TextBlock, marks
 from ingot.protocol.anthropic.history import as_chat, forget_thinking, loaded_tools, note
 from ingot.protocol.anthropic.tools import TOOL_CHOICE, TOOLS, Chosen, CustomTool, offered
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
 from ingot.protocol.chat.ask import Ask, FieldNames, JsonSchema, ThinkingOptions
+from ingot.protocol.chat.generation_fields import RequestFields, SamplingFields, StopFields
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
-from ingot.protocol.chat.sampling_defaults import with_defaults
-from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.schema import bounds, foreign
-from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, Number, OneOf, Text, Timeout
+from ingot.protocol.schema.fields import Anything, BodyReading, Bool, Either, Int, ListOf, OneOf, Text
+from ingot.protocol.schema.keeping import HOW_LONG, TimeToLive
 from ingot.protocol.schema.model_name import ModelName
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires, tagged
-from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
-from ingot.protocol.schema.reuse import REUSE, WHAT_IS_REUSED
-from ingot.protocol.schema.stopping import STOP_STRINGS, stop_strings
+from ingot.protocol.schema.stopping import STOP_STRINGS
 from ingot.protocol.schema.unheeded import Unheeded
 from ingot.protocol.served import Served
 
@@ -205,28 +202,16 @@ class PromptBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, SamplingFields, StopFields, RequestFields):
     max_tokens: int = requires(
         Int(bounds.LEGACY_MAX_TOKENS), "Most tokens to generate; 0 only computes the prompt, for later requests."
     )
     stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
     stop_sequences: tuple[str, ...] = accepts(STOP_STRINGS, "Text that ends the answer.", default=())
-    # What these leave out is as the model's makers recommend.
-    temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
-    top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
-    top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
-    seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
     metadata: Metadata | None = accepts(ObjectOf(Metadata), "About the request.")
     service_tier: str | None = accepts(OneOf(("auto", "standard_only")), "Every request is served alike.")
-    timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
-    cache: str = accepts(REUSE, WHAT_IS_REUSED, default="auto")
-    cache_salt: str = accepts(
-        Text(bounds.IDENTIFIER_CHARS), "Requests with different salts share nothing that was computed.", default=""
-    )
-    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
     adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
-    specprefill: bool | None = accepts(Bool(), WHETHER)
-    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
 
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
@@ -235,10 +220,6 @@ class MessagesBody(PromptBody):
     fallback_credit_token: None = refuses("is not supported: nothing is billed.")
     inference_geo: None = refuses("is not offered: the answer is computed where this server runs.")
     thread: None = refuses("is not supported: conversations are not kept. Send all messages.")
-
-    def sampling(self, served: Served) -> Sampling:
-        said = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
-        return with_defaults(served.sampling, said)
 
 
 COUNT_BODY = ObjectOf(PromptBody)
@@ -260,23 +241,15 @@ def read_messages(value: Any, served: Served, request_id: str) -> GenerationTask
     reading = served.reading()
     body: MessagesBody = MESSAGES_BODY.parse(value, "", reading)
     wanted, edits = prepare(body, served, reading)
-    request = Request(
-        id=request_id,
-        prompts=(wanted.prompt,),
+    request = body.request(
+        request_id,
+        served,
+        [wanted],
+        model=body.model,
+        adapter=body.adapter,
         max_tokens=body.max_tokens,
         sampling=body.sampling(served),
-        stop=Stop(strings=stop_strings(body.stop_sequences)),
-        reading=wanted.reading,
-        guide=wanted.guide,
-        marks=wanted.marks,
-        media=wanted.media,
-        cache=body.cache != "off",
-        exact=body.cache == "exact",
-        salt=body.cache_salt,
-        lora=lora_of(body.model, body.adapter, served.terms),
-        speculate=body.speculate,
-        sparse=sparse_ask(body.specprefill, body.specprefill_keep_pct, wanted.sources),
-        deadline=time.monotonic() + (served.terms.timeout_s if body.timeout is None else body.timeout),
+        stop=body.stopping(body.stop_sequences),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     # Agents drop the thinking of an answer that does not carry the name they asked for.
@@ -311,7 +284,7 @@ def prepare(body: PromptBody, served: Served, reading: BodyReading) -> tuple[Pre
         raise Unsupported("output_format is the older name of output_config.format: send one.", param="output_format")
     ask, edits = body.ask(served, reading)
     if isinstance(body, MessagesBody):
-        ask = replace(ask, salt=body.cache_salt, remembers=body.cache != "off")
+        ask = body.remembering(ask)
     wanted = prepare_ask(served, ask, names=NAMES)
     reading.ignored.extend(name for name in wanted.ignored if name not in reading.ignored)
     return wanted, edits

@@ -1,15 +1,20 @@
-"""The fields that every way of asking for text shares, and what the engine makes of them."""
+"""The fields that every way of asking for text shares, and the one place where the engine's request is made of them.
+
+A protocol adds its own names: where it has another for one of these, it has that one alone.
+"""
 
 # ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ingot.engine.request import LoraRef, Sampling, Stop
+from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.sparse.ask import SparseAsk
 from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
+from ingot.protocol.chat.ask import Ask
+from ingot.protocol.chat.prepared import Prepared
 from ingot.protocol.chat.sampling_defaults import with_defaults
 from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER, sparse_ask
 from ingot.protocol.model_names import DEFAULT_NAME
@@ -29,25 +34,15 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "seed"),
 )
+BIASES = Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES)
+WHAT_IS_ADDED = "Added to the logit, by token id."
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    include_usage: bool = accepts(Bool(), "Send one more chunk, with the usage.", default=False)
-    include_obfuscation: None = refuses("is not supported: chunks are never padded. Send false.", False)
+# These have no slots, so that a body can have several of them as bases.
+@dataclass(frozen=True, kw_only=True)
+class SamplingFields:
+    """How tokens are chosen. What these leave out is as the model's makers recommend."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationBody:
-    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
-    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
-    n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
-    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
-    stream_options: StreamOptions | None = accepts(
-        ObjectOf(StreamOptions), "How to stream. A whole answer always tells its usage."
-    )
-
-    # What these leave out is as the model's makers recommend.
     temperature: float | None = accepts(Number(bounds.TEMPERATURE), "0 takes the likeliest token.")
     top_p: float | None = accepts(Number(bounds.TOP_P), "Sample from this share of the probability.")
     top_k: int | None = accepts(Int(bounds.TOP_K), "Sample from this many tokens; 0 or -1 is all.")
@@ -63,18 +58,39 @@ class GenerationBody:
     frequency_penalty: float = accepts(
         Number(bounds.PENALTY), "Taken off the logit for each time a token was generated.", default=0.0
     )
-    logit_bias: tuple[tuple[int, float], ...] = accepts(
-        Biases(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES), "Added to the logit, by token id.", default=()
-    )
+    logit_bias: tuple[tuple[int, float], ...] = accepts(BIASES, WHAT_IS_ADDED, default=())
     seed: int | None = accepts(Int(bounds.SEED), "The same seed gives the same text.")
 
-    stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
+    def sampling(self, served: Served, *, logprobs: int | None = None, prompt_logprobs: int | None = None) -> Sampling:
+        said = {name: getattr(self, name) for name in SAMPLING}
+        return with_defaults(served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopFields:
+    """What ends an answer, besides texts and a number of tokens."""
+
     stop_token_ids: tuple[int, ...] = accepts(
         TokenIds(bounds.STOP_TOKENS, least=0), "Tokens that end the answer, besides the model's own.", default=()
     )
     include_stop_str_in_output: bool = accepts(Bool(), "Leave the stop text in the answer.", default=False)
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
+
+    def stopping(self, texts: str | tuple[str, ...]) -> Stop:
+        return Stop(
+            strings=stop_strings(texts),
+            token_ids=frozenset(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            keep=self.include_stop_str_in_output,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestFields:
+    """How a request is served: what it may take over, when it has its turn, how long it may take."""
+
     timeout: float | None = accepts(Timeout(bounds.LEAST_TIMEOUT_S), "Seconds the request may take in all.")
     cache: str = accepts(REUSE, WHAT_IS_REUSED, default="auto")
     cache_salt: str = accepts(
@@ -83,36 +99,78 @@ class GenerationBody:
     speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
     specprefill: bool | None = accepts(Bool(), WHETHER)
     specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
-    ttl: None = accepts(TimeToLive(), HOW_LONG)
     priority: int = accepts(
         Int(bounds.PRIORITY),
         "Who has less goes first; five seconds of waiting are worth one. Only the administrator's may be below 0.",
         default=0,
     )
+
+    def remembering(self, ask: Ask) -> Ask:
+        """Past answers are looked for where this request may look."""
+        return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
+
+    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = "") -> SparseAsk | None:
+        return sparse_ask(self.specprefill, self.specprefill_keep_pct, prompts, prefix=path)
+
+    def request(
+        self,
+        id: str,
+        served: Served,
+        prompts: Sequence[Prepared],
+        *,
+        model: str,
+        adapter: str | None,
+        max_tokens: int | None,
+        sampling: Sampling,
+        stop: Stop,
+        n: int = 1,
+        path: str = "",
+    ) -> Request:
+        """What the engine is asked for, whichever protocol it came in. Prompts are read and guided alike; `path` is
+        where in the body these fields stand."""
+        return Request(
+            id=id,
+            prompts=tuple(each.prompt for each in prompts),
+            max_tokens=max_tokens,
+            n=n,
+            sampling=sampling,
+            stop=stop,
+            reading=prompts[0].reading,
+            guide=prompts[0].guide,
+            marks=tuple(marks for each in prompts for marks in each.marks),
+            media=tuple(items for each in prompts for items in each.media),
+            cache=self.cache != "off",
+            exact=self.cache == "exact",
+            salt=self.cache_salt,
+            lora=lora_of(model, adapter, served.terms),
+            priority=-self.priority,
+            speculate=self.speculate,
+            sparse=self.sparse([source for each in prompts for source in each.sources], path),
+            deadline=time.monotonic() + (served.terms.timeout_s if self.timeout is None else self.timeout),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    include_usage: bool = accepts(Bool(), "Send one more chunk, with the usage.", default=False)
+    include_obfuscation: None = refuses("is not supported: chunks are never padded. Send false.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationBody(SamplingFields, StopFields, RequestFields):
+    """What OpenAI's protocols share."""
+
+    model: str = accepts(ModelName(), "The served model's name, or `default`.", default=DEFAULT_NAME)
+    adapter: str | None = accepts(AdapterName(), WHICH_ADAPTER)
+    n: int = accepts(Int(bounds.CHOICES), "Answers to each prompt.", default=1)
+    stream: bool = accepts(Bool(), "Send the answer as server-sent events while it is made.", default=False)
+    stream_options: StreamOptions | None = accepts(
+        ObjectOf(StreamOptions), "How to stream. A whole answer always tells its usage."
+    )
+    stop: str | tuple[str, ...] = accepts(STOP, "Text that ends the answer.", default=())
+    ttl: None = accepts(TimeToLive(), HOW_LONG)
     user: str | None = accepts(Text(bounds.IDENTIFIER_CHARS), "Who asks; kept by nobody.")
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
-
-    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]]) -> SparseAsk | None:
-        return sparse_ask(self.specprefill, self.specprefill_keep_pct, prompts)
-
-    def lora(self, served: Served) -> LoraRef | None:
-        return lora_of(self.model, self.adapter, served.terms)
-
-    def sampling(self, served: Served, *, logprobs: int | None, prompt_logprobs: int | None = None) -> Sampling:
-        said = {name: getattr(self, name) for name in SAMPLING}
-        return with_defaults(served.sampling, said | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
-
-    def stopping(self) -> Stop:
-        return Stop(
-            strings=stop_strings(self.stop),
-            token_ids=frozenset(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            min_tokens=self.min_tokens,
-            keep=self.include_stop_str_in_output,
-        )
-
-    def deadline(self, served: Served) -> float:
-        return time.monotonic() + (served.terms.timeout_s if self.timeout is None else self.timeout)

@@ -11,10 +11,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from ingot.engine.request import Ended, Request, Timing, Usage
+from ingot.engine.request import Ended, Timing, Usage
 from ingot.errors import BadRequest
 from ingot.media.medium import PictureMedium
-from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName, lora_of
+from ingot.protocol.adapters import WHICH_ADAPTER, AdapterName
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
     Ask,
@@ -28,7 +28,6 @@ from ingot.protocol.chat.ask import (
 from ingot.protocol.chat.media import Images, MessageList, Unseen, content_of
 from ingot.protocol.chat.prepared import Prepared, prepare_ask
 from ingot.protocol.chat.prompts import text_prompt
-from ingot.protocol.chat.sparse import sparse_ask
 from ingot.protocol.model_names import DEFAULT_NAME
 from ingot.protocol.ollama.answers import ChatShape, CompletionShape, LineContent, OllamaStreamed, OllamaWhole, Shape
 from ingot.protocol.ollama.options import Options, note_unheeded
@@ -168,6 +167,10 @@ class OllamaBody:
     shift: None = refuses("is not supported: an answer ends where the context does. Send false.", False)
 
     @property
+    def chosen(self) -> Options:
+        return self.options or Options()
+
+    @property
     def thinking(self) -> ThinkingOptions:
         return ThinkingOptions(effort=self.think) if isinstance(self.think, str) else ThinkingOptions(self.think)
 
@@ -292,7 +295,8 @@ def read_ollama_chat(value: Any, served: Served, request_id: str) -> GenerationT
     body: OllamaChatBody = CHAT_BODY.parse(value, "", reading)
     if not body.messages:
         return loaded(ChatShape(AnswerHead.of(request_id, int(time.time()), served, reading)))
-    return job(body, value, prepare_ask(served, body.ask(), names=NAMES), served, request_id, reading, "messages")
+    wanted = prepare_ask(served, body.chosen.remembering(body.ask()), names=NAMES)
+    return job(body, value, wanted, served, request_id, reading, "messages")
 
 
 def read_ollama_generate(value: Any, served: Served, request_id: str) -> GenerationTask | Struct:
@@ -303,7 +307,7 @@ def read_ollama_generate(value: Any, served: Served, request_id: str) -> Generat
     if body.raw:
         wanted = Prepared(text_prompt(served, body.prompt, path="prompt"), None, None)
     else:
-        wanted = prepare_ask(served, body.ask(), names=NAMES)
+        wanted = prepare_ask(served, body.chosen.remembering(body.ask()), names=NAMES)
     return job(body, value, wanted, served, request_id, reading, "prompt")
 
 
@@ -316,22 +320,18 @@ def job(
     reading: BodyReading,
     prompt_field: str,
 ) -> GenerationTask:
-    options = body.options or Options()
+    options = body.chosen
     note_unheeded(value.get("options") or {}, options, served.card.context, reading)
-    request = Request(
-        id=request_id,
-        prompts=(wanted.prompt,),
+    request = options.request(
+        request_id,
+        served,
+        [wanted],
+        model=body.model,
+        adapter=body.adapter,
         max_tokens=options.limit(len(wanted.prompt)),
         sampling=options.sampling(served.sampling, logprobs=body.told_logprobs),
-        stop=options.stopping(),
-        reading=wanted.reading,
-        guide=wanted.guide,
-        marks=wanted.marks,
-        media=wanted.media,
-        lora=lora_of(body.model, body.adapter, served.terms),
-        speculate=options.speculate,
-        sparse=sparse_ask(options.specprefill, options.specprefill_keep_pct, wanted.sources, prefix="options."),
-        deadline=time.monotonic() + served.terms.timeout_s,
+        stop=options.stopping(options.stop),
+        path="options.",
     )
     reading.ignored.extend(wanted.ignored)
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)

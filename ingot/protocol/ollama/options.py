@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.engine.request import Sampling, Stop
+from ingot.engine.request import Sampling
 from ingot.errors import BadRequest
+from ingot.protocol.chat.generation_fields import BIASES, WHAT_IS_ADDED, RequestFields, StopFields
 from ingot.protocol.chat.sampling_defaults import with_defaults
-from ingot.protocol.chat.sparse import HOW_MUCH, WHETHER
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, Number
 from ingot.protocol.schema.objects import accepts, refuses
-from ingot.protocol.schema.proposers import WHO_GUESSES, Proposers
-from ingot.protocol.schema.stopping import STOP, stop_strings
+from ingot.protocol.schema.stopping import STOP
 
 SIZE = Int((-(2**31), 2**31 - 1))
 SETTLED = "Settled when the model was loaded; without effect."
@@ -33,7 +32,7 @@ def fixed_at_load(kind: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(StopFields, RequestFields):
     num_predict: int | None = accepts(
         Int((-2, bounds.MAX_TOKENS[1])), "Most tokens to generate; below 1, as many as the context holds."
     )
@@ -62,9 +61,7 @@ class Options:
         Int((0, bounds.PROMPT_TOKENS)),
         "Most tokens of prompt and answer together; without effect above the model's context, 0 is that.",
     )
-    speculate: tuple[str, ...] | None = accepts(Proposers(), WHO_GUESSES)
-    specprefill: bool | None = accepts(Bool(), WHETHER)
-    specprefill_keep_pct: float | None = accepts(Number(bounds.KEPT_SHARE), HOW_MUCH)
+    logit_bias: tuple[tuple[int, float], ...] = accepts(BIASES, WHAT_IS_ADDED, default=())
 
     mirostat: None = refuses(NO_SUCH_SAMPLER, 0)
     mirostat_tau: float | None = accepts(Number((0.0, 1e6)), "Means nothing without mirostat.")
@@ -111,13 +108,11 @@ class Options:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
+            "logit_bias": self.logit_bias,
             "seed": None if self.seed == -1 else self.seed,
             "logprobs": logprobs,
         }
         return with_defaults(defaults, said)
-
-    def stopping(self) -> Stop:
-        return Stop(strings=stop_strings(self.stop))
 
 
 def note_unheeded(given: Any, options: Options, context: int, reading: BodyReading) -> None:

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ingot.engine.request import Request
 from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.ask import (
@@ -251,8 +250,6 @@ class ChatBody(GenerationBody):
             tool_format=self.tool_format,
             thinking_format=self.thinking_format,
             history=self.template_history,
-            salt=self.cache_salt,
-            remembers=self.cache != "off",
         )
 
 
@@ -278,26 +275,17 @@ def read_chat(value: Any, served: Served, request_id: str) -> GenerationTask:
     """The job that a decoded body asks for. Renders and tokenizes, so it may take a while: not for an event loop."""
     reading = served.reading()
     body: ChatBody = CHAT_BODY.parse(value, "", reading)
-    wanted = prepare_ask(served, body.ask())
-    request = Request(
-        id=request_id,
-        prompts=(wanted.prompt,),
+    wanted = prepare_ask(served, body.remembering(body.ask()))
+    request = body.request(
+        request_id,
+        served,
+        [wanted],
+        model=body.model,
+        adapter=body.adapter,
         max_tokens=body.limit,
         n=body.n,
         sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        stop=body.stopping(),
-        reading=wanted.reading,
-        guide=wanted.guide,
-        marks=wanted.marks,
-        media=wanted.media,
-        cache=body.cache != "off",
-        exact=body.cache == "exact",
-        salt=body.cache_salt,
-        lora=body.lora(served),
-        priority=-body.priority,
-        speculate=body.speculate,
-        sparse=body.sparse(wanted.sources),
-        deadline=body.deadline(served),
+        stop=body.stopping(body.stop),
     )
     reading.ignored.extend(wanted.ignored)
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.engine.request import Request
 from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.generation_fields import GenerationBody
+from ingot.protocol.chat.prepared import Prepared
 from ingot.protocol.chat.prompts import text_prompt
 from ingot.protocol.openai.completion_answers import CompletionPlan, CompletionStreamed, CompletionWhole, Echo, spell
 from ingot.protocol.schema import bounds, foreign
@@ -91,21 +91,16 @@ def read_completion(value: Any, served: Served, request_id: str) -> GenerationTa
     prompts = body.each()
     tokens = tuple(p if isinstance(p, tuple) else text_prompt(served, p, path="prompt") for p in prompts)
     scored = body.logprobs if body.logprobs is not None else (0 if body.candidates > body.n else None)
-    request = Request(
-        id=request_id,
-        prompts=tokens,
+    request = body.request(
+        request_id,
+        served,
+        [Prepared(ids, None, None) for ids in tokens],
+        model=body.model,
+        adapter=body.adapter,
         max_tokens=body.max_tokens,
         n=body.candidates,
         sampling=body.sampling(served, logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
-        stop=body.stopping(),
-        cache=body.cache != "off",
-        exact=body.cache == "exact",
-        salt=body.cache_salt,
-        lora=body.lora(served),
-        priority=-body.priority,
-        speculate=body.speculate,
-        sparse=body.sparse(tokens),
-        deadline=body.deadline(served),
+        stop=body.stopping(body.stop),
     )
     plan = CompletionPlan(
         prompts=len(prompts),

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import UNSET
 
-from ingot.engine.request import Request, Sampling
+from ingot.engine.request import Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Note
 from ingot.protocol.chat.ask import Ask, FieldNames, Tool, ToolChoice
@@ -110,24 +110,15 @@ def read_response(value: Any, served: Served, request_id: str, around: Surroundi
     items = items_of(value, around, request_id)
     wanted = wanted_of(body, served, toolbox.chosen(body.tool_choice), items)
     reading.ignored.extend(wanted.ignored)
-    request = Request(
-        id=request_id,
-        prompts=(wanted.prompt,),
+    request = body.request(
+        request_id,
+        served,
+        [wanted],
+        model=body.model,
+        adapter=body.adapter,
         max_tokens=body.max_output_tokens,
         sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None),
-        stop=body.stopping(),
-        reading=wanted.reading,
-        guide=wanted.guide,
-        marks=wanted.marks,
-        media=wanted.media,
-        cache=body.cache != "off",
-        exact=body.cache == "exact",
-        salt=body.cache_salt,
-        lora=body.lora(served),
-        priority=-body.priority,
-        speculate=body.speculate,
-        sparse=body.sparse(wanted.sources),
-        deadline=body.deadline(served),
+        stop=body.stopping(body.stop),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, wanted.sources, request)
     telling = ResponseOptions(
@@ -233,10 +224,8 @@ def wanted_of(
         thinking=body.thinking,
         output=body.output,
         variables=body.chat_template_kwargs,
-        salt=body.cache_salt,
-        remembers=body.cache != "off",
     )
-    wanted = prepare_ask(served, ask, names=NAMES)
+    wanted = prepare_ask(served, body.remembering(ask), names=NAMES)
     return replace(wanted, ignored=(*wanted.ignored, *dict.fromkeys(conversation.left_out)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ingot.text.formats.notation import Notation
@@ -257,7 +258,7 @@ class Channels:
     call_header: tuple[str, str]  # around the name, in the header that we write
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the table is found once
 class Format:
     """A family. The first form is the one we write and the one that forced calls take; all are understood."""
 
@@ -275,15 +276,13 @@ class Format:
     def can_call(self) -> bool:
         return bool(self.forms) or self.channels is not None
 
+    @cached_property
     def markers(self) -> frozenset[str]:
-        """Every literal that means something to the parser."""
+        """Every literal that means something to the parser. A special token that stands in one must reach it: the
+        detokenizer drops the others."""
         found = {literal for form in self.forms for literal in form.literals()} | set(self.strips)
         if self.thinking is not None:
             found |= {self.thinking.open, self.thinking.close}
         if (channels := self.channels) is not None:
             found |= {channels.start, channels.channel, channels.message, *channels.ends, *channels.call_header}
         return frozenset(found - {""})
-
-    def shows(self, token: str) -> bool:
-        """Whether a special token of this text must reach the parser: the detokenizer drops the others."""
-        return any(token in marker for marker in self.markers())

@@ -21,7 +21,7 @@ SPACE = b" \t\r\n"
 MARKERS = frozenset(
     marker
     for known in FORMATS
-    for literal in known.markers()
+    for literal in known.markers
     for marker in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[/?[A-Z_]+\]", literal)
 )
 """What families may have tokens for, special or not."""

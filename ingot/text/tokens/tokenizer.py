@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Tokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
+        self._within: dict[frozenset[str], frozenset[int]] = {}  # special tokens; as many entries as formats are named
         self.template = template
         self.bos_id = vocabulary.id_of(named["bos_token"]) if "bos_token" in named else None
         eos = vocabulary.id_of(named["eos_token"]) if "eos_token" in named else None
@@ -126,9 +127,14 @@ class Tokenizer:
             return ByteDetokenizer(self.token_bytes, self.special_ids - shown_ids)
         return PieceDetokenizer(self._vocabulary, self._anchor, shown_ids)
 
-    def special_where(self, wanted: Callable[[str], bool]) -> frozenset[int]:
-        """The special tokens whose text is wanted."""
-        return frozenset(token for token in self.special_ids if wanted(self.token_text(token)))
+    def special_within(self, markers: frozenset[str]) -> frozenset[int]:
+        """The special tokens whose text stands in one of the markers: looked for once, as each sequence asks."""
+        found = self._within.get(markers)
+        if found is None:
+            texts = {token: self.token_text(token) for token in self.special_ids}
+            found = frozenset(id for id, text in texts.items() if any(text in marker for marker in markers))
+            self._within[markers] = found
+        return found
 
 
 def _find_anchor(vocabulary: Vocabulary) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pytest
 
@@ -18,15 +20,45 @@ SHORT, LONG = wav(tone(3)), wav(tone(95))
 PART_MS = 10.0
 
 
+class Readers(Executor):
+    """Sounds are read when the test says so, in its own thread: at once, or after `hold` when it is let go on."""
+
+    def __init__(self) -> None:
+        self._held: list[Callable[[], None]] | None = None
+
+    def submit(self, read: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(read(*arguments, **named))
+            except Exception as error:
+                future.set_exception(error)
+
+        run() if self._held is None else self._held.append(run)
+        return future
+
+    def hold(self) -> None:
+        self._held = []
+
+    def go_on(self) -> None:
+        held, self._held = self._held or [], None
+        for run in held:
+            run()
+
+
 class World:
     """The desk with a clock; each part of the ears' work takes ten milliseconds."""
 
     def __init__(self, *scripts: list[int], max_queue: int = 100, target_ms: float = 100.0) -> None:
+        self.readers = Readers()
         self.now = 0.0
         self.mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.ears = ScriptedEars(*(scripts or (timed(0.0, " Hello.", 3.0),)))
         self.ears.meanwhile = self._pass_time
-        self.desk = TranscriptJobs(offered(self.ears), self.mail.put, max_queue, target_ms, clock=lambda: self.now)
+        self.desk = TranscriptJobs(
+            offered(self.ears), self.mail.put, max_queue, target_ms, clock=lambda: self.now, readers=self.readers
+        )
         self.events: dict[str, list[TranscriptEvent]] = {}
 
     def _pass_time(self) -> None:
@@ -40,7 +72,7 @@ class World:
         """One turn of the engine's loop, which waits for mail where it has nothing else to do; the seconds it took."""
         if not self.desk.busy:
             self.desk.rest()
-            self.mail.get(timeout=60)()
+            self.mail.get(timeout=1)()
         while not self.mail.empty():
             self.mail.get()()
         began = self.now
@@ -97,16 +129,38 @@ def test_a_cancel_is_felt_within_a_window() -> None:
 
 
 def test_a_short_sound_gets_past_a_long_one() -> None:
+    """It waits for the window that is under way and for no other: it is read meanwhile."""
     world = World(timed(0.0, " One.", 30.0), timed(0.0, " Short.", 3.0), timed(0.0, " Two.", 30.0))
     world.ask("long", LONG)
-    while not world.events["long"]:
-        world.turn(0.09, streaming=True)
+    world.until_heard()
     world.ask("short")
-    while not world.events["short"]:
-        world.turn(0.09, streaming=True)
     world.until_all_ended()
     assert texts(world.events["short"]) == [" Short."]
     assert texts(world.events["long"])[:2] == [" One.", " Two."]
+
+
+def test_a_sound_that_is_still_to_be_read_keeps_nobody_from_going_on() -> None:
+    world = World(timed(0.0, " One.", 30.0), timed(0.0, " Two.", 30.0), timed(0.0, " Short.", 3.0))
+    world.ask("long", LONG)
+    world.until_heard()
+    world.readers.hold()
+    world.ask("short")
+    while len(world.ears.windows) < 2:
+        world.turn(0.09, streaming=True)
+    assert {state.id: state.phase for state in world.desk.status(world.now)} == {"short": "decode", "long": "decode"}
+    world.readers.go_on()
+    world.until_all_ended()
+    assert texts(world.events["short"]) == [" Short."]
+    assert texts(world.events["long"])[:2] == [" One.", " Two."]
+
+
+def test_who_waits_for_a_first_turn_is_queued_though_its_sound_is_read() -> None:
+    world = World()
+    world.ask("first")
+    world.until_heard()
+    world.ask("second")
+    world.turn(0.09, streaming=True)
+    assert {state.id: state.phase for state in world.desk.status(world.now)} == {"first": "decode", "second": "queued"}
 
 
 def test_a_late_one_ends_with_its_deadline_and_others_go_on() -> None:

@@ -70,7 +70,7 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 PLAIN = byte_tokenizer()
-MARKERS = {marker for name in CALLING for marker in format_named(name).markers()}
+MARKERS = {marker for name in CALLING for marker in format_named(name).markers}
 MARKED = byte_tokenizer(
     *sorted({part for marker in MARKERS for part in re.findall(r"\]<\]\w+\[>\[|<[^<>\s=]+>|\[[A-Z_]+\]", marker)})
 )
@@ -108,7 +108,7 @@ def closers(format: Format) -> list[str]:
 
 def written(format: Format, tokenizer: Tokenizer, tokens: list[int]) -> str:
     """The text as the engine would hand it to the parser."""
-    detokenizer = tokenizer.detokenizer(tokenizer.special_where(format.shows))
+    detokenizer = tokenizer.detokenizer(tokenizer.special_within(format.markers))
     return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
 
 

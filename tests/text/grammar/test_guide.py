@@ -261,7 +261,7 @@ def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:
 
 
 def parsed(format: Format, tokenizer: Tokenizer, tokens: list[int], start: ThinkingStart) -> list[object]:
-    detokenizer = tokenizer.detokenizer(tokenizer.special_where(format.shows))
+    detokenizer = tokenizer.detokenizer(tokenizer.special_within(format.markers))
     text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
     parser = Parser(format, tools=[ToolSchema("f", SCHEMA)], thinking=start, ids=id_maker(format.ids))
     return list(merged([*parser.push(text), *parser.flush()]))

@@ -186,7 +186,7 @@ def soup(format: Format) -> st.SearchStrategy[str]:
     """Markers, names, pieces of values and of markers, in any order."""
     scraps = ['{"name": "ping", "arguments": {', '"parameters": ', '""', *'"{}[]():,=\\<>']
     words = ["ping", "get_weather", "city", "true", "None", "12", "Hello", " ", "\n", "function", "all\n"]
-    markers = sorted(format.markers() | {"<think>", "</think>"})
+    markers = sorted(format.markers | {"<think>", "</think>"})
     halves = [marker[: len(marker) // 2] for marker in markers] + [marker[len(marker) // 2 :] for marker in markers]
     calls = [render_call(format, [PARIS]), render_call(format, [PastCall("ping", {})])] if format.can_call else []
     return st.lists(st.sampled_from(scraps + words + markers + markers + halves + calls), max_size=20).map("".join)

@@ -18,7 +18,7 @@ from ingot.text.prompt.past_calls import render_call
 from tests.text.parse.answers import check_order, cut, parsed, told
 
 CALLING = [known for known in FORMATS if known.can_call]
-MARKERS = sorted({marker for known in CALLING for marker in known.markers()})
+MARKERS = sorted({marker for known in CALLING for marker in known.markers})
 SCRAPS = ["\n", "```", *"\"'\\ {}[](),:=\n\x00\u2028é🜁"]
 
 HOSTILE = st.lists(st.sampled_from(MARKERS + SCRAPS) | st.text(max_size=5), max_size=8).map("".join)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from ingot.errors import BadRequest, ModelError
+from ingot.text.formats.registry import format_named
 from ingot.text.tokens.tokenizer import Tokenizer
 from tests.text.conftest import MakeFolder, sentencepiece_library
-from tests.text.work import spent
+from tests.text.work import spent, work
 
 REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "minimax-m3"]
 Loader = Callable[[str], Tokenizer]
@@ -137,6 +139,19 @@ def test_tokens_that_only_the_configuration_declares_are_added(make_folder: Make
     assert tokenizer.encode("<extra>", add_special=False) == [size]
     assert size in tokenizer.special_ids
     assert tokenizer.vocab_size == size + 1
+
+
+def test_special_tokens_are_looked_through_for_markers_once(make_folder: MakeFolder) -> None:
+    """Each sequence asks, on the engine's thread, and a vocabulary may have hundreds of them."""
+    size = sentencepiece_library(strip=True).get_vocab_size()
+    texts = ["<tool_call>", *(f"<|reserved_{number}|>" for number in range(255))]
+    declared = {str(size + place): {"content": text, "special": True} for place, text in enumerate(texts)}
+    tokenizer = Tokenizer.load(make_folder(tokenizer_config={"added_tokens_decoder": declared}))
+    format = format_named("qwen")
+    assert tokenizer.special_within(format.markers) == {size}
+    named = replace(format, name="another")  # as it is for each request that names its own
+    assert work(lambda: tokenizer.special_within(format.markers)) < 10
+    assert work(lambda: tokenizer.special_within(named.markers)) < 500
 
 
 def test_a_declared_id_that_cannot_be_given_is_an_error(make_folder: MakeFolder) -> None:
