@@ -51,7 +51,7 @@ def _write_dense(source: Path, folder: Path) -> None:
 
     from ingot.models.precision import unpack
 
-    model, config = load_model(source, lazy=True)
+    model, config = load_model(source)
     unpack(model)
     model.set_dtype(mx.float32)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})

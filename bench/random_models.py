@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -50,14 +49,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: Any = None) -> Any:
     """A model of mlx-lm's with random weights; `spread` widens them so that greedy choices are far from ties."""
-    import_upstream("mlx_lm")
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 
     family = (
         config["model_type"].removesuffix("_text") if config["model_type"] == "qwen3_5_text" else config["model_type"]
     )
-    module = importlib.import_module(f"mlx_lm.models.{family}")
+    module = import_upstream(f"mlx_lm.models.{family}")
     text_only = config["model_type"] == "qwen3_5_text"
     model_class, args_class = (
         (module.TextModel, module.TextModelArgs) if text_only else (module.Model, module.ModelArgs)

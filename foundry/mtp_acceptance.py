@@ -17,7 +17,7 @@ from ingot.upstream import import_upstream, load_model
 
 def acceptance(folder: Path, style: str, seeds: Iterable[int]) -> float:
     """Over the answers of held-out chat: the share of tokens where the head's likeliest is the model's likeliest."""
-    model, _ = load_model(folder, lazy=True)
+    model, _ = load_model(folder)
     settle(model, current(), None)
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)

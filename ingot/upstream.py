@@ -1,5 +1,10 @@
 """The one place that imports mlx-lm, and leaves the process as it found it.
 
+Of mlx-lm a server needs the model definitions. The package itself also imports transformers and the hub, which takes as
+long as the rest of a start. So its `__init__` runs only when somebody asks for a name that is no module of it, and
+models are found and loaded here. Formats of other projects (AWQ, GPTQ, FP8) are left to mlx-lm's own loader, which is
+imported for those.
+
 mlx-lm lowers RLIMIT_NOFILE while it is imported, the hard limit included, which an ordinary user cannot raise
 again. So that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
 """
@@ -7,14 +12,23 @@ again. So that import sees a `resource` module whose `setrlimit` does nothing; t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import json
 import os
 import resource
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+PACKAGE: Final = "mlx_lm"
 
 
 @contextmanager
@@ -33,35 +47,178 @@ def _process_unchanged() -> Iterator[None]:
         os.environ.update(environment)
 
 
+class _DeferredPackage(types.ModuleType):
+    """A package whose modules can be imported, and whose own code runs when a name is asked for that is none of them:
+    `importlib.util.LazyLoader` would run it for its `__path__`, which each import of a module asks for."""
+
+    _begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Only called for what is not there."""
+        if name.startswith("__") and name not in ("__all__", "__version__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")  # many look at all modules
+        spec = self.__spec__
+        assert spec is not None and spec.loader is not None
+        with _DEFERRED:
+            if not self._begun:
+                self._begun = True
+                with _process_unchanged():
+                    spec.loader.exec_module(self)
+        return types.ModuleType.__getattribute__(self, name)
+
+
+_DEFERRED = threading.RLock()
+
+
+def _defer(name: str) -> None:
+    """Put the package where imports find it. One that is imported already stays."""
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    package = _DeferredPackage(name)
+    package.__spec__, package.__loader__, package.__file__, package.__package__ = spec, spec.loader, spec.origin, name
+    package.__path__ = list(spec.submodule_search_locations or ())
+    sys.modules[name] = package
+
+
 def import_upstream(name: str) -> types.ModuleType:
-    """Import `mlx_lm`, or another project's package that builds on it, or one of their modules."""
-    if name.partition(".")[0] in sys.modules:
+    """Import a module of mlx-lm, or of another project's package that builds on it."""
+    if name in sys.modules:
         return importlib.import_module(name)
     with _process_unchanged():
+        if name.partition(".")[0] != PACKAGE:  # it may import these later, inside of its functions
+            importlib.import_module(f"{PACKAGE}.utils")
         return importlib.import_module(name)
 
 
-import_upstream("mlx_lm")
+_defer(PACKAGE)
 
 from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.activations import SwigluOAI  # noqa: E402
 from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
-from mlx_lm.utils import (  # noqa: E402
-    infer_quant_config,
-    load_config,
-    load_model,
-    quantize_model,
-    save_config,
-    save_model,
-)
-
-model_classes: Any = inspect.signature(load_model).parameters["get_model_classes"].default
-"""How mlx-lm itself finds the classes of a model."""
 
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: what mlx-lm declares of it is less than what its models use."""
+
+Classes = Callable[..., tuple[Any, Any]]
+"""From `config` to the class of a model and that of its arguments."""
+
+RENAMED: Final = {
+    **{"mistral": "llama", "iquestcoder": "llama", "xverse": "llama", "llava": "mistral3", "phi-msft": "phixtral"},
+    **{"falcon_mamba": "mamba", "joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3"},
+    **{"deepseek_v41_text": "deepseek_v41", "qwen2_5_vl": "qwen2_vl", "minimax_m2": "minimax"},
+    **{"gemma4_unified": "gemma4"},
+}
+"""Model types that run another type's code, as mlx-lm has them."""
+RENAMED_BY_CLASS: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
+"""The same where the class that a config names decides, too."""
+
+_TAGGED: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+_MODES: Final = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
+"""Which of MLX's modes packs weights so, by bits and group, where scales are bytes."""
+
+
+def load_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder, with the ends of text that its generation_config.json states."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_bytes(), object_hook=_untagged)
+    generation = folder / "generation_config.json"
+    try:
+        ends = json.loads(generation.read_bytes()).get("eos_token_id") if generation.exists() else None
+    except ValueError:  # it is no JSON
+        ends = None
+    return {**config, "eos_token_id": ends} if ends else config
+
+
+def _untagged(found: dict[str, Any]) -> Any:
+    """transformers writes numbers that JSON lacks as {"__float__": name}."""
+    return _TAGGED.get(str(found["__float__"]), found) if found.keys() == {"__float__"} else found
+
+
+def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes of a model and of its arguments. Raises ValueError where it has none."""
+    named, stated = config["model_type"], config.get("architectures") or ()
+    architectures = (stated,) if isinstance(stated, str) else stated
+    by_class = [RENAMED_BY_CLASS[named, each] for each in architectures if (named, each) in RENAMED_BY_CLASS]
+    try:
+        family = importlib.import_module(f"{PACKAGE}.models.{[*by_class, RENAMED.get(named, named)][0]}")
+    except ImportError:  # a newer mlx-lm may know it by a name that is not known here
+        asked = inspect.signature(import_upstream(f"{PACKAGE}.utils").load_model).parameters["get_model_classes"]
+        found: tuple[Any, Any] = asked.default(config=config)
+        return found
+    return family.Model, family.ModelArgs
+
+
+def load_model(
+    folder: Path, *, model_config: Mapping[str, Any] | None = None, get_model_classes: Classes = model_classes
+) -> tuple[Any, dict[str, Any]]:
+    """The model in a folder, whose weights are read when they are asked for, and its config with `model_config` over
+    it. Raises whatever the model's own code does for a folder that it cannot make sense of."""
+    config = {**load_config(folder), **(model_config or {})}
+    if _is_packed_by_others(folder, config):
+        loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
+            folder, lazy=True, model_config=model_config, get_model_classes=get_model_classes
+        )
+        return loaded
+    if config.get("model_file") is not None:
+        raise ValueError(f"it brings code of its own, {config['model_file']!r}, which is not run")
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"no weights (model*.safetensors) in {folder}")
+    weights = {name: array for file in files for name, array in _arrays(file).items()}
+    model_class, args_class = get_model_classes(config=config)
+    model = model_class(args_class.from_dict(config))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    if config.get("quantization") is not None:
+        _pack(model, config["quantization"], weights)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    return model, config
+
+
+def _is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether weights are in a format that mlx-lm translates, or activations are packed with them."""
+    inside = (config.get("text_config") or {}).get("quantization_config")
+    stated = config.get("quantization_config") or inside or (folder / "hf_quant_config.json").exists()
+    return bool(config.get("quantization") is None and stated) or bool(config.get("quantize_activations"))
+
+
+def _arrays(file: Path) -> dict[str, mx.array]:
+    arrays = mx.load(str(file))
+    assert isinstance(arrays, dict)
+    return arrays
+
+
+def _pack(model: Any, stated: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
+    """Give the model packed layers where its weights are packed: as the config states of a layer, or as they are."""
+
+    def described(path: str, module: Any) -> bool | dict[str, Any]:
+        if path in stated:
+            own: bool | dict[str, Any] = stated[path]
+            return own
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        found = packing_of(path, module, weights)
+        takes_scale = "global_scale" in inspect.signature(module.to_quantized).parameters
+        return {**found, "global_scale": True} if takes_scale and f"{path}.global_scale" in weights else found
+
+    mode = stated.get("mode", "affine")
+    nn.quantize(model, stated["group_size"], stated["bits"], mode=mode, class_predicate=described)
+
+
+def packing_of(path: str, module: Any, weights: Mapping[str, mx.array]) -> dict[str, Any]:
+    """How the weights of a layer that is not packed yet are packed. Raises ValueError where MLX has no such mode."""
+    scales, columns = weights[f"{path}.scales"], module.weight.shape[-1]
+    group, bits = columns // scales.shape[-1], weights[f"{path}.weight"].shape[-1] * 32 // columns
+    mode = _MODES.get((bits, group)) if scales.dtype == mx.uint8 else "affine"
+    if mode is None:
+        raise ValueError(f"{path} is packed in no mode that MLX has: {bits} bits in groups of {group}, scales of bytes")
+    return {"group_size": group, "bits": bits, "mode": mode}
+
 
 __all__ = [
     "ArraysCache",
@@ -72,12 +229,10 @@ __all__ = [
     "SwitchLinear",
     "caches",
     "create_attention_mask",
-    "infer_quant_config",
+    "import_upstream",
     "load_config",
     "load_model",
     "model_classes",
-    "quantize_model",
+    "packing_of",
     "rope_utils",
-    "save_config",
-    "save_model",
 ]

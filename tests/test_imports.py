@@ -115,3 +115,9 @@ def test_there_are_no_circles_not_even_for_type_checkers() -> None:
         for needed in arrows.values():
             needed.difference_update(free)
     assert not arrows, f"in circles, or behind one: {sorted(arrows)}"
+
+
+def test_one_place_imports_mlx_lm() -> None:
+    for name, path in MODULES.items():
+        if name != "ingot.upstream":
+            assert not any(under(other, "mlx_lm") for other in imports(path, everywhere=True)), name

@@ -1,5 +1,31 @@
+from __future__ import annotations
+
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from bench import random_models
+from ingot.upstream import (
+    RENAMED,
+    RENAMED_BY_CLASS,
+    import_upstream,
+    load_config,
+    load_model,
+    model_classes,
+    packing_of,
+)
+from tests import tiny
+from tests.cli.scripted import environment
+
+DENSE = Path(__file__).parent.parent / "foundry/models/dense"
+HEAVY = ("transformers", "huggingface_hub")
 
 SAME_PROCESS = """
 import os, resource, signal, sys, threading, warnings
@@ -20,6 +46,167 @@ ingot.upstream.import_upstream("mlx_vlm.utils")
 check()
 """
 
+WHOLE_PACKAGE = """
+import resource, sys
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+import ingot.upstream, mlx_lm.models.llama, mlx_lm
+assert "transformers" not in sys.modules and not hasattr(mlx_lm, "__wrapped__")
+assert "transformers" not in sys.modules and mlx_lm.models.llama.Model
+from mlx_lm import __version__, load, stream_generate
+import mlx_lm.utils
+assert load is mlx_lm.utils.load and mlx_lm.__file__.endswith("__init__.py") and "load" in mlx_lm.__all__
+assert mlx_lm.models.llama is sys.modules["mlx_lm.models.llama"]
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
+"""
+
 
 def test_importing_the_product_and_then_what_sees_leaves_the_process_as_it_was() -> None:
     subprocess.run([sys.executable, "-c", SAME_PROCESS], check=True, timeout=120)
+
+
+def test_the_whole_of_mlx_lm_is_there_for_who_asks_for_it_and_only_then() -> None:
+    subprocess.run([sys.executable, "-c", WHOLE_PACKAGE], check=True, timeout=120)
+
+
+def test_a_server_starts_without_transformers_and_the_hub(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "ingot.cli.main", "serve", str(DENSE), "--port", "0"]
+    with (tmp_path / "imports").open("w+") as imports:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=imports, text=True, env=environment(tmp_path)
+        ) as server:
+            assert server.stdout is not None
+            ready = any(line.startswith("ready: ") for line in server.stdout)
+            server.kill()
+        imports.seek(0)
+        said = imports.read().splitlines()
+    assert ready, said[-5:]
+    imported = {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
+    assert "mlx_lm.models.base" in imported, "imports are listed"
+    assert not {name for name in imported if name.partition(".")[0] in HEAVY}
+
+
+def test_no_family_of_mlx_lm_needs_transformers() -> None:
+    asked = (
+        "import importlib, pkgutil, sys, ingot.upstream, mlx_lm.models\n"
+        "for module in pkgutil.iter_modules(mlx_lm.models.__path__):\n"
+        "    try: importlib.import_module(f'mlx_lm.models.{module.name}')\n"
+        "    except (ImportError, SystemExit): pass  # one asks Python to exit where a package is missing\n"
+        "assert 'transformers' not in sys.modules and 'mlx_lm.utils' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)
+
+
+def test_types_that_run_another_types_code_are_those_of_mlx_lm() -> None:
+    utils = import_upstream("mlx_lm.utils")
+    assert (RENAMED, RENAMED_BY_CLASS) == (utils.MODEL_REMAPPING, utils.MODEL_ARCHITECTURE_REMAPPING)
+
+
+@pytest.mark.parametrize(
+    ("stated", "family"),
+    [
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "llama"),
+        ({"model_type": "bailing_hybrid", "architectures": "BailingMoeV3ForCausalLM"}, "bailing_moe_v3"),
+        ({"model_type": "qwen3", "architectures": None}, "qwen3"),
+    ],
+)
+def test_classes_are_those_that_mlx_lm_finds(stated: dict[str, Any], family: str) -> None:
+    assert model_classes(stated) == import_upstream("mlx_lm.utils")._get_classes(stated)
+    assert model_classes(stated)[0].__module__ == f"mlx_lm.models.{family}"
+
+
+def test_a_type_that_mlx_lm_lacks_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="no_such_type"):
+        model_classes({"model_type": "no_such_type"})
+
+
+def test_a_config_is_read_as_mlx_lm_reads_it(tmp_path: Path) -> None:
+    stated = {
+        "model_type": "llama",
+        "eos_token_id": 1,
+        "deep": [{"most": {"__float__": "-Infinity"}}, {"__float__": "x"}],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    for generation in (None, '{"eos_token_id": [2, 3]}', '{"eos_token_id": null}', "no JSON"):
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(generation)
+        assert load_config(tmp_path) == import_upstream("mlx_lm.utils").load_config(tmp_path)
+
+
+def written(folder: Path, config: dict[str, Any], packed: dict[str, Any] | None = None) -> Path:
+    model = random_models.build(config)
+    if packed is not None:
+        every, own = packed["quantization"], packed["quantization"].get("model.layers.0.self_attn.q_proj")
+        nn.quantize(
+            model,
+            every["group_size"],
+            every["bits"],
+            mode=every.get("mode", "affine"),
+            class_predicate=lambda path, module: (
+                hasattr(module, "to_quantized")
+                and "lm_head" not in path
+                and (own if own is not None and path == "model.layers.0.self_attn.q_proj" else True)
+            ),
+        )
+    folder.mkdir(exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps({**config, **(packed or {})}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        None,
+        {"quantization": {"group_size": 32, "bits": 4}},
+        {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}, "quantization_config": {}},
+        {
+            "quantization": {
+                **{"group_size": 32, "bits": 4},
+                "model.layers.0.self_attn.q_proj": {"group_size": 32, "bits": 8},
+            }
+        },
+    ],
+    ids=["plain", "affine", "mxfp4", "a layer otherwise"],
+)
+@pytest.mark.parametrize("kind", ["llama", "moe"])
+def test_a_model_is_loaded_as_mlx_lm_loads_it(kind: str, packed: dict[str, Any] | None, tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS[kind], "moe_intermediate_size": 32, "intermediate_size": 64}
+    folder = written(tmp_path, config, packed)
+    mine, found = load_model(folder, model_config={"rms_norm_eps": 1e-6})
+    theirs, wanted = import_upstream("mlx_lm.utils").load_model(folder, model_config={"rms_norm_eps": 1e-6})
+    assert found == wanted and not mine.training
+    tokens = mx.array([[5, 17, 3]])
+    assert mx.array_equal(mine(tokens), theirs(tokens)).item()
+    assert [(name, a.dtype) for name, a in tree_flatten(mine.parameters())] == [
+        (name, a.dtype) for name, a in tree_flatten(theirs.parameters())
+    ]
+
+
+def test_weights_that_others_packed_are_left_to_mlx_lm(tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "intermediate_size": 64}
+    folder = written(tmp_path, config, {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}})
+    wanted, _ = load_model(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    model, found = load_model(folder)
+    assert found["quantization"]["mode"] == "mxfp4"
+    assert mx.array_equal(model(mx.array([[5, 17]])), wanted(mx.array([[5, 17]]))).item()
+
+
+def test_code_that_a_checkpoint_brings_is_not_run(tmp_path: Path) -> None:
+    folder = written(tmp_path, tiny.CONFIGS["llama"])
+    (folder / "config.json").write_text(json.dumps({**tiny.CONFIGS["llama"], "model_file": "mine.py"}))
+    (folder / "mine.py").write_text("raise SystemExit")
+    with pytest.raises(ValueError, match=r"'mine\.py', which is not run"):
+        load_model(folder)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIGS["llama"]))
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_packed_in_no_mode_are_refused() -> None:
+    weights = {"a.weight": mx.zeros((4, 8), mx.uint32), "a.scales": mx.zeros((4, 1), mx.uint8)}
+    with pytest.raises(ValueError, match="4 bits in groups of 64"):
+        packing_of("a", nn.Linear(64, 4), weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import sys
 import time
@@ -10,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.gpu.scale import Scale
+from ingot.upstream import import_upstream
 
 
 def measured(model: Any, scale: Scale, vocab: int, streams: Sequence[int], prompt: int) -> Iterator[tuple[str, float]]:
     """Tokens per second of decoding by so many streams, and of prefill, of prompts of so many tokens. What fails there
     is left out, and said."""
-    loops = importlib.import_module("mlx_lm.generate")
+    loops = import_upstream("mlx_lm.generate")
     for count in streams:
         try:
             if count == 1:

@@ -255,7 +255,7 @@ def load(
         stated = load_config(folder)
         whole = load_config(folder) if sees else {}
         classes = classes_in(folder, stated)
-        model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
+        model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
     except ModelError:
         raise
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.

@@ -62,7 +62,7 @@ def needs(path: Path, device: Device) -> MemoryNeeds | None:
 def _of_folder(folder: Path, device: Device) -> MemoryNeeds:
     stated = load_config(folder)
     classes = classes_in(folder, stated)
-    model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
+    model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
     told = _told(model, config, settled_bytes(model, device), device)
     tower = _tower_weights(folder, device)
     return replace(told, weights=told.weights + tower, tower=tower)

@@ -41,7 +41,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    model, config = load_model(folder, lazy=True)
+    model, config = load_model(folder)
     unpack(model)
     model.set_dtype(mx.float32)
     return model, config

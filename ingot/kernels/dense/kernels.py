@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +86,7 @@ class DenseProduct:
 
     def __init__(self, run: Launcher, tuning: Tuning = TUNING) -> None:
         self._run, self._tuning = run, tuning
+        self._plans: dict[tuple[str, int, mx.Dtype, tuple[int, ...]], _Plan] = {}  # by form, rows and weights
 
     def __call__(
         self, x: mx.array, weight: mx.array, *, bias: mx.array | None = None, residual: mx.array | None = None
@@ -108,7 +110,9 @@ class DenseProduct:
 
     def by(self, run: Launcher) -> DenseProduct:
         """The same, launched otherwise."""
-        return DenseProduct(run, self._tuning)
+        other = copy(self)
+        other._run = run
+        return other
 
     def gated(self, x: mx.array, weight: mx.array) -> mx.array:
         """silu(gate) * up, [rows, outputs / 2], of weights of both, the gate's first: the bits of MLX's operations on
@@ -116,35 +120,50 @@ class DenseProduct:
         return self._launched("multiply_gated", [x, weight], parts=2)
 
     def _launched(self, name: str, inputs: list[mx.array], parts: int = 1) -> mx.array:
-        rows, weight = inputs[0].shape[0], inputs[1]
+        rows, dtype, shape = inputs[0].shape[0], inputs[1].dtype, inputs[1].shape
+        plan = self._plans.get((name, rows, dtype, shape))
+        if plan is None:  # once a shape: choosing is most of Python's part of a launch
+            plan = self._plans[name, rows, dtype, shape] = self._plan(name, rows, dtype, shape, parts)
+        if plan.joining is None:
+            return self._run(plan.kernel, inputs, plan.work)[0]
+        sums = self._run(plan.kernel, inputs[:2], plan.work)
+        return self._run(plan.joining[0], [*sums, *inputs[2:]], plan.joining[1])[0]
+
+    def _plan(self, name: str, rows: int, dtype: mx.Dtype, shape: tuple[int, ...], parts: int) -> _Plan:
+        outputs, columns = shape
         width = next(width for width in WIDTHS if rows <= width)
-        cut = self._tuning.cut_of(weight.shape[0], width)
-        y = Output((rows, weight.shape[0] // parts), weight.dtype)
+        cut, y = self._tuning.cut_of(outputs, width), Output((rows, outputs // parts), dtype)
         work = Work(
-            _template(weight, width, self._tuning.spans, cut),
-            (-(-weight.shape[0] // cut.outputs) * cut.split, 1, 1),
+            _template(dtype, columns, width, self._tuning.spans, cut),
+            (-(-outputs // cut.outputs) * cut.split, 1, 1),
             cut.warps * 32,
             (y,),
             cut.lent(width) if isinstance(cut, Stream) else 0,
         )
         if cut.split > 1:
-            sums = Output((cut.split, rows, weight.shape[0]), mx.float32)
-            [split] = self._run(streaming_kernel("multiply_parted"), inputs[:2], work._replace(outputs=(sums,)))
-            return self._joined(name, [split, *inputs[2:]], y)
-        kernel = streaming_kernel(name) if isinstance(cut, Stream) else dense_kernel(name)
-        return self._run(kernel, inputs, work)[0]
-
-    def _joined(self, name: str, inputs: list[mx.array], y: Output) -> mx.array:
-        template: Template = (("T", y.dtype), ("SPLIT", inputs[0].shape[0]), ("WARPS", JOINING))
-        groups = (-(-y.shape[0] * y.shape[1] // (JOINING * 32)), 1, 1)
-        [found] = self._run(joining_kernel(name), inputs, Work(template, groups, JOINING * 32, (y,)))
-        return found
+            sums = Output((cut.split, rows, outputs), mx.float32)
+            joining = joining_kernel(name), _joining(cut.split, y)
+            return _Plan(streaming_kernel("multiply_parted"), work._replace(outputs=(sums,)), joining)
+        return _Plan(streaming_kernel(name) if isinstance(cut, Stream) else dense_kernel(name), work)
 
 
-def _template(weight: mx.array, width: int, spans: int, cut: Cut | Stream) -> Template:
-    columns = weight.shape[1]
+class _Plan(NamedTuple):
+    """The launches of a product: one, or one for sums of parts of the columns and one that joins them."""
+
+    kernel: Kernel
+    work: Work
+    joining: tuple[Kernel, Work] | None = None
+
+
+def _joining(split: int, y: Output) -> Work:
+    template: Template = (("T", y.dtype), ("SPLIT", split), ("WARPS", JOINING))
+    groups = (-(-y.shape[0] * y.shape[1] // (JOINING * 32)), 1, 1)
+    return Work(template, groups, JOINING * 32, (y,))
+
+
+def _template(dtype: mx.Dtype, columns: int, width: int, spans: int, cut: Cut | Stream) -> Template:
     common: Template = (
-        *(("T", weight.dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps), ("TILES", cut.tiles)),
+        *(("T", dtype), ("EIGHTS", width // 8), ("SPANS", spans), ("WARPS", cut.warps), ("TILES", cut.tiles)),
     )
     if isinstance(cut, Stream):
         return (*common, ("STAGES", cut.stages), ("SPLIT", cut.split))

@@ -125,6 +125,7 @@ class PackedProduct:
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
+        self._works: dict[tuple[str, int, int, int], Work] = {}  # by form, rows, outputs and groups of columns
 
     def __call__(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
         """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are.
@@ -156,17 +157,22 @@ class PackedProduct:
 
     def _launched(self, name: str, inputs: list[mx.array], rows: int, parts: int = 1) -> mx.array:
         *_, outputs, groups = inputs[2].shape
+        work = self._works.get((name, rows, outputs, groups))
+        if work is None:  # once a shape: choosing is most of Python's part of a launch
+            work = self._works[name, rows, outputs, groups] = self._work(name, rows, outputs, groups, parts)
+        [y] = self._run(packed_kernel(name), inputs, work)
+        return y
+
+    def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> Work:
         eights = 1 if rows <= 8 or name == "gather" else 2
         lots = rows if name == "gather" else -(-rows // (eights * 8))
         cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
-        work = Work(
+        return Work(
             self._template(groups, eights, cut),
             (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
             cut.warps * 32,
             (Output((rows, outputs // parts), self._dtype),),
         )
-        [y] = self._run(packed_kernel(name), inputs, work)
-        return y
 
     def _template(self, groups: int, eights: int, cut: Cut) -> Template:
         bits, group = self._packing.bits, self._packing.group

@@ -28,7 +28,7 @@ from ingot.models.heads.finding import SIDE_FILE, SIDE_PLACES, HeadSource
 from ingot.models.heads.headless import classes_in
 from ingot.models.heads.loading import build_head
 from ingot.models.heads.tensors import is_norm, stored_tensors
-from ingot.upstream import load_config, load_model, quantize_model, save_config, save_model
+from ingot.upstream import import_upstream, load_config, load_model
 
 _MADE_ANEW = ("config.json", "model.safetensors.index.json", "ingot.json")
 
@@ -95,17 +95,17 @@ def _narrow(name: str, array: mx.array) -> mx.array:
 
 
 def _pack(folder: Path, made: Path, packing: Packing) -> None:
-    stated = load_config(folder)
+    stated, upstream = load_config(folder), import_upstream("mlx_lm.utils")
     classes = classes_in(folder, stated)
     try:
-        model, config = load_model(folder, lazy=True, model_config=older_names(stated), get_model_classes=classes)
+        model, config = load_model(folder, model_config=older_names(stated), get_model_classes=classes)
         with redirect_stdout(io.StringIO()):  # which it reports to
-            model, config = quantize_model(model, config, packing.group_size, packing.bits, mode=packing.mode)
-        save_model(made, model, donate_model=True)
+            model, config = upstream.quantize_model(model, config, packing.group_size, packing.bits, mode=packing.mode)
+        upstream.save_model(made, model, donate_model=True)
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"{folder.name} cannot be packed: {error}") from error
-    save_config(config, made / "config.json")
+    upstream.save_config(config, made / "config.json")
 
 
 def _take_over(folder: Path, made: Path, progress: Progress) -> None:

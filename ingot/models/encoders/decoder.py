@@ -172,7 +172,7 @@ def load_decoder(folder: Path, device: Device, *, dtype: str | None, headless: b
     if headless and "lm_head.weight" not in tensors.read(folder):
         changes["tie_word_embeddings"] = True
     try:
-        model, config = load_model(folder, lazy=True, model_config=changes, get_model_classes=with_blocks(_classes))
+        model, config = load_model(folder, model_config=changes, get_model_classes=with_blocks(_classes))
     # The code of a hundred families reads this folder and may trip over anything.
     except Exception as error:
         said = str(error) or type(error).__name__

@@ -19,7 +19,7 @@ from ingot.models.files.safetensors_header import StoredTensor
 from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.models.heads.finding import HeadSource
 from ingot.models.heads.norms import factors
-from ingot.upstream import infer_quant_config
+from ingot.upstream import packing_of
 
 _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(.*)")
 _PARTS = ("weight", "scales", "biases")
@@ -134,7 +134,7 @@ def pack_like(head: nn.Module, tensors: Mapping[str, mx.array]) -> None:
         raise ModelError(f"The head's packed weights lack scales or biases: {', '.join(sorted([*bare, *lacking]))}")
 
     def described(path: str, module: Any) -> bool | dict[str, Any]:
-        return infer_quant_config(path, module, dict(tensors)) if path in packed else False
+        return packing_of(path, module, tensors) if path in packed else False
 
     try:
         nn.quantize(head, class_predicate=described)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingot.kernels.dense.kernels import DTYPES, DenseProduct, DenseWeights
 from ingot.kernels.dense.tuning import TUNING, WIDTHS, Cut, Stream, Tuning
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import Kernel, Work
 from tests.kernels.paged.memory import BOUNDS, emulated
 
 pytestmark = emulated
@@ -115,3 +116,24 @@ def test_weights_of_other_formats_and_odd_columns_have_no_kernel() -> None:
     assert DenseWeights(drawn(4, 16)).is_covered and DenseWeights(drawn(4, 16), drawn(1, 4)[0]).is_covered
     assert not DenseWeights(drawn(4, 12)).is_covered and not DenseWeights(drawn(4, 16, mx.float32)).is_covered
     assert not DenseWeights(drawn(4, 16), drawn(1, 4, mx.float32)[0]).is_covered
+
+
+def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, int]] = []
+    choose = Tuning.cut_of
+
+    def counted(self: Tuning, outputs: int, width: int) -> Cut | Stream:
+        chosen.append((outputs, width))
+        return choose(self, outputs, width)
+
+    def unrun(kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+        return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
+
+    monkeypatch.setattr(Tuning, "cut_of", counted)
+    multiply = DenseProduct(unrun)
+    for _ in range(3):
+        for outputs in (24, 40):
+            for rows in (1, 20):
+                given = drawn(rows, 64), drawn(outputs, 64)
+                assert multiply(*given).shape == multiply.by(unrun)(*given).shape == (rows, outputs)
+    assert sorted(chosen) == [(24, 8), (24, 32), (40, 8), (40, 32)]

@@ -40,7 +40,7 @@ def test_the_default_model_is_as_sure_of_a_text_as_in_plain_float32() -> None:
     ours = adapter.load(folder, current())
     logits = prompt_logits(ours, tokens)
     plain: Any
-    plain, _ = load_model(folder, lazy=True)
+    plain, _ = load_model(folder)
     unpack(plain)
     plain.set_dtype(mx.float32)
     exact = perplexity(plain(mx.array([tokens]))[0], tokens)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.texts import Kernel, Work
 from ingot.kernels.packed.kernels import BITS, DTYPES, GROUPS, PackedProduct, Packing
 from ingot.kernels.packed.tuning import TUNING, Cut, Tuning
 from tests.kernels.packed.weights import BOUNDS, activations, exact, experts, off, packed, product
@@ -143,3 +144,28 @@ def test_threads_may_run_in_any_order(seed: int) -> None:
 def test_a_packing_without_a_kernel_is_named(packing: Packing, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         PackedProduct(Emulator(), packing, mx.bfloat16)
+
+
+def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, ...]] = []
+    choose = Tuning.cut_of
+
+    def counted(self: Tuning, bits: int, group: int, outputs: int, eights: int) -> Cut:
+        chosen.append((outputs, eights))
+        return choose(self, bits, group, outputs, eights)
+
+    monkeypatch.setattr(Tuning, "cut_of", counted)
+    some, others = packed(FOURS, 24, 64 * 2, mx.bfloat16), packed(FOURS, 40, 64 * 3, mx.bfloat16)
+    multiply = product(FOURS, mx.bfloat16, run=_unrun)
+    for _ in range(3):
+        for weights in (some, others):
+            for rows in (1, 9):
+                given = activations(rows, weights.columns, mx.bfloat16)
+                assert multiply(given, weights).shape == (rows, weights.outputs)
+                multiply.by(_unrun)(given, weights)
+    assert sorted(chosen) == [(24, 1), (24, 2), (40, 1), (40, 2)]
+
+
+def _unrun(kernel: Kernel, inputs: list[mx.array], work: Work) -> list[mx.array]:
+    """What a launcher is given, without a launch."""
+    return [mx.zeros(output.shape, output.dtype) for output in work.outputs]

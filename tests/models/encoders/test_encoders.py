@@ -17,6 +17,7 @@ from ingot.kernels.device import current
 from ingot.models.encoders import attention, mpnet
 from ingot.models.encoders.load import load_embedder, load_reranker
 from ingot.models.encoders.recipe import Normalize, Recipe
+from ingot.upstream import load_model
 from tests.encoders import write_encoder
 from tests.memory import freed_at_once, settled
 from tests.models.encoders.running import finished
@@ -224,8 +225,6 @@ def test_a_decoder_saved_without_its_head_gives_the_same_vectors(tmp_path: Path)
 
 
 def test_a_judging_decoder_weighs_yes_against_no(tmp_path: Path) -> None:
-    from mlx_lm.utils import load_model
-
     folder = write_decoder(tmp_path, tied=True)
     encoder = load_reranker(folder, current(), yes=40, no=50)
     model, _ = load_model(folder)

@@ -144,8 +144,9 @@ def test_an_unknown_name_lists_the_known_ones(settings: Settings) -> None:
 def test_the_default_model_answers_in_english() -> None:
     """The real one, from the models folder; fetched into it if it is not there yet."""
     mx = pytest.importorskip("mlx.core")
-    from mlx_lm.utils import load_model
     from tokenizers import Tokenizer
+
+    from ingot.upstream import load_model
 
     folder = ensure(DEFAULT_MODEL, Settings(), silent)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -22,6 +22,7 @@ from ingot.models.files.progress import silent
 from ingot.models.gguf.file import GGUFFile
 from ingot.models.gguf.importer import convert_gguf
 from ingot.models.layers.modules import parameters
+from ingot.upstream import load_model, model_classes
 from tests.launches import prompt_logits
 from tests.models.gguf.making import TinyModel, byte_level_vocabulary, random_rows
 
@@ -127,11 +128,10 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any]]] = {
 def original(family: str, folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A random model as a folder; its config and weights."""
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import _get_classes
 
     config = {"model_type": family, **SHARED, **FAMILIES[family][1], **changes}
     mx.random.seed(3)
-    model_class, args = _get_classes(config)
+    model_class, args = model_classes(config)
     model = model_class(args.from_dict(config))
     weights = {
         name: 1 + 0.1 * mx.random.normal(array.shape) if "norm" in name else 0.08 * mx.random.normal(array.shape)
@@ -237,8 +237,6 @@ def _as_published(family: str, config: dict[str, Any], weights: dict[str, np.nda
 
 
 def logits_of(folder: Path) -> np.ndarray:
-    from mlx_lm.utils import load_model
-
     model, _ = load_model(folder)
     return np.array(model(mx.array([TOKENS])).astype(mx.float32))[0]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ingot.cache.launch import Part
 from ingot.kernels import native
@@ -15,6 +14,7 @@ from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, adapt
 from ingot.models.lora.loading import load_lora
 from ingot.models.precision import settle
+from ingot.upstream import import_upstream
 from tests import engines, tiny
 from tests.models.lora.made import matrices, shapes, write_mlx, write_peft
 
@@ -46,7 +46,9 @@ def theirs(kind: str, folder: Path | None) -> mx.array:
         keys = {path.rsplit(".lora_", 1)[0] for path in weights}
         relative = {path.split(".", 3)[3] if path.startswith("model.layers") else path for path in keys}
         rank = min(next(iter(weights.values())).shape)
-        linear_to_lora_layers(model, -1, {"rank": rank, "scale": 0.05, "dropout": 0.0, "keys": relative})
+        import_upstream("mlx_lm.tuner.utils").linear_to_lora_layers(
+            model, -1, {"rank": rank, "scale": 0.05, "dropout": 0.0, "keys": relative}
+        )
         model.load_weights(list(weights.items()), strict=False)
         model.eval()
     logits: mx.array = model(mx.array([PROMPT]))[0]
