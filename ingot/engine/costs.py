@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
 
 LEAST_SLOPE = 0.25
 """However the measurements lie, this part of the mean cost grows with size, so that no size seems free."""
 LARGEST_EFFICIENT = 128
 """No fixed cost makes chunks of more tokens than this necessary."""
-MEMORY = 0.95
-"""How much of what was known is kept at each new measurement."""
+REMEMBERED = 32
+"""Measurements that a line is fitted to: the last ones."""
+SURE = 3
+"""Small ones and large ones that it takes to know the fixed part: the median of three bears one that is wrong."""
+APART = 2.0
+"""How many times as large sizes must be to say something of the slope. Of sizes that lie closer together the noise
+says more than they do."""
+VARIED = 4
+"""How many times as small a step is made to learn the fixed part."""
 FAR_BELOW = 1 / 3
 """A measurement that is less than this part of what was expected shows that something else was in those before, such as
 kernels that were compiled when they were first met: they are forgotten."""
@@ -19,38 +30,31 @@ LATELY = 4
 
 
 class CostLine:
-    """cost = fixed + slope * size, fitted to recent measurements."""
+    """cost = fixed + slope * size, through the medians of recent measurements: of small sizes and of large ones."""
 
     def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._fit: _Fit | None = None  # to these, once it was asked for
 
     def observe(self, size: float, cost: float) -> None:
         if self.known and cost < FAR_BELOW * self.cost(size):
-            self._forget()
-        self._n = self._n * MEMORY + 1
-        self._x = self._x * MEMORY + size
-        self._y = self._y * MEMORY + cost
-        self._xx = self._xx * MEMORY + size * size
-        self._xy = self._xy * MEMORY + size * cost
+            self._recent.clear()
+        self._recent.append((size, cost))
+        self._fit = None
 
     @property
     def known(self) -> bool:
-        return self._n > 0
+        return bool(self._recent)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the fixed part is known, and not only what work of the usual size costs."""
+        return self.known and self._fitted().sure
 
     def fit(self) -> tuple[float, float]:
         """(fixed, slope), neither negative."""
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        proportional = mean_y / max(mean_x, 1e-9)
-        spread = self._xx / self._n - mean_x * mean_x
-        if spread <= 1e-9 * mean_x * mean_x:
-            return 0.0, proportional
-        slope = (self._xy / self._n - mean_x * mean_y) / spread
-        # Sizes that lie close together say little of the slope, and noise may say that more costs less.
-        slope = min(max(slope, LEAST_SLOPE * proportional), proportional)
-        return max(0.0, mean_y - slope * mean_x), slope
+        found = self._fitted()
+        return found.fixed, found.slope
 
     def cost(self, size: float) -> float:
         fixed, slope = self.fit()
@@ -60,6 +64,62 @@ class CostLine:
         """The largest size that costs at most `cost`; may be negative."""
         fixed, slope = self.fit()
         return (cost - fixed) / slope if slope > 0 else float("inf")
+
+    @property
+    def largest(self) -> float:
+        """Of the sizes that were measured lately."""
+        return max((size for size, _ in self._recent), default=0.0)
+
+    def lacks_smaller(self, size: float) -> bool:
+        """Whether work of a much smaller size than this should be measured next. Never twice in a row."""
+        smaller = [APART * measured <= size for measured, _ in self._recent]
+        return self.known and sum(smaller) <= SURE and not smaller[-1]
+
+    def _fitted(self) -> _Fit:
+        if self._fit is None:
+            self._fit = _fitted(self._recent)
+        return self._fit
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    fixed: float
+    slope: float
+    sure: bool
+
+
+def _fitted(measured: Iterable[tuple[float, float]]) -> _Fit:
+    """A line through the middle of the small ones and that of the large ones."""
+    by_size = sorted(measured)
+    small, large = _parted(by_size)
+    (below, cheaper), (size, cost) = _middle(small or large), _middle(large)
+    if size < APART * below:
+        size, cost = _middle(by_size)
+        return _Fit(0.0, cost / max(size, 1e-9), sure=False)
+    proportional = cost / size
+    # Noise may say that more costs less.
+    slope = min(max((cost - cheaper) / (size - below), LEAST_SLOPE * proportional), proportional)
+    return _Fit(max(0.0, cost - slope * size), slope, sure=min(len(small), len(large)) >= SURE)
+
+
+def _parted(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Small ones and large ones: parted where sizes lie far apart and there are many on both sides."""
+    count = len(by_size)
+    least = min(SURE, count // 2)
+    if not least:
+        return [], by_size
+
+    def gap(split: int) -> float:
+        apart = math.log(max(by_size[split][0], 1e-9) / max(by_size[split - 1][0], 1e-9))
+        return split * (count - split) * apart * apart
+
+    split = max(range(least, count - least + 1), key=gap)
+    return by_size[:split], by_size[split:]
+
+
+def _middle(measured: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    sizes, costs = zip(*measured, strict=True)
+    return median(sizes), median(costs)
 
 
 class LeastCost:
@@ -108,6 +168,33 @@ class StepCosts:
 
     def prefill_ms(self, tokens: int) -> float:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
+
+    def fixed_ms(self, rows: int) -> float:
+        """What a step costs before its first prompt token in which at most one row decodes: 0 where that is not known
+        for sure."""
+        if not self._prefill.sure:
+            return 0.0
+        fixed, _ = self._prefill.fit()
+        return fixed if self._mixes else fixed + self.decode_ms(min(rows, 1))
+
+    def varied(self, tokens: int, rows: int) -> int:
+        """So many prompt tokens, or far fewer where none of the last steps were so small: of steps that are all of one
+        size nobody can tell which part of their cost is fixed."""
+        fewer, beside = max(1, tokens // VARIED), rows if self._mixes else 0
+        tells = APART * (fewer + beside) <= tokens + beside
+        return fewer if tells and self._prefill.lacks_smaller(tokens + beside) else tokens
+
+    def further_tokens(self) -> int:
+        """How many tokens another prompt's costs besides its own, where each takes a forward pass of its own."""
+        if self._mixes or not self._prefill.known:
+            return 0
+        fixed, slope = self._prefill.fit()
+        return int(fixed / slope) if slope > 0 else 0
+
+    @property
+    def largest_tokens(self) -> int:
+        """Of forward passes over prompts that were measured lately."""
+        return int(self._prefill.largest)
 
     def efficient_tokens(self, rows: int) -> int:
         """The fewest tokens of which the fixed cost of computing any takes no more than a fifth.

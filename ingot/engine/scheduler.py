@@ -29,6 +29,12 @@ LONGEST_STEP_MS = 1000.0
 ENOUGH_TOKENS = 2048
 """Passes over more prompt tokens than these gain nothing, but whoever comes meanwhile waits for them."""
 SMALLEST_CHUNK = 8
+LITTLE_TOKENS = 3 * SMALLEST_CHUNK
+"""Prompts with no more left than this have half of a step's prompt tokens, and at least the smallest chunk, for
+themselves: any of them is computed within three steps, unless those before it fill that share."""
+LEAST_SHARE = 2.5
+"""Prefill gets at least so many times the time that a step costs before its first prompt token: beside one stream it
+then keeps seven tenths of its speed."""
 UNMEASURED_CHUNK = 64
 SLOW_SHARE = 8.0
 """Where decode steps alone take more than half of the latency target, smooth streams are not to be had, and prefill
@@ -96,6 +102,8 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
     _turn: int = 0
+    _prefilled: Counter[str] = field(default_factory=Counter)  # by tenant: when its oldest prompt last went first
+    _oldest_first: bool = True  # in the last step in which several long prompts waited
 
     def add(self, sequence: Sequence) -> None:
         """Queue in order of arrival, which a preempted sequence keeps."""
@@ -252,28 +260,69 @@ class Scheduler:
 
     def _chunks(self, now: float, decoding: int) -> Iterable[Chunk]:
         pending = [sequence for sequence in self.running if not sequence.decoding]
-        # The shortest first, but a second of age weighs as much as a second of work: a long prompt lets short ones
-        # pass only as long as that costs it little.
-        pending.sort(key=lambda s: (self._prefill_rank(s, now), s.ticket))
+        if not pending:
+            return
         budget, least = self._prefill_budget(decoding), self._least_chunk(decoding)
-        first = True
-        for sequence in pending:
-            if budget < (1 if first else least):
-                return
-            room = min(self.prefixes.next_stop(sequence) - sequence.computed, sequence.remaining)
-            count = min(room, budget)
-            if room - count < least:  # what would be left is not worth a launch of its own
-                count = room
-            count = min(count, self.widest(sequence))
-            if sequence.sight is not None:
-                count = sequence.sight.uncut(sequence.computed, count)
-            budget -= count
-            first = False
+        little = self._taking_turns((row for row in pending if row.remaining <= LITTLE_TOKENS), now)
+        others = self._others([row for row in pending if row.remaining > LITTLE_TOKENS], now)
+        if not little and (decoding or budget < ENOUGH_TOKENS):
+            budget = self.costs.varied(budget, decoding)
+        counts: dict[Sequence, int] = {}
+        share = max(SMALLEST_CHUNK, budget // 2)
+        spent = self._hand_out(share, little, least, counts)
+        self._hand_out(max(budget - spent, budget // 2), [*others, *little], least, counts)
+        for sequence, count in counts.items():
             yield Chunk(sequence, count, final=count == sequence.remaining)
 
-    def _prefill_rank(self, sequence: Sequence, now: float) -> float:
-        age = now - sequence.arrived + PRIORITY_S * sequence.priority
-        return self.costs.prefill_ms(sequence.remaining) - 1000 * age
+    def _hand_out(self, tokens: int, rows: Many[Sequence], least: int, counts: dict[Sequence, int]) -> int:
+        """Give rows tokens of a step, in their order, on top of the `counts` that they have. Returns what that costs,
+        which may be a little more."""
+        spent = 0
+        for sequence in rows:
+            if tokens - spent < (least if spent and sequence.remaining > LITTLE_TOKENS else 1):
+                break
+            has = counts.get(sequence, 0)
+            count = self._cut(sequence, has + tokens - spent, least)
+            if count > has:
+                spent += count - has + (self.costs.further_tokens() if counts and not has else 0)
+                counts[sequence] = count
+        return spent
+
+    def _cut(self, sequence: Sequence, count: int, least: int) -> int:
+        """How many of its next tokens to compute where there is room for so many."""
+        room = min(self.prefixes.next_stop(sequence) - sequence.computed, sequence.remaining)
+        if room - count < least:  # what would be left is not worth a launch of its own
+            count = room
+        count = min(count, self.widest(sequence))
+        return count if sequence.sight is None else sequence.sight.uncut(sequence.computed, count)
+
+    def _taking_turns(self, rows: Iterable[Sequence], now: float) -> list[Sequence]:
+        """In order of arrival, first one of each tenant's, then another of each."""
+        rows = sorted(rows, key=lambda row: row.ticket)
+        highest = max((row.priority for row in rows), default=0)
+        before: Counter[str] = Counter()
+        ranks: dict[Sequence, tuple[int, int]] = {}
+        for row in sorted(rows, key=partial(_behind, highest, now)):
+            ranks[row] = _behind(highest, now, row), before[row.tenant]
+            before[row.tenant] += 1
+        return sorted(rows, key=ranks.__getitem__)
+
+    def _others(self, rows: list[Sequence], now: float) -> list[Sequence]:
+        """In one step the shortest first, in the next the oldest of the tenant whose turn was longest ago: so short
+        ones need not wait for long ones, and none waits for those that come after it."""
+        if len(rows) < 2:
+            return rows
+        self._oldest_first = not self._oldest_first
+        if not self._oldest_first:
+            return sorted(rows, key=lambda row: (self._work(row), row.remaining, row.ticket))
+        highest = max(row.priority for row in rows)
+        rows = sorted(rows, key=lambda row: (_behind(highest, now, row), self._prefilled[row.tenant], row.ticket))
+        self._prefilled[rows[0].tenant] = max(self._prefilled.values(), default=0) + 1
+        return rows
+
+    def _work(self, sequence: Sequence) -> float:
+        """Milliseconds that it still takes, less those that its priority is worth."""
+        return self.costs.prefill_ms(sequence.remaining) - 1000 * PRIORITY_S * sequence.priority
 
     def _least_chunk(self, decoding: int) -> int:
         return max(SMALLEST_CHUNK, self.costs.efficient_tokens(decoding))
@@ -281,9 +330,16 @@ class Scheduler:
     def _prefill_budget(self, decoding: int) -> int:
         """Prompt tokens of this step."""
         step = self.costs.decode_ms(decoding)
-        smooth = self._tokens_within(step + self._prefill_ms(step), decoding)
-        most = smooth if decoding else min(max(smooth, ENOUGH_TOKENS), self._tokens_within(LONGEST_STEP_MS, 0))
-        return max(self._least_chunk(decoding), most)
+        most = self._tokens_within(step + self._prefill_ms(step), decoding)
+        if not decoding:
+            most = min(max(most, ENOUGH_TOKENS), self._tokens_within(LONGEST_STEP_MS, 0))
+        return max(self._least_chunk(decoding), most, self._worthwhile_tokens(decoding))
+
+    def _worthwhile_tokens(self, decoding: int) -> int:
+        """So many that the fixed cost of a step takes no more than its share, as far as that cost is known. What a
+        step costs that is much longer than those before is not known."""
+        longest = (1 + LEAST_SHARE) * self.costs.fixed_ms(decoding)
+        return min(self._tokens_within(longest, decoding), 2 * self.costs.largest_tokens)
 
     def _tokens_within(self, milliseconds: float, decoding: int) -> int:
         return self.costs.tokens_within(milliseconds, decoding, UNMEASURED_CHUNK)

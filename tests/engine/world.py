@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -61,6 +62,9 @@ class World:
     mixes: bool = False  # decoding rows and prompt tokens share forward passes
     widest: int = 512  # most tokens of a chunk
     token_ms: float = TOKEN_MS
+    decode_ms: float = DECODE_MS  # of a forward pass in which rows decode, whatever else is in it
+    pass_ms: float = 0.0  # of one over prompt tokens alone
+    noise: Callable[[], float] = lambda: 1.0  # what each pass takes, over what it should
     now: float = 0.0
     arrived: int = 0
     in_flight: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -122,10 +126,10 @@ class World:
         spent = 0.0
         if decoding:
             self._run(decoding)
-            spent += DECODE_MS + ROW_MS * len(decoding)
+            spent += self.noise() * (self.decode_ms + ROW_MS * len(decoding))
             self.costs.observe_decode(len(decoding), spent)
         for chunk in chunks:
-            cost = self.token_ms * chunk.count
+            cost = self.noise() * (self.pass_ms + self.token_ms * chunk.count)
             self._run([chunk])
             self.costs.observe_prefill(chunk.count, cost)
             spent += cost
@@ -135,7 +139,7 @@ class World:
         tokens = sum(chunk.count for chunk in (*decoding, *chunks))
         if not tokens:
             return 0.0
-        spent = DECODE_MS + self.token_ms * tokens
+        spent = self.noise() * (self.decode_ms + self.token_ms * tokens)
         self._run([*decoding, *chunks])
         if chunks:
             self.costs.observe_prefill(tokens, spent)
