@@ -140,7 +140,7 @@ class Generation:
             self._books.rest()
         except AssertionError:
             log.exception("the idle engine found its books wrong; it starts new ones")
-            self._open_books()
+            self._renew_books()
         self._books.runner.rest()
         if self._news is not None:
             self._news.look(now=True)
@@ -162,7 +162,7 @@ class Generation:
         self._forget_step()
         self._books.runner.abandon()
         self.abandon(error)
-        self._open_books()
+        self._renew_books()
 
     def farewell(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
@@ -186,6 +186,12 @@ class Generation:
         self._books = Books(self._loaded, self._limits, self.speculation, self._sees)
         if self._news is not None:
             self._news.of(self.reuse.index, self.reuse.needs)
+
+    def _renew_books(self) -> None:
+        """Begin with empty ones. The memory of all that the old ones hold is free before the new ones take any."""
+        self._books.runner.free()
+        self._open_books()
+        self._measure(time.monotonic())
 
     def _drop_unused(self) -> None:
         if self._loaded.loras is not None:
