@@ -33,6 +33,7 @@ from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.speculation import Guesses
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
+from ingot.kernels.device import is_lost
 from ingot.observe.figures import Figures
 from ingot.observe.logs import about
 from ingot.observe.speculation import SpeculationCounts
@@ -169,6 +170,9 @@ class Generation:
             job = self._door.close(request_id)
             if job is not None:
                 self._outbox.send_off(job, Failed(error))
+                with suppress(Exception):
+                    self._meter.gave_up(error)
+                    self._journal.ended(job.status(time.monotonic()), outcome_of(error))
         with suppress(Exception):
             self._flush()
 
@@ -214,7 +218,9 @@ class Generation:
         """What fails in here is this request's fault, and it alone ends with it."""
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if is_lost(error):
+                raise
             log.exception("request %s failed; the others go on", request_id, extra=about(request_id, event="failed"))
             self._end_early(request_id, IngotError(FAILED))
 
