@@ -136,6 +136,16 @@ class Unavailable(IngotError):
     status, type, code = 503, "service_unavailable", "unavailable"
 
 
+class DeviceLost(Unavailable):
+    """The device computes nothing more for this process, which has to end."""
+
+    code = "device_lost"
+    exit_code = 75  # EX_TEMPFAIL: the same command may succeed when it is run again
+
+    def __init__(self) -> None:
+        super().__init__("The device was lost. The server is being started again.", retry_after=5)
+
+
 class DeadlineExceeded(IngotError):
     status, type, code = 504, "timeout_error", "deadline_exceeded"
 

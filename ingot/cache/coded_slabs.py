@@ -64,6 +64,9 @@ class CodedSlabs(CodedStorage):
         del self.slabs[len(self._pool.slabs) :]
         self._written = set()
 
+    def free(self) -> None:
+        self.slabs.clear()
+
     def pending(self) -> list[mx.array]:
         written, self._written = self._written, set()
         return [self.slabs[slab] for slab in written]
@@ -106,6 +109,10 @@ class KernelCodedSlabs(CodedSlabs):
 
     def trim(self) -> None:
         super().trim()
+        self._pages = None
+
+    def free(self) -> None:
+        super().free()
         self._pages = None
 
     def pending(self) -> list[mx.array]:

@@ -37,6 +37,10 @@ class Storage(Stored):
     def token_bytes(self) -> int:
         return self.heads * sum(self.sizes) * self.dtype.size
 
+    def free(self) -> None:
+        self.keys.clear()
+        self.values.clear()
+
     @abstractmethod
     def write(self, keys: mx.array, values: mx.array, runs: Sequence[Run]) -> None:
         """Put keys and values [tokens, heads, size] where the runs say."""

@@ -51,6 +51,10 @@ class Stored(ABC):
     def pending(self) -> list[mx.array]:
         """What was written to since the last time."""
 
+    @abstractmethod
+    def free(self) -> None:
+        """Let go of all memory, whoever has slots. The last call."""
+
 
 Kind = TypeVar("Kind", bound=Stored)
 
@@ -150,6 +154,12 @@ class Pool(Generic[Kind]):
         self._ends = list(accumulate(self.slabs))
         for storage in self.storages:
             storage.trim()
+
+    def free(self) -> None:
+        """Let go of all memory, whoever has slots. The last call."""
+        for storage in self.storages:
+            storage.free()
+        self.storages.clear()  # which refer to their pool
 
 
 class CodedStorage(Stored):

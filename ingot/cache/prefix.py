@@ -256,6 +256,10 @@ class PrefixIndex:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
         return self._forest.clear(tenant)
 
+    def free(self) -> None:
+        """Let go of all records, whatever is wrong with the books. The last call."""
+        self._forest.free()
+
     def nodes(self, owner: Owner | None = None) -> Iterator[Node]:
         """An owner's, or all of them."""
         return self._forest.nodes(owner)

@@ -37,6 +37,11 @@ class RecurrentState(LayerState, ArraysCache):
         self.cache = [None if part is None else with_rows(part, slots) for part in self.cache]
         mx.eval(self.arrays())
 
+    def free(self) -> None:
+        """Let go of all slots. The last call."""
+        self.cache = [None] * len(self.cache)
+        self.forget_earlier()
+
     def arrays(self) -> list[mx.array]:
         return [part for part in self.cache if part is not None]
 

@@ -105,5 +105,8 @@ class CodedReserve(CodedStorage):
     def trim(self) -> None:
         native.discard(self.pages, sorted(self._pool.slots.free))
 
+    def free(self) -> None:
+        self.pages = mx.zeros(0, mx.uint8)
+
     def pending(self) -> list[mx.array]:
         return [self.pages]

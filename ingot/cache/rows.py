@@ -11,7 +11,7 @@ Only the engine thread may call anything here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -121,6 +121,22 @@ class Rows:
             self._resize(1)
             return True
         return any(trimmed)
+
+    def free(self) -> None:
+        """Let go of the memory of all states at once, whoever holds them, and whatever is wrong with the counts. The
+        last call.
+
+        States and pages refer to each other. Dropping them would leave their memory to the garbage collector, which
+        knows nothing of a device that is full.
+        """
+        with suppress(RuntimeError):  # that of the work which failed
+            mx.synchronize()  # kernels that find slabs by their addresses do not keep them alive
+        for group in self.groups:
+            for pool in group.pools:
+                pool.free()
+        for state in self._recurrent:
+            state.free()
+        self.when_encoded = lambda: None
 
     def _resize(self, slots: int) -> None:
         self._slots = slots

@@ -282,6 +282,10 @@ class KernelStorage(SlabStorage):
         super().trim()
         self._slabs = None
 
+    def free(self) -> None:
+        super().free()
+        self._slabs = None
+
     def pending(self) -> list[mx.array]:
         return [self._token]
 

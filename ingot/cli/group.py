@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, Unavailable
-from ingot.ranks.place import Place
+from ingot.ranks.place import LISTENING, Place
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
@@ -68,14 +68,15 @@ def supervise(settings: Settings, hosts: Hosts, arguments: Sequence[str]) -> int
 
 
 def listening(settings: Settings) -> Listener:
-    """The sockets that the parent handed down, or else new ones. Raises ConfigError."""
-    from ingot.http.closed import inherited
+    """The sockets that were handed down, by the parent or by the server that this one is in place of; or else new ones.
+    Raises ConfigError."""
     from ingot.http.server import Listener, listen
-    from ingot.ranks.life import LISTENING
 
-    handed = os.environ.get(LISTENING)
+    handed = os.environ.pop(LISTENING, None)  # children have no use for it
     if handed is None:
         return listen(settings)
+    from ingot.http.closed import inherited
+
     sockets = tuple(inherited(handed))
     return Listener(sockets, settings.host, sockets[0].getsockname()[1])
 

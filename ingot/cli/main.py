@@ -1,7 +1,7 @@
 """`ingot COMMAND ...`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
 
 A command is a module with `run(arguments) -> exit code`, imported only when it is called, so that `--help`
-and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+and `--version` answer at once. Exit codes: 0 done, 1 failed, 2 wrong usage, 75 lost the device, 130 interrupted.
 """
 
 from __future__ import annotations

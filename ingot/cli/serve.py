@@ -6,29 +6,46 @@ What a lazy server can do without until then is imported where it is needed: its
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import signal
+import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from ingot.cli.flags import CommandParser, add_settings, settle
 from ingot.cli.group import follow, hosts_wanted, listening, over, refuse_several_models, report, supervise
 from ingot.cli.ready import fleet_record, ready_record
 from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
+from ingot.errors import DeviceLost
+from ingot.kernels.device import is_lost
 from ingot.models.files.kinds import CHAT, kind_of
-from ingot.ranks.place import Place, place
+from ingot.ranks.place import LISTENING, Place, place
 from ingot.signals import heeded
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_request import Role
     from ingot.engine.engine import Engine
+    from ingot.http.server import Listener, Server
     from ingot.ranks.signs import Signs
 
 ABOUT = "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
 INTERRUPTED = 130
+RESTARTS: Final = "INGOT_RESTARTS"
+"""The variable that says when a lost device made this server start again, in seconds since the epoch."""
+MOST_RESTARTS: Final = 3
+WITHIN_S: Final = 600.0
+"""Within which that many restarts may be. A device that is lost once more does not come back by that."""
+LAST_WORDS_S: Final = 10.0
+"""By when a server whose device is lost has ended its requests, or is started again nevertheless."""
+LAST_STANDARD_FILE: Final = 2
+RETURNING: Final = "the device was lost and the server is being started again"
 
 
 def run(arguments: list[str]) -> int:
@@ -68,7 +85,12 @@ def _serve_rank(settings: Settings, here: Place, settings_again: Callable[[], Se
 
     signs = signs_to_parent(here)
     if here.rank:
-        follow(over(settings, here.size), here, signs)
+        try:
+            follow(over(settings, here.size), here, signs)
+        except Exception as error:
+            if is_lost(error):
+                leave_lost(f"rank {here.rank} lost its device: {error}")
+            raise
     else:
         _serve(over(settings, here.size), lambda: over(settings_again(), here.size), signs)
 
@@ -79,11 +101,15 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
     from ingot.protocol.served import format_of
 
     # The port is taken before the model is loaded, so that a wrong one is known at once.
+    returns = signs is None and LISTENING in os.environ
     with contextlib.closing(listening(settings)) as listener:
         try:
-            engine = start_engine(settings)
+            with _saying_so(listener, settings) if returns else contextlib.nullcontext():
+                engine = start_engine(settings)
         except KeyboardInterrupt:
             leave_at_once()
+        except DeviceLost:
+            leave_lost("the device was lost") if signs is not None else start_again(listener.sockets)
 
         def say_ready(url: str) -> None:
             encoders = [offered.card for offered in engine.encoders.values()]
@@ -107,10 +133,14 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
             server = make_server(engine, settings, say_ready, listener, settings_again)
             if signs is not None:
                 report(signs, engine, server)
+            lost = _Lost(server, alone=signs is None)
+            engine.when_lost(lost)
             server.run()
         except BaseException:
             engine.close()
             raise
+        if isinstance(server.given_up, DeviceLost):
+            lost.leave()
         if server.force_exit or server.given_up:
             leave_at_once()
         _let_interrupts_leave()
@@ -123,9 +153,9 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
     from ingot.engine.fleet.garage import Garage
     from ingot.http.fleet.app import build_fleet_app
     from ingot.http.fleet.later import import_soon
-    from ingot.http.server import listen, server_of
+    from ingot.http.server import server_of
 
-    with contextlib.closing(listen(settings)) as listener:
+    with contextlib.closing(listening(settings)) as listener:
         garage = Garage(settings, alone=len(entries) == 1)
         fleet = Fleet(entries, garage, garage.memory, settings.min_residency_s)
 
@@ -136,11 +166,15 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
         server = server_of(
             build_fleet_app(fleet, garage.pulse, settings), settings, say_ready, listener, settings_again
         )
+        lost = _Lost(server)
+        garage.when_lost(lost)
         try:
             server.run()
         except BaseException:
             garage.close()
             raise
+        if isinstance(server.given_up, DeviceLost):
+            lost.leave()
         if server.force_exit:
             leave_at_once()
         _let_interrupts_leave()
@@ -200,6 +234,81 @@ def served_name(settings: Settings, own: str) -> str:
 def _let_interrupts_leave() -> None:
     for number in heeded(signal.SIGINT):
         signal.signal(number, leave_at_once)
+
+
+class _Lost:
+    """How a server ends whose device is lost: requests end in words, then the process is another one. Where the server
+    is a rank, its parent sees to that."""
+
+    def __init__(self, server: Server, *, alone: bool = True) -> None:
+        self._server, self._alone = server, alone
+        self._listening: Sequence[socket.socket] = ()
+
+    def __call__(self) -> None:
+        """The device is lost. Any thread may call it."""
+        if not self._server.stopped:
+            self._listening = [one.dup() for one in self._server.listener.sockets]  # its own are closed when it ends
+        late = threading.Timer(LAST_WORDS_S, self.leave)
+        late.daemon = True
+        late.start()
+        self._server.give_up(DeviceLost())
+
+    def leave(self) -> NoReturn:
+        if not self._alone:
+            leave_lost("rank 0 lost its device")
+        if self._server.stopped:
+            leave_lost("the device was lost while the server was stopping")
+        start_again(self._listening)
+
+
+@contextlib.contextmanager
+def _saying_so(listener: Listener, settings: Settings) -> Iterator[None]:
+    """Tell clients that the server will be back, for as long as the block lasts."""
+    from ingot.http.closed import ClosedDoor
+
+    door = ClosedDoor(listener.sockets, settings)
+    door.open(RETURNING)
+    try:
+        yield
+    finally:
+        door.close()
+
+
+def start_again(listening: Sequence[socket.socket]) -> NoReturn:
+    """Run the same command in place of this one, at the same sockets. Nothing of this process is taken down, which
+    would reach for a device that is lost. Who comes to this too often ends."""
+    now = time.time()
+    known = [int(at) for at in re.findall(r"\d+", os.environ.get(RESTARTS, ""))]
+    lately = [at for at in known if 0 <= now - at < WITHIN_S]
+    if len(lately) >= MOST_RESTARTS:
+        times = f"{len(lately) + 1} times within {WITHIN_S / 60:.0f} minutes"
+        leave_lost(f"the device was lost {times}; the server is not started again. `ingot doctor` looks at the device.")
+    handed = [one.fileno() for one in listening]
+    os.environ[RESTARTS] = ",".join(str(at) for at in (*lately, int(now)))
+    os.environ[LISTENING] = ",".join(map(str, handed))
+    _flush(f"the device was lost; starting again ({len(lately) + 1} of {MOST_RESTARTS} times)")
+    for file in [int(each.name) for each in Path("/dev/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if file > LAST_STANDARD_FILE:  # a driver's, too, or the device would not be given back
+                os.set_inheritable(file, file in handed)
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    except OSError as error:
+        leave_lost(f"the device was lost, and the server cannot be started again: {error.strerror}")
+
+
+def leave_lost(said: str) -> NoReturn:
+    """With the exit code that tells of a lost device, and without the usual farewells."""
+    _flush(said)
+    os._exit(DeviceLost.exit_code)
+
+
+def _flush(said: str) -> None:
+    """The last line, behind all others."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    sys.stdout.flush()
+    print(f"ingot serve: {said}", file=sys.stderr, flush=True)
 
 
 def leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:

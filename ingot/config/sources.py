@@ -17,11 +17,11 @@ from ingot.errors import ConfigError, nearest
 OTHER_VARIABLES = frozenset(
     {
         *("INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"),
-        *("INGOT_CONTROL", "INGOT_WATCH", "INGOT_GROUP_TOKEN", "INGOT_LISTEN"),
+        *("INGOT_CONTROL", "INGOT_WATCH", "INGOT_GROUP_TOKEN", "INGOT_LISTEN", "INGOT_RESTARTS"),
     }
 )
-"""Variables with our prefix that are no settings: the file's place, the choice of kernels for one process, and where a
-process stands among several that run one model."""
+"""Variables with our prefix that are no settings: the file's place, the choice of kernels for one process, where a
+process stands among several that run one model, and when it was started again."""
 KNOWN: Mapping[str, Setting] = {**SETTINGS, **FOREIGN}
 WORDS = {
     "true": True,

@@ -61,5 +61,6 @@ class BesideSteps:
             self._end(request_id, error)
 
     def farewell(self, error: IngotError) -> None:
-        with contextlib.suppress(Exception):
-            self.abandon(error)
+        for request_id in list(self._jobs):
+            with contextlib.suppress(Exception):
+                self._end(request_id, error)

@@ -56,6 +56,9 @@ class Tier(Protocol):
     def rest(self) -> None:
         """Nothing runs."""
 
+    def free(self) -> None:
+        """Save nothing, and let go of what is being read. The last call."""
+
     def close(self) -> None:
         """Save what is not, as far as there is time."""
 
@@ -83,6 +86,8 @@ class NoTier:
     def pause(self) -> None: ...
 
     def rest(self) -> None: ...
+
+    def free(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -112,6 +117,9 @@ class DiskTier:
     @property
     def reserved(self) -> int:
         return self._promotions.reserved
+
+    def free(self) -> None:
+        self._promotions.expect((), lambda sequence: False)
 
     def rest(self) -> None:
         self._promotions.expect((), lambda sequence: False)

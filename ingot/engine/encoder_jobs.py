@@ -24,6 +24,7 @@ from ingot.engine.encoder_request import Encoded, EncodingRequest, Role
 from ingot.engine.loop import FAILED, Post
 from ingot.engine.request import Phase, RequestStatus
 from ingot.errors import BadRequest, Cancelled, IngotError, InputTooLong, Overloaded
+from ingot.kernels.device import is_lost
 from ingot.text.tokens.encoder_inputs import REMEDY
 
 log = logging.getLogger("ingot.engine")
@@ -163,7 +164,9 @@ class EncoderJobs(BesideSteps):
                 self._batch = None
                 self._deliver(batch, rows)
         # A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on.
-        except Exception:
+        except Exception as error:
+            if is_lost(error):
+                raise
             log.exception("an encoder failed; the requests in its batch are given up")
             self._batch = None
             for share in batch.shares:
@@ -263,10 +266,10 @@ class EncoderJobs(BesideSteps):
             return
         encoding.ended = True
         encoding.waiting = []
-        if self._batch is not None and all(share.encoding.ended for share in self._batch.shares):
-            self._batch.work.close()
-            self._batch = None
         try:
             encoding.reply(result)
         except Exception:  # whoever waited for it is at fault, and nobody else ends for that
             log.exception("nobody takes what request %s was answered", request_id)
+        if self._batch is not None and all(share.encoding.ended for share in self._batch.shares):
+            self._batch.work.close()
+            self._batch = None

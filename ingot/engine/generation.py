@@ -33,6 +33,7 @@ from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.speculation import Guesses
 from ingot.engine.stream import EventSink
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
+from ingot.kernels.device import is_lost
 from ingot.observe.figures import Figures
 from ingot.observe.logs import about
 from ingot.observe.speculation import SpeculationCounts
@@ -140,7 +141,7 @@ class Generation:
             self._books.rest()
         except AssertionError:
             log.exception("the idle engine found its books wrong; it starts new ones")
-            self._open_books()
+            self._renew_books()
         self._books.runner.rest()
         if self._news is not None:
             self._news.look(now=True)
@@ -162,13 +163,16 @@ class Generation:
         self._forget_step()
         self._books.runner.abandon()
         self.abandon(error)
-        self._open_books()
+        self._renew_books()
 
     def farewell(self, error: IngotError) -> None:
         for request_id in list(self._door.jobs):
             job = self._door.close(request_id)
             if job is not None:
                 self._outbox.send_off(job, Failed(error))
+                with suppress(Exception):
+                    self._meter.gave_up(error)
+                    self._journal.ended(job.status(time.monotonic()), outcome_of(error))
         with suppress(Exception):
             self._flush()
 
@@ -186,6 +190,12 @@ class Generation:
         self._books = Books(self._loaded, self._limits, self.speculation, self._sees)
         if self._news is not None:
             self._news.of(self.reuse.index, self.reuse.needs)
+
+    def _renew_books(self) -> None:
+        """Begin with empty ones. The memory of all that the old ones hold is free before the new ones take any."""
+        self._books.runner.free()
+        self._open_books()
+        self._measure(time.monotonic())
 
     def _drop_unused(self) -> None:
         if self._loaded.loras is not None:
@@ -208,7 +218,9 @@ class Generation:
         """What fails in here is this request's fault, and it alone ends with it."""
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if is_lost(error):
+                raise
             log.exception("request %s failed; the others go on", request_id, extra=about(request_id, event="failed"))
             self._end_early(request_id, IngotError(FAILED))
 

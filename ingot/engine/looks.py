@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from ingot.engine.sequence import Sequence
 from ingot.errors import IngotError, TooLarge
+from ingot.kernels.device import is_lost
 from ingot.media.item import MediaItem
 from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
 
@@ -220,6 +221,8 @@ class Looks:
         except IngotError as error:
             raise self._failed(look, error) from error
         except Exception as error:  # of a tower or a decoder, in whatever way
+            if is_lost(error):
+                raise
             log.exception("a picture or clip could not be looked at")
             raise self._failed(look, IngotError(FAILED)) from error
 

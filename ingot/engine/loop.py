@@ -4,6 +4,9 @@ Any thread may call `post`, `wake`, `run`, `add`, `check`, `pulse`, `refuse_if_s
 called from the loop's thread alone, each call guarded; they may come and go while it runs. A workload ends the request
 that is at fault by itself; a fault that it lets through is the workload's own, which gives up its requests and begins
 anew, and the others go on. If even that fails the thread ends, everybody who waits is told, and the pulse says so.
+
+A device that is lost is the end of all of them: nothing is computed, saved or given back any more, since each of these
+would fail or crash. Everybody who waits is told, and so is who asked for it (`when_lost`), who ends the process.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import DeviceLost, IngotError, Unavailable
 
 log = logging.getLogger("ingot.engine")
 T = TypeVar("T")
@@ -34,6 +38,7 @@ REST_S = 1.0
 """Who has nothing to do rests this often while others are busy."""
 STALLED_S = 60.0
 """No beat for this long means that the loop is stuck."""
+LOST = "the device was lost; the server is being started again"
 FAILED = "The engine failed while computing this request; the server's log says why"
 
 
@@ -90,19 +95,26 @@ def nothing() -> None:
 
 class Loop:
     """Runs the workloads that `prepare` makes, in their order, and those that are added. `prepare` is called on the
-    thread, first; `leave` is, too, last."""
+    thread, first; `leave` is, too, last. `is_lost` says whether an error means that the device is lost."""
 
     def __init__(
-        self, name: str, prepare: Callable[[], Sequence[Workload]] = tuple, leave: Callable[[], None] = nothing
+        self,
+        name: str,
+        prepare: Callable[[], Sequence[Workload]] = tuple,
+        leave: Callable[[], None] = nothing,
+        is_lost: Callable[[BaseException], bool] = lambda error: isinstance(error, DeviceLost),
     ) -> None:
-        self._prepare, self._leave = prepare, leave
+        self._prepare, self._leave, self._is_lost = prepare, leave, is_lost
         self._workloads: tuple[Workload, ...] = ()
         self._mail: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._beat = self._rested = time.monotonic()
         self._closing = False
         self._over = False  # no turn comes any more
         self._failure: BaseException | None = None
+        self._lost = False  # the device is
+        self._when_lost: Callable[[], None] = nothing
         self._ready = threading.Event()
+        self._left = threading.Event()  # whoever lost the device may end
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
 
     # For any thread
@@ -114,23 +126,33 @@ class Loop:
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
-            self.close()
+            if not self._lost:
+                self.close()
             raise self._failure
 
     def close(self) -> None:
         """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
         atexit.unregister(self.close)
         self._closing = True
+        self._left.set()
         self._mail.put(lambda: None)
         self._thread.join()
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have `call` made once the device is lost and everybody who waited was told; at once where it is. From then on
+        the process is to end without `close` and whatever else would reach the device."""
+        self._when_lost = call
+        if self._lost:
+            call()
 
     def post(self, owner: Workload, letter: Letter) -> None:
         """Have a letter read between two turns. What fails in it is its owner's fault."""
         self._mail.put(partial(self._guarded, owner, letter))
         if self._over and threading.current_thread() is not self._thread:
             # Whoever came just now may have missed the farewell.
-            self._thread.join()
-            self._farewell(_not_running())
+            if not self._lost:
+                self._thread.join()
+            self._farewell(self._refusal())
 
     def wake(self) -> None:
         """Let an idle loop look about now."""
@@ -145,6 +167,9 @@ class Loop:
             try:
                 done.set_result(work())
             except BaseException as error:  # whoever waits raises it
+                if self._is_lost(error):
+                    done.set_exception(DeviceLost())
+                    raise DeviceLost from error
                 done.set_exception(error)
 
         self._mail.put(settle)
@@ -174,7 +199,7 @@ class Loop:
         """Give the workloads a turn. For work of the loop's own thread that takes long, and nobody else. Raises
         Unavailable where the loop is to end."""
         if self._closing:
-            raise _not_running()
+            raise self._refusal()
         self._turn()
 
     def check(self) -> None:
@@ -182,11 +207,13 @@ class Loop:
         self.run(self._check)
 
     def refuse_if_stopped(self) -> None:
-        if self._closing or not self._thread.is_alive():
-            raise _not_running()
+        if self._lost or self._closing or not self._thread.is_alive():
+            raise self._refusal()
 
     def pulse(self) -> Pulse:
         ago = time.monotonic() - self._beat
+        if self._lost:
+            return Pulse(False, False, LOST, ago)
         runs = self._thread.is_alive()
         alive = runs and ago < STALLED_S
         detail = "ok" if alive else "the engine is stuck" if runs else "the engine has stopped"
@@ -198,8 +225,12 @@ class Loop:
         try:
             self._workloads = tuple(self._prepare())
         except BaseException as error:  # handed to `start`, which raises it
-            self._failure = error
-            self._leave()
+            if self._is_lost(error):
+                self._failure = DeviceLost()
+                self._lose(error)
+            else:
+                self._failure = error
+                self._leave()
             return
         finally:
             self._ready.set()
@@ -209,14 +240,28 @@ class Loop:
                 self._turn(waits=True)
             for workload in self._workloads:
                 workload.abandon(farewell)
-        except BaseException:
+        except BaseException as error:
+            if self._is_lost(error):
+                self._lose(error)
+                return
             log.critical("the engine's thread ends, and with it every answer", exc_info=True)
-        finally:
-            self._over = True
-            self._farewell(farewell)
-            for workload in self._workloads:
-                with suppress(Exception):
-                    workload.close()
+        self._over = True
+        self._farewell(farewell)
+        for workload in self._workloads:
+            with suppress(Exception):
+                workload.close()
+        self._leave()
+
+    def _lose(self, error: BaseException) -> None:
+        """The device is lost. This thread stays as it is until the process ends, as what ends with it reaches for the
+        device."""
+        log.critical("the device is lost, and with it every answer", exc_info=error)
+        self._lost = self._over = True
+        self._farewell(DeviceLost())
+        self._ready.set()
+        self._when_lost()
+        self._left.wait()
+        with suppress(Exception):
             self._leave()
 
     def _part(self, workload: Workload, error: IngotError) -> None:
@@ -265,21 +310,36 @@ class Loop:
         return any(other.busy for other in self._workloads if other is not workload)
 
     def _guarded(self, workload: Workload, work: Callable[..., None], *given: object) -> None:
-        """A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on."""
+        """A model or a device may fail in ways nobody foresaw; the requests at hand fail, the server goes on, unless
+        the device is lost."""
         try:
             work(*given)
-        except Unavailable as error:
-            log.error("%s cannot go on: %s", workload.name, error)
-            workload.begin_anew(error)
-        except Exception:
-            log.exception("%s failed; the requests that were running are given up", workload.name)
-            workload.begin_anew(IngotError(FAILED))
+            return
+        except Exception as error:
+            if self._is_lost(error):
+                raise DeviceLost from error
+            if isinstance(error, Unavailable):
+                log.error("%s cannot go on: %s", workload.name, error)
+                told: IngotError = error
+            else:
+                log.exception("%s failed; the requests that were running are given up", workload.name)
+                told = IngotError(FAILED)
+            _clear_frames(error)
+        workload.begin_anew(told)  # here, where nobody refers to what failed
 
     def _farewell(self, error: IngotError) -> None:
         for workload in self._workloads:
             with suppress(Exception):
                 workload.farewell(error)
 
+    def _refusal(self) -> IngotError:
+        return DeviceLost() if self._lost else Unavailable("The engine is not running", retry_after=5)
 
-def _not_running() -> Unavailable:
-    return Unavailable("The engine is not running", retry_after=5)
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go of what was at hand where something failed: arrays would live for as long as a log's handler has the
+    error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__

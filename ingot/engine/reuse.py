@@ -352,6 +352,12 @@ class Reuse:
         """Nothing runs."""
         self._tier.rest()
 
+    def free(self) -> None:
+        """Let go of all that is kept, at once and unsaved, and of what is being read. The last call."""
+        self._found.clear()
+        self._tier.free()
+        self.index.free()
+
     def close(self) -> None:
         """Save what is kept, where there is a disk for it."""
         self._tier.close()

@@ -132,6 +132,21 @@ class Runner:
             mx.clear_cache()
         self.reuse.rest()
 
+    def free(self) -> None:
+        """Let go of the memory of all states, kept ones too, whatever is wrong with the books. The last call."""
+        for sequence in self.seated:
+            sequence.row, sequence.decoding = None, False
+        self.seated.clear()
+        self._latest.clear()
+        self._draws.clear()
+        self._handed.clear()
+        if self.heads is not None:
+            self.heads.free()
+        self.reuse.free()
+        self.rows.free()
+        if not self._in_step:  # see `rest`
+            mx.clear_cache()
+
     def close(self) -> None:
         self.reuse.close()
 

@@ -165,6 +165,10 @@ class SideEngine:
         waiting = len(phases) - running
         return Health(pulse.alive, pulse.ready, pulse.detail, pulse.beat_ago_s, running, waiting, self.refused)
 
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have `call` made once the device is lost and everybody who waited was told: see `Loop.when_lost`."""
+        self._loop.when_lost(call)
+
     def check(self) -> None:
         """Run the integrity check on the engine thread and wait for it; raises what it finds."""
         self._loop.check()

@@ -25,6 +25,7 @@ from ingot.engine.loop import FAILED, Post
 from ingot.engine.piece_stream import PieceStream
 from ingot.engine.request import RequestStatus
 from ingot.errors import BadRequest, Cancelled, ClientLeft, IngotError, Overloaded
+from ingot.kernels.device import is_lost
 
 log = logging.getLogger("ingot.engine")
 
@@ -218,7 +219,9 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             yield
         except IngotError as error:
             self._end(job.request.id, error)
-        except Exception:
+        except Exception as error:
+            if is_lost(error):
+                raise
             log.exception("a request of %s failed and is given up", self.name)
             self._end(job.request.id, IngotError(FAILED))
 
@@ -240,9 +243,11 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             return
         if self._at is job:
             self._at = None
-        if job.work is not None:
-            job.work.close()
-        self._tell(job, [last])  # type: ignore[list-item]
+        try:
+            if job.work is not None:
+                job.work.close()
+        finally:
+            self._tell(job, [last])  # type: ignore[list-item]
 
     def _tell(self, job: Turn[AskedT, DoingT, EventT], events: list[EventT]) -> None:
         try:

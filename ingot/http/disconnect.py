@@ -53,6 +53,7 @@ class Live:
     def __init__(self) -> None:
         self._exchanges: set[Exchange] = set()
         self.draining = False  # nobody else is let in
+        self.refusal: IngotError | None = None  # why, where it is not that the server is asked to stop
 
     def __len__(self) -> int:
         return len(self._exchanges)

@@ -94,7 +94,7 @@ class Guard:
         answer.admin = self.tenants.is_admin(answer.tenant)
         if scope["method"] == "POST" and scope["path"] in RUNNING:
             if self.hall.live.draining:
-                raise shutting_down()
+                raise self.hall.live.refusal or shutting_down()
             self._check_rate(answer)
         return False
 

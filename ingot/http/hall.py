@@ -80,7 +80,7 @@ class Hall:
     def health(self, engine: Health) -> Health:
         """An engine's, whether all its processes advance, and whether the server still lets anybody in."""
         if self.live.draining:
-            return replace(engine, ready=False, detail="draining")
+            return replace(engine, ready=False, detail="draining" if engine.alive else engine.detail)
         standings = self.standings()
         problem = first_problem(standings, BEHIND_S) or not_ready(standings)
         if problem is not None:

@@ -147,7 +147,8 @@ class Server(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._terminal = Terminal()
-        self.given_up = False
+        self.given_up: IngotError | None = None
+        self.stopped = False  # by a signal
 
     @property
     def hall(self) -> Hall:
@@ -155,12 +156,13 @@ class Server(uvicorn.Server):
 
     def give_up(self, error: IngotError) -> None:
         """End all requests with `error`, and return soon. Any thread may call it: the engine may hang by then."""
-        self.given_up = True
+        self.given_up = error
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._abandon, error)
 
     def _abandon(self, error: IngotError) -> None:
         self.hall.live.draining = self.should_exit = True
+        self.hall.live.refusal = error
         self.hall.live.abandon_all(error)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -193,6 +195,10 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             await self._service.stop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        super().handle_exit(sig, frame)
 
     def reload_soon(self, number: int, frame: FrameType | None) -> None:
         """A signal asks for the settings to be read again, or tells that the terminal was closed."""

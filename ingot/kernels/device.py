@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from ingot.config.memory import memory_bytes
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DeviceLost
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
 GPUS: Final[tuple[DeviceKind, ...]] = ("metal", "cuda")
@@ -98,6 +99,76 @@ def leave_device() -> None:
 
     mx.synchronize()
     mx.clear_streams()
+
+
+CUDA_LOST: Final = (
+    (214, "uncorrectable ECC error", "ECCUncorrectable"),
+    (220, "uncorrectable NVLink error", "NvlinkUncorrectable"),
+    (226, "invalid access of peer GPU memory over nvlink or a hardware error", "Contained"),
+    (700, "an illegal memory access was encountered", "IllegalAddress"),
+    (702, "the launch timed out and was terminated", "LaunchTimeout"),
+    (709, "context is destroyed", "ContextIsDestroyed"),
+    (710, "device-side assert triggered", "Assert"),
+    (714, "hardware stack error", "HardwareStackError"),
+    (715, "an illegal instruction was encountered", "IllegalInstruction"),
+    (716, "misaligned address", "MisalignedAddress"),
+    (717, "operation not supported on global/shared address space", "InvalidAddressSpace"),
+    (718, "invalid program counter", "InvalidPc"),
+    (719, "unspecified launch failure", "LaunchFail"),  # LaunchFailure in the runtime, LAUNCH_FAILED in the driver
+    (721, "tensor memory not completely freed", "TensorMemoryLeak"),
+)
+"""Codes, words and names of CUDA's errors after which all further work of the process fails: it has to be started
+again."""
+METAL_LOST: Final = (
+    *("Caused GPU Hang Error", "CallbackErrorHang"),
+    *("Caused GPU Timeout Error", "CallbackErrorTimeout"),
+    *("Caused GPU Address Fault Error", "CallbackErrorPageFault"),
+    *("victim of GPU error/recovery", "CallbackErrorInnocentVictim"),
+    *("for causing prior/excessive GPU errors", "CallbackErrorSubmissionsIgnored"),
+    *("device was lost", "device removed"),
+)
+"""What Metal says where it gave up what a process computes: nobody knows what was written by then. Too little memory is
+not among them."""
+
+
+def _lost_pattern() -> re.Pattern[str]:
+    codes = "|".join(str(code) for code, _, _ in CUDA_LOST)
+    names = "|".join(re.sub(r"(?<=[a-zC])(?=[A-Z][a-z])", "_?", name) for _, _, name in CUDA_LOST)
+    words = "|".join(map(re.escape, (*(words for _, words, _ in CUDA_LOST), *METAL_LOST)))
+    coded = rf"\bcu[a-z].*(?:\(|error\W{{1,2}}|code\W{{1,2}})(?:{codes})\b"
+    return re.compile(rf"{words}|cuda_?error_?(?:{names})|{coded}", re.IGNORECASE)
+
+
+_LOST: Final = _lost_pattern()
+_OF_DEVICE: Final = re.compile(r"\bcu(?:[A-Z]|da|blas|dnn|fft)|\bCU(?:DA|BLAS|DNN)|\[METAL\]")
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the device is lost: by what the error says, or those that it came of; where that is another error of the
+    device's, by trying. The thread that uses mlx calls it."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    said = [str(each) for each in chain if isinstance(each, RuntimeError)]
+    if any(isinstance(each, DeviceLost) for each in chain) or any(map(_LOST.search, said)):
+        return True
+    return any(map(_OF_DEVICE.search, said)) and not _answers()
+
+
+def _answers() -> bool:
+    """Whether the device still computes anything. The first try may be told again what failed before it."""
+    import mlx.core as mx
+
+    for _ in range(2):
+        try:
+            mx.eval(mx.zeros(1) + 1)
+            mx.synchronize()
+        except RuntimeError:
+            continue
+        return True
+    return False
 
 
 def available_memory() -> int:

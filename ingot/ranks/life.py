@@ -18,15 +18,14 @@ from typing import Final
 
 import msgspec
 
-from ingot.errors import Unavailable
+from ingot.errors import DeviceLost, Unavailable
 from ingot.ranks.hosts import Hosts, free_ports, told_to
 from ingot.ranks.meeting import Stranger, listen, welcome
-from ingot.ranks.place import CONTROL, TOKEN, WATCH, Address
+from ingot.ranks.place import CONTROL, LISTENING, TOKEN, WATCH, Address
 from ingot.ranks.processes import COMMAND, Letter, RankProcess
 from ingot.ranks.standing import FAREWELL, SIGN, STANDINGS, Sign, Standing, Watch
 from ingot.ranks.wire import Link
 
-LISTENING: Final = "INGOT_LISTEN"  # numbers of open files: the sockets that rank 0 takes connections from
 LOOK_S: Final = 0.5
 TELL_S: Final = 0.2
 
@@ -53,6 +52,8 @@ class Gone:
                 return f"rank {self.rank} is not reached any more"
             case code if code < 0:
                 return f"rank {self.rank} was killed by signal {-code}"
+            case DeviceLost.exit_code:
+                return f"rank {self.rank} lost its device"
             case code:
                 return f"rank {self.rank} ended with code {code}"
 

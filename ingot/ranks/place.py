@@ -1,8 +1,8 @@
 """Where a process stands in a group of several that run one model: what its environment says.
 
 `mlx.launch` and our own parent process (`supervisor`) say it in MLX's variables. Ours adds where rank 0 listens for
-plans (`INGOT_CONTROL`), where the parent listens for signs of life (`INGOT_WATCH`), and what proves that one belongs to
-the group (`INGOT_GROUP_TOKEN`).
+plans (`INGOT_CONTROL`), where the parent listens for signs of life (`INGOT_WATCH`), what proves that one belongs to
+the group (`INGOT_GROUP_TOKEN`), and at which sockets of the parent's rank 0 takes connections (`INGOT_LISTEN`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DEVICES: Final = "MLX_IBV_DEVICES"
 CONTROL: Final = "INGOT_CONTROL"
 WATCH: Final = "INGOT_WATCH"
 TOKEN: Final = "INGOT_GROUP_TOKEN"
+LISTENING: Final = "INGOT_LISTEN"  # numbers of open files: the sockets to take connections from
 SHORTEST_TOKEN: Final = 16
 CONTROL_PORT: Final = 32322  # the ring's follow it
 

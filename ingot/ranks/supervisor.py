@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final, Protocol
 
+from ingot.errors import DeviceLost
 from ingot.ranks.hosts import Hosts
 from ingot.ranks.life import Gone, Life, Showed
 from ingot.ranks.processes import COMMAND
@@ -173,7 +174,8 @@ class Supervisor:
         killed = [each for each in ended if each.code is not None and each.code < 0]
         cause = next(iter(killed or ended or gone), None)
         reason = first.sign.trouble if cause is None and isinstance(first, Showed) else str(cause)
-        return Fault(reason, final=not self._served and not killed and bool(ended))
+        lost = any(each.code == DeviceLost.exit_code for each in ended)
+        return Fault(reason, final=not self._served and not killed and not lost and bool(ended))
 
     def _rest(self, pause: float) -> bool:
         """False: it is asked to stop meanwhile."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from ingot.engine.encoder_jobs import EncoderJobs
-from ingot.engine.engine import Engine
+from ingot.engine.engine import Engine, Limits
 from ingot.engine.output import Writer
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
 from ingot.engine.results import Result
 from ingot.engine.stream import Batch, BlockingStream
-from ingot.errors import Unavailable
+from ingot.errors import DeviceLost, Unavailable
+from ingot.kernels.device import Device
 from tests import engines
 
 GREEDY = Sampling(temperature=0.0)
@@ -120,3 +122,41 @@ def test_a_thread_that_ends_ends_every_stream_and_health_says_so(engine: Engine)
         engine.generate(asked("late"))
     with pytest.raises(Unavailable):
         engine.check()
+
+
+@pytest.mark.parametrize("device", [None, engines.GPU], ids=["cpu", "gpu"])
+def test_a_lost_device_ends_those_that_run_and_those_that_wait_and_takes_nobody_else(device: Device | None) -> None:
+    def wait(tokens: int) -> None:
+        if broken:
+            raise RuntimeError(broken.pop())
+
+    broken: list[str] = []
+    engine = engines.start("llama", cache_bytes=1 << 24, device=device, wait=wait, limits=Limits(max_sequences=1))
+    lost = threading.Event()
+    engine.when_lost(lost.set)
+    running, waiting = engine.generate(asked("running", 1500)), engine.generate(asked("waiting"))
+    next(iter(running))
+    broken.append("cudaGraphLaunch(graph, stream) failed: an illegal memory access was encountered")
+    for stream in (running, waiting):
+        last = read(stream)[-1]
+        assert isinstance(last, Failed) and isinstance(last.error, DeviceLost) and "device was lost" in str(last.error)
+    assert lost.wait(60)
+    health = engine.health()
+    assert (health.alive, health.ready, health.running, health.queued) == (False, False, 0, 0)
+    assert "device was lost" in health.detail
+    with pytest.raises(DeviceLost):
+        engine.generate(asked("late"))
+    engine.close()
+
+
+def test_too_little_memory_is_the_fault_of_who_runs_and_no_end() -> None:
+    def wait(tokens: int) -> None:
+        if broken:
+            raise RuntimeError(broken.pop())
+
+    broken = ["cudaMallocAsync(&data, size, stream) failed: out of memory"]
+    engine = engines.start("llama", wait=wait)
+    last = engines.answer(engine, asked("large"))[-1]
+    assert isinstance(last, Failed) and not isinstance(last.error, DeviceLost)
+    assert isinstance(engines.answer(engine, asked("next"))[-1], Ended) and engine.health().ready
+    engine.close()

@@ -11,9 +11,16 @@ import pytest
 
 from ingot.engine import loop as loops
 from ingot.engine.loop import FAILED, Loop
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import DeviceLost, IngotError, Unavailable
 
 WAIT_S = 60
+
+
+LOST = "unspecified launch failure"
+
+
+def is_lost(error: BaseException) -> bool:
+    return isinstance(error, DeviceLost) or LOST in str(error)
 
 
 class Counting:
@@ -83,7 +90,10 @@ class World:
     def __init__(self) -> None:
         self.diary: list[str] = []
         self.first, self.second = Counting("first", self.diary), Counting("second", self.diary)
-        self.loop = Loop("a loop", lambda: (self.first, self.second))
+        self.loop = Loop("a loop", lambda: (self.first, self.second), self._leave, is_lost)
+
+    def _leave(self) -> None:
+        self.diary.append("loop: left the device")
 
     def ask_both(self, broken: str | None = None) -> None:
         """A request for each, which the same turn finds, and the second may be broken; returns when both ended."""
@@ -293,3 +303,87 @@ def test_what_goes_wrong_in_making_a_workload_is_for_who_asked_for_it() -> None:
         with pytest.raises(RuntimeError, match="no memory"):
             world.loop.add(make)
         world.ask_both()
+
+
+def lose() -> None:
+    raise RuntimeError(LOST)
+
+
+@contextmanager
+def losing() -> Iterator[tuple[World, threading.Event]]:
+    """A loop with a request for each workload, and who is told that the device is lost."""
+    with running() as world:
+        lost = threading.Event()
+        world.loop.when_lost(lost.set)
+        world.first.pieces = world.second.pieces = 1 << 30
+        world.loop.run(lambda: (world.first.ask("one"), world.second.ask("two")))
+        yield world, lost
+
+
+def lose_in_a_letter(world: World) -> None:
+    world.loop.post(world.second, lose)
+
+
+def lose_in_a_step(world: World) -> None:
+    def advance(spent_s: float, shared: Callable[[], bool]) -> None:
+        lose()
+
+    world.second.advance = advance  # type: ignore[method-assign]
+
+
+def lose_in_work(world: World) -> None:
+    with pytest.raises(DeviceLost):
+        world.loop.run(lose)
+
+
+def lose_beside_a_load(world: World) -> None:
+    def load() -> tuple[()]:
+        lose_in_a_step(world)
+        world.loop.breathe()
+        return ()
+
+    with pytest.raises(DeviceLost):
+        world.loop.add(load)
+
+
+def lose_in_beginning_anew(world: World) -> None:
+    def begin_anew(error: IngotError) -> None:
+        lose()
+
+    world.second.begin_anew = begin_anew  # type: ignore[method-assign]
+    world.loop.run(lambda: world.second.broken.add("advance"))
+
+
+@pytest.mark.parametrize(
+    "loses", [lose_in_a_letter, lose_in_a_step, lose_in_work, lose_beside_a_load, lose_in_beginning_anew]
+)
+def test_a_lost_device_is_the_end_of_all_workloads_and_nothing_reaches_for_it(loses: Callable[[World], None]) -> None:
+    with losing() as (world, lost):
+        loses(world)
+        assert lost.wait(WAIT_S)
+        assert isinstance(world.first.ended["one"], DeviceLost) and isinstance(world.second.ended["two"], DeviceLost)
+        pulse = world.loop.pulse()
+        assert (pulse.alive, pulse.ready) == (False, False) and "device was lost" in pulse.detail
+        for refused in (world.loop.refuse_if_stopped, world.loop.check, lambda: world.loop.run(lambda: None)):
+            with pytest.raises(DeviceLost):
+                refused()
+        late = world.second.ask("late")
+        world.loop.post(world.second, lambda: None)
+        assert late.is_set() and isinstance(world.second.ended["late"], DeviceLost)
+        assert not world.calls("begin anew", "abandon", "close", "left the device")
+        told = threading.Event()
+        world.loop.when_lost(told.set)
+        assert told.is_set(), "whoever asks late is told at once"
+    assert world.calls("close", "left the device") == ["loop: left the device"], "where the process lives on after all"
+
+
+def test_a_device_that_is_lost_in_the_first_load_is_left_alone() -> None:
+    def prepare() -> tuple[()]:
+        raise RuntimeError(LOST)
+
+    diary: list[str] = []
+    loop = Loop("a loop", prepare, lambda: diary.append("left"), is_lost)
+    with pytest.raises(DeviceLost):
+        loop.start()
+    assert not loop.pulse().alive and diary == []
+    loop.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from ingot.config import Settings
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DeviceLost
 from ingot.http.app import build_app
 from ingot.http.reload import reload
 from ingot.http.server import listen, make_server
@@ -51,6 +53,40 @@ def test_a_stopping_server_says_so_takes_nobody_else_and_finishes_what_runs() ->
     finally:
         server.force_exit = server.should_exit = True
         thread.join(WAIT_S)
+
+
+def test_a_server_that_is_given_up_ends_requests_in_words_and_returns() -> None:
+    engine, ready = ScriptedEngine(None), threading.Event()
+    wanted = settings(drain_s=WAIT_S)
+    server = make_server(engine, wanted, lambda url: ready.set(), listen(wanted))  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert ready.wait(WAIT_S)
+        with connect(server.listener.url) as connection:
+            connection.sendall(post("/v1/chat/completions", STREAM, "connection: close"))
+            assert engine.opened.wait(WAIT_S)
+            server.give_up(DeviceLost())
+            assert b"The device was lost. The server is being started again." in everything(connection)
+        thread.join(WAIT_S)
+        assert not thread.is_alive() and isinstance(server.given_up, DeviceLost) and not server.stopped
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join(WAIT_S)
+
+
+@pytest.mark.anyio
+async def test_while_a_server_is_given_up_it_says_why_it_takes_nobody() -> None:
+    engine = ScriptedEngine(None)
+    app = build_app(engine, settings())  # type: ignore[arg-type]
+    live = app.state.service.hall.live
+    live.draining, live.refusal = True, DeviceLost()
+    refused = await call(app, body=STREAM)
+    assert refused.status == 503 and json.loads(refused.body)["error"]["code"] == "device_lost"
+    well = engine.health()
+    lost = replace(well, alive=False, ready=False, detail="the device was lost")
+    hall = app.state.service.hall
+    assert hall.health(lost).detail == "the device was lost" and hall.health(well).detail == "draining"
 
 
 def changed(app: Any, **changes: Any) -> None:

@@ -1,4 +1,4 @@
-"""What mlx is told about this machine's memory."""
+"""What mlx is told about this machine's memory, and what its errors say of the device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import mlx.core as mx
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, DeviceLost, IngotError, Unavailable
 from ingot.kernels import native
-from ingot.kernels.device import Device, bound_memory, current
+from ingot.kernels.device import CUDA_LOST, Device, bound_memory, current, is_lost
+from ingot.kernels.gpu.driver import CudaError
 
 GB = 1 << 30
+FAILED_ON_METAL = "[METAL] Command buffer execution failed"
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +67,67 @@ def test_a_gpu_acts_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
     with pytest.raises(ConfigError, match="machines without a GPU"):
         current()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cudaStreamSynchronize(stream) failed: unspecified launch failure",
+        "cudaGraphLaunch(graph_exec_, stream_) failed: an illegal memory access was encountered",
+        "cudaEventRecord(*event_, stream) failed: device-side assert triggered",
+        "parallel_for failed: cudaErrorIllegalAddress: something",
+        "cuLaunchKernel failed: CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA error 719",
+        f"{FAILED_ON_METAL}: Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang).",
+        f"{FAILED_ON_METAL}: Discarded (victim of GPU error/recovery) "
+        "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim).",
+        f"{FAILED_ON_METAL}: Ignored (for causing prior/excessive GPU errors) "
+        "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored).",
+    ],
+)
+def test_errors_that_stick_say_that_the_device_is_lost(text: str) -> None:
+    assert is_lost(RuntimeError(text))
+
+
+@pytest.mark.parametrize("code", [code for code, _, _ in CUDA_LOST])
+def test_an_error_of_the_driver_is_known_by_its_number(code: int) -> None:
+    assert is_lost(CudaError(f"cuStreamSynchronize: unknown ({code})"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"),
+        RuntimeError("[malloc] Unable to allocate 719 bytes."),
+        RuntimeError(f"{FAILED_ON_METAL}: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)."),
+        RuntimeError("cuLaunchKernel failed: too many resources requested for launch"),
+        RuntimeError("cudaMalloc of 719 bytes failed: out of memory"),
+        RuntimeError("[matmul] Last dimension of first input with shape (1,719) must match"),
+        ValueError("this prompt speaks of an unspecified launch failure"),
+        IngotError("this one of a device-side assert triggered"),
+    ],
+)
+def test_too_little_memory_and_other_faults_do_not(error: Exception) -> None:
+    assert not is_lost(error)
+
+
+def test_what_came_of_a_lost_device_is_one() -> None:
+    lost = RuntimeError("cudaStreamSynchronize(stream) failed: unspecified launch failure")
+    wrapped, amid = Unavailable("a rank is gone"), ValueError("while that was handled")
+    wrapped.__cause__, amid.__context__ = lost, lost
+    lost.__context__ = wrapped  # a circle
+    assert is_lost(wrapped) and is_lost(amid) and is_lost(DeviceLost())
+
+
+def test_another_error_of_the_device_is_told_by_trying_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("cublasLtMatmul(handle) failed with code: 14")
+    told = [error]
+
+    def fail(*arrays: object) -> None:
+        if told:
+            raise told.pop()
+
+    monkeypatch.setattr(mx, "eval", fail)
+    assert not is_lost(error), "it told of the same once more, and then went on"
+    told += [error, error]
+    assert is_lost(error)

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from ingot.ranks.supervisor import TRIES, Patience, Supervisor
+from ingot.config import Settings
+from ingot.errors import DeviceLost
+from ingot.http.closed import ClosedDoor
+from ingot.ranks.hosts import local_hosts
+from ingot.ranks.life import Gone
+from ingot.ranks.supervisor import TRIES, Fault, Patience, Supervisor
 from tests.ranks.serving import PATIENCE_S, Group, is_gone, standins, started, stop, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -81,6 +89,16 @@ def test_no_rank_outlives_its_parent_not_even_one_that_stands_still() -> None:
         stop(ranks[1])
         group.parent.kill()
         wait_until(lambda: all(map(is_gone, ranks)))
+
+
+def test_a_rank_that_lost_its_device_is_named_and_started_again_however_early() -> None:
+    gone = Gone(1, DeviceLost.exit_code)
+    assert str(gone) == "rank 1 lost its device"
+    with socket.socket() as listening:
+        supervisor = Supervisor(local_hosts(2), (), [listening], ClosedDoor([listening], Settings()), 1.0, 1.0)
+        life = SimpleNamespace(mail=queue.SimpleQueue())
+        assert supervisor._cause(life, gone) == Fault("rank 1 lost its device", final=False)  # type: ignore[arg-type]
+        assert supervisor._cause(life, Gone(1, 1)).final  # type: ignore[arg-type]
 
 
 def test_pauses_grow_while_a_group_never_comes_to_serving_and_end() -> None:

@@ -43,6 +43,10 @@ class Garage:
     def pulse(self) -> Pulse:
         return self._loop.pulse()
 
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have `call` made once the device is lost, which all models share: see `Loop.when_lost`."""
+        self._loop.when_lost(call)
+
     def close(self) -> None:
         """Give up what runs and end the thread. A process that leaves without it does it on its way out."""
         self._loop.close()

@@ -136,6 +136,10 @@ class HeadStates:
     def forget(self, sequence: Sequence) -> None:
         self._shown.pop(sequence, None)
 
+    def free(self) -> None:
+        """Let go of all hidden states. The last call."""
+        self._shown.clear()
+
     @property
     def follows(self) -> Collection[Sequence]:
         return self._shown.keys()

@@ -22,6 +22,7 @@ from ingot.engine.sequence import Sequence
 from ingot.engine.speculation.controller import Asked, Chosen, Controller, Outcome, Round
 from ingot.engine.speculation.lookout import Lookout
 from ingot.engine.speculation.proposal import Offer, Proposal, Proposer
+from ingot.kernels.device import is_lost
 from ingot.observe.speculation import SpeculationCounts
 
 log = logging.getLogger("ingot.engine")
@@ -206,7 +207,9 @@ class Speculation:
     def _guarded(self, name: str, work: Callable[[Proposer], T]) -> T | None:
         try:
             return work(self._proposers[name])
-        except Exception:
+        except Exception as error:
+            if is_lost(error):
+                raise
             log.exception("%s failed to guess; answers go on without it", name)
             del self._proposers[name]
             return None
