@@ -157,7 +157,11 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
 
     with contextlib.closing(listening(settings)) as listener:
         garage = Garage(settings, alone=len(entries) == 1)
-        fleet = Fleet(entries, garage, garage.memory, settings.min_residency_s)
+        fleet = Fleet(
+            *(entries, garage, garage.memory),
+            min_residency_s=settings.min_residency_s,
+            swap_wait_s=settings.swap_wait_s,
+        )
 
         def say_ready(url: str) -> None:
             print(fleet_record(url, fleet.standings(), garage.memory, needs_key=settings.keyed), flush=True)

@@ -165,6 +165,13 @@ class SettingsTable:
         low=0.0,
         high=86_400.0,
     )
+    swap_wait_s: float = setting(
+        15.0,
+        "seconds for which models that are loaded take on everybody, though a request waits for one that has no room "
+        "beside them",
+        low=0.0,
+        high=86_400.0,
+    )
 
     hosts: str | None = setting(
         None,

@@ -49,7 +49,7 @@ class ByBody:
             entry = self._find(wanted.named)
             self._models.allow(entry, answer_of(scope))
             scope["state"]["body"] = body
-            run = Leased(self._models, self._operation, entry, wanted.kept_s)
+            run = Leased(self._models, self._operation, entry, wanted)
             if self._streams(wanted) and not self._models.fleet.is_loaded(entry.name):
                 await self._begin(run, scope, receive, send)
             else:
@@ -104,8 +104,8 @@ class ByQuery:
 class Leased:
     """One request at one model: takes the lease, answers, ends it."""
 
-    def __init__(self, models: Models, operation: str, entry: ModelEntry, kept_s: float | None = None) -> None:
-        self._models, self._operation, self._entry, self._kept_s = models, operation, entry, kept_s
+    def __init__(self, models: Models, operation: str, entry: ModelEntry, wanted: Wanted | None = None) -> None:
+        self._models, self._operation, self._entry, self._wanted = models, operation, entry, wanted or Wanted()
         self._stack = AsyncExitStack()
         self._endpoint: Callable[..., Any] | None = None
 
@@ -118,7 +118,7 @@ class Leased:
 
     async def take(self, receive: Receive) -> None:
         """Wait for the model, as long as the client is there."""
-        lease = self._models.lease(self._entry, self._kept_s)
+        lease = self._models.lease(self._entry, self._wanted.kept_s, self._wanted.within_s)
         if self._models.fleet.is_loaded(self._entry.name):
             _, endpoints = await self._stack.enter_async_context(lease)
         else:

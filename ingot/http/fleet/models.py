@@ -127,10 +127,13 @@ class Models:
 
     @asynccontextmanager
     async def lease(
-        self, entry: ModelEntry, kept_s: float | None = None
+        self, entry: ModelEntry, kept_s: float | None = None, within_s: float | None = None
     ) -> AsyncIterator[tuple[SideService, Endpoints]]:
-        """A model's service and endpoints, which stay for as long as the block lasts; waits until it is loaded."""
-        async with self.fleet.lease(entry.name, kept_s) as engine:
+        """A model's service and endpoints, which stay for as long as the block lasts; waits until it is loaded.
+        `within_s` is what the request says that it may take; no more than the settings say."""
+        most_s = self.settings.request_timeout_s
+        within_s = most_s if within_s is None else min(within_s, most_s)
+        async with self.fleet.lease(entry.name, kept_s, within_s) as engine:
             yield self._services[engine]
 
     def generating(self) -> list[Engine]:

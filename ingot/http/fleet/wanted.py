@@ -26,6 +26,7 @@ class Wanted(Struct):
     stream: Any = None
     keep_alive: Any = None  # Ollama's
     ttl: Any = None  # LM Studio's
+    timeout: Any = None
 
     @classmethod
     def of(cls, raw: bytes) -> Wanted:
@@ -41,14 +42,20 @@ class Wanted(Struct):
         except BadRequest:
             return cls()
         told: dict[str, Any] = {name: form[name] for name in cls.__struct_fields__ if name in form}
-        with suppress(TypeError, ValueError):
-            told["ttl"] = float(told.get("ttl", ""))
+        for name in ("ttl", "timeout"):
+            with suppress(TypeError, ValueError):
+                told[name] = float(told.get(name, ""))
         return cls(**told)
 
     @property
     def named(self) -> str | None:
         said = self.model if self.model is not None else self.name
         return said.removesuffix(LATEST) if isinstance(said, str) else None
+
+    @property
+    def within_s(self) -> float | None:
+        """How long the request may take in all; None where nothing is said, or nothing that can be."""
+        return float(self.timeout) if _is_number(self.timeout) and self.timeout > 0 else None
 
     @property
     def kept_s(self) -> float | None:
