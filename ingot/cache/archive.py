@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from ingot.cache.stored import StoredRecord, entries, fields_of, listed
@@ -66,20 +67,31 @@ class ArchivedRecord(StoredRecord):
 
 
 def write(
-    path: Path, seal: ArchiveSeal, pieces: Sequence[ArchivedRecord], data: Callable[[int], Iterable[bytes]]
-) -> None:
-    """`data(i)` gives the bytes of piece i's tensors, in order; each is asked for once, one after another."""
-    header = _header(seal.key, pieces)
-    digest = blake2b(header, digest_size=DIGITS // 2)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for number, piece in enumerate(pieces):
-            for raw, tensor in zip(data(number), piece.tensors, strict=True):
+    path: Path,
+    seal: ArchiveSeal,
+    pieces: Iterable[tuple[ArchivedRecord, Sequence[bytes]]],
+    going: Callable[[], bool],
+) -> list[ArchivedRecord]:
+    """Write pieces, each with the bytes of its tensors in order, as they come; returns them. Raises Cancelled once
+    `going` says no. The header comes first and names all of them: until they are known their data waits beside it."""
+    known: list[ArchivedRecord] = []
+    with path.open("wb") as file, TemporaryFile(dir=path.parent) as waiting:
+        for piece, data in pieces:
+            known.append(piece)
+            for raw, tensor in zip(data, piece.tensors, strict=True):
                 assert len(raw) == tensor.nbytes
-                digest.update(raw)
-                file.write(raw)
+                waiting.write(raw)
+        header = _header(seal.key, known)
+        digest = blake2b(header, digest_size=DIGITS // 2)
+        file.write(len(header).to_bytes(8, "little") + header)
+        waiting.seek(0)
+        while part := waiting.read(_READ):
+            check_going(going)
+            digest.update(part)
+            file.write(part)
         file.seek(8)
         file.write(_opened(header, digest.hexdigest(), seal.mac(digest.hexdigest())))
+    return known
 
 
 def _opened(header: bytes, checksum: str, mac: str) -> bytes:

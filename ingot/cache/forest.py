@@ -6,19 +6,24 @@ Pure Python. Whose bytes are in memory is changed by `hold`, and by `recount` wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ingot.cache.disk.entry import Entry
 from ingot.cache.filed import FiledRecord
 from ingot.cache.records import Record
 from ingot.cache.shares import Shares
-from ingot.cache.tree import Node, Owner, agreement
+from ingot.cache.tree import Node, Owner, Tally, agreement
 
 
 class Forest:
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Shares, changed: Callable[[Node], None] = lambda node: None) -> None:
+        """`changed` is told of each node that has another record than before, is pinned, or is the last in memory on
+        its path where it was not, or the other way round."""
         self._roots: dict[str, dict[Owner, Node]] = {}  # by tenant
+        self._changed = changed
+        self._unswept: Iterator[Node] = iter(())
         self.shares = shares
+        self.pinned_bytes = 0
         self.changes = 0
 
     # Finding
@@ -59,6 +64,10 @@ class Forest:
         """As whom something of a tenant's is kept."""
         return list(self._roots.get(tenant, {}))
 
+    def tallies(self, tenant: str) -> list[tuple[Owner, Tally]]:
+        """What is in memory of each of a tenant's owners. Looks at no node but their roots."""
+        return [(owner, root.tally) for owner, root in self._roots.get(tenant, {}).items()]
+
     def first(self, owner: Owner) -> list[Node]:
         """The nodes that an owner's paths begin with."""
         root = self._root(owner)
@@ -78,32 +87,51 @@ class Forest:
 
     def hold(self, node: Node, record: Record | None) -> None:
         """Have a record in memory, another one than before, or none any more."""
-        before, after = (0 if each is None else each.nbytes for each in (node.record, record))
+        before, came = node.own_tally, (record is not None) - (node.record is not None)
+        assert node.parent is not None
         node.record = record
+        node.parent.resident_children += came
         self.changes += 1
-        self.shares.add(node.tenant, after - before)
+        self._count(node, before)
+        self._changed(node)
+        if came and node.parent.record is not None:
+            self._changed(node.parent)
+
+    def pin(self, node: Node) -> None:
+        before = node.own_tally
+        node.pinned = True
+        self._count(node, before)
+        self._changed(node)
+
+    def _count(self, node: Node, before: Tally) -> None:
+        """A node holds something else than `before`."""
+        added = node.own_tally.plus(before, -1)
+        node.root.tally = node.root.tally.plus(added)
+        self.pinned_bytes += added.pinned_bytes
+        self.shares.add(node.tenant, added.bytes)
 
     def recount(self) -> None:
         """Pages take less than before, whosever records hold them."""
-        held: Counter[str] = Counter()
-        for node in self.nodes():
-            held[node.tenant] += 0 if node.record is None else node.record.nbytes
-        for tenant in {*held, *self.shares.held}:
-            self.shares.add(tenant, held[tenant] - self.shares.held[tenant])
+        for tenant, owned in self._roots.items():
+            for root in owned.values():
+                before, root.tally = root.tally, _counted(root)
+                self.pinned_bytes += root.tally.pinned_bytes - before.pinned_bytes
+                self.shares.add(tenant, root.tally.bytes - before.bytes)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut a node in two where a new branch leaves it; returns the upper half."""
         assert node.parent is not None
-        cut = at - node.begin
+        cut, record = at - node.begin, node.record
+        halves = None if record is None else record.split(at)
+        self.hold(node, None)  # until it is of other tokens
         upper = Node(node.parent, node.tokens[:cut], None, at, worth=node.worth, uses=node.uses, pinned=node.pinned)
         upper.touched, upper.turn = node.touched, node.turn
         node.parent.children[node.tokens[0]] = upper
         node.parent, node.tokens = upper, node.tokens[cut:]
         upper.children[node.tokens[0]] = node
-        if node.record is not None:
-            first, second = node.record.split(at)
-            self.hold(upper, first)
-            self.hold(node, second)
+        if halves is not None:
+            self.hold(upper, halves[0])
+            self.hold(node, halves[1])
         if node.filed is not None:
             upper.filed, node.filed = node.filed.split(at)
         return upper
@@ -148,10 +176,23 @@ class Forest:
             if not owners:
                 del self._roots[parent.owner.tenant]
 
-    def sweep(self) -> None:
-        """Forget the nodes whose files are gone; what is in memory stays."""
-        for node in [node for node in self.nodes() if node.record is None and not node.is_filed]:
-            self.prune(node)
+    def sweep(self, most: int) -> None:
+        """Look at the next so many nodes, and forget those whose files are gone; what is in memory stays."""
+        for _ in range(most):
+            node = next(self._unswept, None)
+            if node is None:
+                self._unswept = self.nodes()
+                return
+            if node.record is None and not node.is_filed and self._is_here(node):
+                self.prune(node)
+
+    def _is_here(self, node: Node) -> bool:
+        """Whether it can still be found, as others may have been forgotten meanwhile, and what goes on from them."""
+        while node.parent is not None:
+            if node.parent.children.get(node.tokens[0]) is not node:
+                return False
+            node = node.parent
+        return self._root(node.root_owner) is node
 
     def clear(self, tenant: str) -> int:
         """Forget all of a tenant's; returns the bytes that this frees in memory."""
@@ -171,19 +212,36 @@ class Forest:
         self._roots.clear()
 
     def check(self) -> None:
-        held: Counter[str] = Counter()
+        for tenant, owned in self._roots.items():
+            for root in owned.values():
+                assert root.tally == _counted(root), "the index has lost count of what an owner has"
+                assert root.owner is not None and root.owner.tenant == tenant
         for node in self.nodes():
-            assert node.parent is not None
+            assert node.parent is not None and node.root is node.parent.root
             assert node.tokens and node.begin == node.parent.end, "a node does not begin where its parent ends"
             assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
             assert node.record is not None or node.filed is not None, "a node has nothing"
+            resident = sum(child.record is not None for child in node.children.values())
+            assert node.resident_children == resident, "a node has lost count of what goes on from it"
             for part in (node.record, node.filed):
                 assert part is None or (part.begin, part.end) == (node.begin, node.end), "a record is of other tokens"
             if node.record is not None:
-                held[node.tenant] += node.record.nbytes
                 begun = node.parent.record is not None or node.parent.owner is not None
                 assert begun, "a record in memory goes on from nothing there"
-        assert held == self.shares.held and held.total() == self.shares.total, "the index has lost count of its bytes"
+        roots = [(tenant, root.tally) for tenant, owned in self._roots.items() for root in owned.values()]
+        held: Counter[str] = Counter()
+        for tenant, tally in roots:
+            held[tenant] += tally.bytes
+        assert +held == self.shares.held and held.total() == self.shares.total, "the index has lost count of its bytes"
+        assert self.pinned_bytes == sum(tally.pinned_bytes for _, tally in roots), "pins are miscounted"
+
+
+def _counted(root: Node) -> Tally:
+    """What is in memory below a root, looked at anew."""
+    total = Tally()
+    for node in _below(root):
+        total = total.plus(node.own_tally)
+    return total
 
 
 def _below(root: Node) -> Iterator[Node]:

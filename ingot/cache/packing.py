@@ -59,15 +59,6 @@ class LooseRecord:
             return self
         return replace(self, end=end, deltas=self.deltas.before(end, self.begin), checkpoint=None)
 
-    @property
-    def coded(self) -> int:
-        """Pages in fewer bits, from the first on, in the layers that have some."""
-        return max((delta.coded for delta in self.deltas if delta is not None), default=0)
-
-    def with_coded(self, pages: int) -> LooseRecord:
-        """The same with no more of them than so many."""
-        return replace(self, deltas=Deltas(delta and delta.with_coded(pages) for delta in self.deltas))
-
 
 def loosened(rows: Rows, record: Record) -> LooseRecord:
     """Of a record that has its pages, which are unpacked."""

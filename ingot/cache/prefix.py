@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ingot.cache.condenser import Condenser, NoCondenser
 from ingot.cache.disk.entry import Entry
 from ingot.cache.evicted import Evicted
-from ingot.cache.eviction import EvictionQueue, removable, worth_of
+from ingot.cache.eviction import EvictionQueue, Queued, removable, worth_of
 from ingot.cache.forest import Forest
 from ingot.cache.matches import Explanation, Match, Needs, Reason, codec_of
 from ingot.cache.outline import outline
@@ -35,7 +35,7 @@ from ingot.cache.records import Record
 from ingot.cache.resuming import Reach, Tier, is_complete, resumable, sees, within
 from ingot.cache.shares import Shares
 from ingot.cache.thinning import superfluous
-from ingot.cache.tree import Node, Owner, agreement
+from ingot.cache.tree import Node, Owner, Tally, agreement
 
 __all__ = ["Explanation", "Match", "Needs", "Owner", "PrefixIndex", "agreement"]
 
@@ -47,6 +47,13 @@ SNIPPET = 12
 """Tokens of another continuation that an explanation shows."""
 SALTS = 64
 """Other salts of a tenant that an explanation looks at."""
+SWEPT = 32
+"""Nodes that are looked at for lost files whenever room is made."""
+WEIGHED = 64
+"""Nodes at most that are weighed anew whenever room is made. Costs are learned: what was weighed with others counts as
+that once so many were."""
+REFUSED = 64
+"""Nodes that cannot be made smaller now before no further ones are tried."""
 
 NO_CONDENSER = NoCondenser()
 Making = Callable[[int, int], Record]
@@ -68,7 +75,9 @@ class PrefixIndex:
         self._evicted = Evicted()
         self._clock, self._turns = 0.0, itertools.count()
         self.shares = Shares(clock)
-        self._forest = Forest(self.shares)
+        self._forest = Forest(self.shares, self._queue)
+        self._evictable = EvictionQueue()  # by what computing them again takes,
+        self._condensable = EvictionQueue()  # and by what decoding them does
 
     @property
     def nbytes(self) -> int:
@@ -194,11 +203,11 @@ class PrefixIndex:
         if nodes and known < nodes[-1].end:
             nodes[-1] = self._forest.split(nodes[-1], known)
         for node in nodes:
-            node.pinned = True
+            self._forest.pin(node)
         return known
 
     def pinned_bytes(self) -> int:
-        return sum(node.record.nbytes for node in self.nodes() if node.pinned and node.record is not None)
+        return self._forest.pinned_bytes
 
     def unpinned_bytes(self, owner: Owner, tokens: Sequence[int]) -> int:
         """What pinning these tokens would add to that, at most."""
@@ -207,42 +216,69 @@ class PrefixIndex:
 
     def shrink(self, most: int, enough: Callable[[], bool] = lambda: True) -> None:
         """Evict until no more than `most` bytes are held, and until it is `enough`: what running sequences hold as well
-        is not evicted for that, as it would free nothing."""
+        is not evicted for that, as it would free nothing.
+
+        What is looked at for that are those that go, a bounded number of others, and what running sequences hold."""
         if self.nbytes <= most and enough():
             return
-        self._forest.sweep()
-        queue = EvictionQueue(self.shares, most)
-        for tenant in self._forest.tenants:
-            for owner in self._forest.owners(tenant):
-                for node in self.nodes(owner):
-                    self._weigh(node)  # all by what computing takes as far as is known now
-                    self._enqueue(queue, tenant, node)
-        while (self.nbytes > most or not enough()) and (found := queue.pop()) is not None:
-            tenant, worth, victim = found
-            assert victim.record is not None
-            if self.nbytes <= most and not victim.record.loose_bytes:
-                continue
-            if self._condense(victim, worth) or worth < victim.worth:
-                if removable(victim):  # and may have to go as a whole, when that is the least worth
-                    queue.add(tenant, victim, victim.worth)
-                continue
-            if not removable(victim):
-                continue
-            self._clock = max(self._clock, worth)
-            self._evict(victim)
-            parent = victim.parent
-            # A parent with a checkpoint is in the queue already.
-            if parent is not None and parent.is_last_in_memory and parent.record and not parent.has_checkpoint:
-                queue.add(tenant, parent, parent.worth)
+        self._forest.sweep(SWEPT)
+        spared: list[Node] = []
+        try:
+            self._shrink(most, enough, spared)
+        finally:
+            for node in spared:
+                self._queue(node)
 
-    def _enqueue(self, queue: EvictionQueue, tenant: str, node: Node) -> None:
+    def _shrink(self, most: int, enough: Callable[[], bool], spared: list[Node]) -> None:
+        """Takes those that have to stay for now out of the queues, and adds them to `spared`."""
+        weighed = refused = 0
+        while self.nbytes > most or not enough():
+            found = self._least(most, smaller=refused < REFUSED)
+            if found is None:
+                return
+            queue, queued = found
+            victim = queued.node
+            if weighed < WEIGHED:
+                weighed += 1
+                self._queue(victim)
+                if queue.worth(victim) > queued.worth:
+                    continue
+            queue.remove(victim)
+            spared.append(victim)  # whatever fails; who does not stay is not queued again
+            if victim.record is None or (self.nbytes <= most and not victim.record.idle_bytes):
+                continue
+            if self._condense(victim, queued.worth):
+                continue
+            if queue is self._condensable:
+                refused += 1
+            elif removable(victim):
+                self._clock = max(self._clock, queued.worth)
+                self._evict(victim)
+
+    def _least(self, most: int, *, smaller: bool) -> tuple[EvictionQueue, Queued] | None:
+        """Which node is next, and whether it is to go or, if that may be, to be made `smaller`."""
+        exceeding = self.shares.exceeding(most)
+        queues = [self._condensable, self._evictable] if smaller else [self._evictable]
+        found = [(*first, queue) for queue in queues if (first := queue.first(exceeding)) is not None]
+        if not found:
+            return None
+        _, queued, queue = min(found, key=lambda each: each[0])
+        return queue, queued
+
+    def _queue(self, node: Node) -> None:
+        """Have a node wait where it belongs, at what it is worth as far as is known now."""
+        self._weigh(node)
+        if removable(node):
+            self._evictable.put(node, node.worth)
+        else:
+            self._evictable.remove(node)
         if self._condenser.may(node):
             assert node.record is not None
             back = min(self._condenser.seconds(node), self._cost(len(node.tokens)))
             freed = node.record.nbytes - self._condenser.least(node)
-            queue.add(tenant, node, min(node.worth, worth_of(node, back, freed)))
-        elif removable(node):
-            queue.add(tenant, node, node.worth)
+            self._condensable.put(node, min(node.worth, worth_of(node, back, freed)))
+        else:
+            self._condensable.remove(node)
 
     def _condense(self, node: Node, worth: float) -> bool:
         """Let go of what a node's record takes in pages, if that frees something. Whether it did."""
@@ -285,8 +321,16 @@ class PrefixIndex:
         """As whom something of a tenant's is kept."""
         return self._forest.owners(tenant)
 
+    def tallies(self, tenant: str) -> list[tuple[Owner, Tally]]:
+        """How much of it is in memory, by owner. Looks at no record."""
+        return self._forest.tallies(tenant)
+
     def check(self) -> None:
         self._forest.check()
+        for queue, belongs in ((self._evictable, removable), (self._condensable, self._condenser.may)):
+            queue.check()
+            waiting = [node for node in self.nodes() if belongs(node)]
+            assert len(queue) == len(waiting) and all(node in queue for node in waiting), "a queue is wrong"
 
     # Explaining
 
@@ -333,7 +377,7 @@ class PrefixIndex:
 
     def _touch(self, node: Node) -> None:
         node.touched, node.turn = self._clock, next(self._turns)
-        self._weigh(node)
+        self._queue(node)
 
     def _weigh(self, node: Node) -> None:
         if node.record is not None:

@@ -62,10 +62,6 @@ class KVPart:
         return self.group.bytes_of(self.table.numbers[max(0, self.paid - self.table.first) :])
 
     @property
-    def loose_bytes(self) -> int:
-        return self.group.bytes_of([*filter(self.group.pages.is_loose, self.table.numbers)])
-
-    @property
     def idle_bytes(self) -> int:
         return self.group.bytes_of([*filter(self.group.pages.is_idle, self.table.numbers)])
 
@@ -84,9 +80,9 @@ class Record:
         return sum(part.nbytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
 
     @property
-    def loose_bytes(self) -> int:
-        """What would be free without it, as nobody else holds it."""
-        return sum(part.loose_bytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
+    def idle_bytes(self) -> int:
+        """What no running row holds: it would be free without this record, and those that hold the same pages."""
+        return sum(part.idle_bytes for part in self.parts) + self.encoded_bytes + self.checkpoint_bytes
 
     @property
     def encoded_bytes(self) -> int:

@@ -23,6 +23,20 @@ class Owner(NamedTuple):
         return self.tenant, self.salt, "exact" if self.exact else "", self.lora
 
 
+class Tally(NamedTuple):
+    """What is in memory of some nodes."""
+
+    records: int = 0
+    tokens: int = 0
+    checkpoints: int = 0
+    pinned_tokens: int = 0
+    bytes: int = 0
+    pinned_bytes: int = 0
+
+    def plus(self, other: Tally, sign: int = 1) -> Tally:
+        return Tally(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """Tokens up to `end` of its path, and what was computed of them: a record in memory, one on disk, or both. What is
@@ -43,17 +57,16 @@ class Node:
     lost: bool = False  # its checkpoint was evicted
     owner: Owner | None = None
     filed: FiledRecord | None = None
+    resident_children: int = 0  # those that have a record in memory
+    tally: Tally = Tally()  # of a root: what is in memory of all nodes below it
+    root: Node = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self if self.parent is None else self.parent.root
 
     @property
     def begin(self) -> int:
         return self.end - len(self.tokens)
-
-    @property
-    def root(self) -> Node:
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
 
     @property
     def root_owner(self) -> Owner:
@@ -98,11 +111,19 @@ class Node:
     @property
     def is_last_in_memory(self) -> bool:
         """Nothing in memory goes on from it."""
-        return all(child.record is None for child in self.children.values())
+        return not self.resident_children
 
     @property
     def has_checkpoint(self) -> bool:
         return self.record is not None and self.record.has_checkpoint
+
+    @property
+    def own_tally(self) -> Tally:
+        """What is in memory of this node."""
+        if self.record is None:
+            return Tally()
+        tokens, nbytes, pinned = len(self.tokens), self.record.nbytes, int(self.pinned)
+        return Tally(1, tokens, int(self.record.has_checkpoint), tokens * pinned, nbytes, nbytes * pinned)
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,4 +1,5 @@
-"""The kept prefixes as other threads may ask about them. Each call runs on the engine thread, between two steps.
+"""The kept prefixes as other threads may ask about them. What needs the engine thread runs there between two steps, and
+is short however much is kept.
 
 A caller names the tenant it speaks for, and is told about that one alone.
 """
@@ -6,9 +7,8 @@ A caller names the tenant it speaks for, and is told about that one alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +17,7 @@ from ingot.cache.codecs.names import RAW
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.header import tenant_digest
-from ingot.cache.prefix import PrefixIndex
-from ingot.cache.tree import Node
+from ingot.cache.tree import Node, Owner, Tally
 from ingot.engine.cache_branch import CacheBranch
 from ingot.engine.cache_status import CacheStatus, CacheTotals, DiskStatus, DiskTotals, SaltStatus
 from ingot.engine.prefix_files import adopt, export
@@ -48,7 +47,8 @@ class KeptPrefixes:
         self._run, self._adapter, self._folder, self._disk, self._codec = run, adapter, folder, disk, codec
 
     def status(self, tenant: str) -> CacheStatus:
-        known = self._run(lambda reuse: _status(reuse, tenant))
+        known, tallies = self._run(lambda reuse: (_status(reuse, tenant), reuse.index.tallies(tenant)))
+        known = replace(known, salts=_salts(tallies))  # here: there may be many, and the engine has more to do
         live = RAW if self._adapter.live is None else str(self._adapter.live.name)
         known = replace(known, codec=str(self._codec.name), live_codec=live)
         if self._disk is None:
@@ -106,7 +106,6 @@ def _disk_totals(disk: Disk) -> DiskTotals:
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:
     index, counts = reuse.index, reuse.counts[tenant]
-    salts = dict.fromkeys(owner.salt for owner in index.owners(tenant))
     return CacheStatus(
         limit_bytes=reuse.limit,
         used_bytes=index.shares.held[tenant],
@@ -116,24 +115,17 @@ def _status(reuse: Reuse, tenant: str) -> CacheStatus:
         hits=counts.hits,
         prompt_tokens=counts.prompt_tokens,
         matched_tokens=counts.matched_tokens,
-        salts=tuple(_salt(salt, _nodes(index, tenant, salt)) for salt in salts),
     )
 
 
-def _nodes(index: PrefixIndex, tenant: str, salt: str) -> Iterator[Node]:
-    """What is kept under a salt, exact or not."""
-    return chain.from_iterable(index.nodes(owner) for owner in index.owners(tenant) if owner.salt == salt)
-
-
-def _salt(salt: str, nodes: Iterable[Node]) -> SaltStatus:
-    held = [(node, node.record) for node in nodes if node.record is not None]
-    return SaltStatus(
-        salt,
-        records=len(held),
-        tokens=sum(len(node.tokens) for node, _ in held),
-        checkpoints=sum(node.has_checkpoint for node, _ in held),
-        pinned_tokens=sum(len(node.tokens) for node, _ in held if node.pinned),
-        bytes=sum(record.nbytes for _, record in held),
+def _salts(tallies: Iterable[tuple[Owner, Tally]]) -> tuple[SaltStatus, ...]:
+    """What is kept under each salt, exact or not, through whichever adapter."""
+    salts: dict[str, Tally] = {}
+    for owner, tally in tallies:
+        salts[owner.salt] = salts[owner.salt].plus(tally) if owner.salt in salts else tally
+    return tuple(
+        SaltStatus(salt, tally.records, tally.tokens, tally.checkpoints, tally.pinned_tokens, tally.bytes)
+        for salt, tally in salts.items()
     )
 
 

@@ -5,68 +5,96 @@ Arrays are made, read and let go on the engine thread alone; files are read and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ingot.cache import archive
 from ingot.cache.archive import Archive, ArchivedRecord, ArchiveSeal, check_going
 from ingot.cache.packing import Form, described, fitted, packed, unpacked
-from ingot.cache.records import Record
 from ingot.cache.tree import Node, Owner
 from ingot.engine.reuse import OnThread, Reuse
+from ingot.errors import Unavailable
 from ingot.models.form import form_of
 
 if TYPE_CHECKING:
     from ingot.models.adapter import Adapter
 
+LOOKED_AT: Final = 256
+"""Nodes without anything in memory that are passed over at once."""
 
-@dataclass
-class Snapshot:
-    """What is kept of a tenant's at one moment, and how many pages of each record were in fewer bits then: more of them
-    may be when they are written. The records are immutable, and emptied where they were taken."""
 
-    pieces: list[ArchivedRecord] = field(default_factory=list)
-    records: list[tuple[Record, int]] = field(default_factory=list)
+Piece = tuple[ArchivedRecord, list[bytes]]
 
 
 def export(run: OnThread, tenant: str, seal: ArchiveSeal, path: Path, going: Callable[[], bool]) -> int:
-    """Write all that is kept of a tenant's; returns the number of tokens. Raises Cancelled once `going` says no."""
-    taken = run(lambda reuse: _snapshot(reuse, tenant))
+    """Write what is kept of a tenant's, each piece as it is when it is its turn; returns the number of tokens. Raises
+    Cancelled once `going` says no."""
+    with closing(_pieces(run, tenant, going)) as pieces:
+        written = archive.write(path, seal, pieces, going)
+    return sum(len(piece.tokens) for piece in written)
 
-    def data(number: int) -> list[bytes]:
-        check_going(going)
-        return run(lambda reuse: _packed(reuse, *taken.records[number]))
 
+def _pieces(run: OnThread, tenant: str, going: Callable[[], bool]) -> Generator[Piece, None, None]:
+    walk = run(lambda reuse: _Walk(reuse, tenant))
     try:
-        archive.write(path, seal, taken.pieces, data)
+        while not walk.ended:
+            check_going(going)
+            piece = run(walk.advance)
+            if piece is not None:
+                yield piece
     finally:
-        run(lambda reuse: taken.records.clear())
-    return sum(len(piece.tokens) for piece in taken.pieces)
+        run(lambda reuse: walk.end())
 
 
-def _snapshot(reuse: Reuse, tenant: str) -> Snapshot:
-    taken = Snapshot()
-    # Files hold what went through the codec, where there is one, and nothing else.
-    for owner in (owner for owner in reuse.index.owners(tenant) if not owner.exact):
-        numbers: dict[Node, int] = {}
-        # Parents come before their children.
-        for node in sorted(reuse.index.nodes(owner), key=lambda node: node.end):
-            if node.record is None:  # on disk alone
-                continue
-            assert node.parent is not None
-            parent = numbers.get(node.parent, -1)
-            numbers[node] = len(taken.pieces)
-            loose = reuse.encoding.loose(node.record)
-            stored = described(loose, node.tokens, landmark=node.landmark)
-            taken.pieces.append(ArchivedRecord.of(stored, salt=owner.salt, parent=parent, lora=owner.lora))
-            taken.records.append((node.record, loose.coded))
-    return taken
+class _Walk:
+    """Goes through what is in memory of a tenant's, a piece at a time, while it changes: what leaves before it is its
+    turn is left out, and what comes may be. Holds on to no record. The engine thread's alone, but for `ended`."""
 
+    def __init__(self, reuse: Reuse, tenant: str) -> None:
+        self._index = index = reuse.index
+        # Files hold what went through the codec, where there is one, and nothing else.
+        owners = [owner for owner in index.owners(tenant) if not owner.exact]
+        self._ahead = chain.from_iterable(map(index.nodes, owners))
+        self._target: Node | None = None
+        self._numbers: dict[Node, int] = {}
+        self.ended = False
 
-def _packed(reuse: Reuse, record: Record, coded: int) -> list[bytes]:
-    return packed(reuse.encoding.loose(record).with_coded(coded))
+    def end(self) -> None:
+        self._ahead, self._target, self.ended = iter(()), None, True
+        self._numbers.clear()
+
+    def advance(self, reuse: Reuse) -> Piece | None:
+        """The next piece, behind what it goes on from; None where none was found among the next few nodes, or this is
+        the end. Raises Unavailable where all that was kept was lost meanwhile."""
+        if reuse.index is not self._index:
+            raise Unavailable("What was kept was lost while it was written to a file.")
+        if self._target is None or self._target.record is None:
+            self._target = self._next_target()
+        if self._target is None:
+            return None
+        # A node that was cut in two since has somebody before it that was not met.
+        node = next(each for each in self._target.path if each not in self._numbers)
+        if node is self._target:
+            self._target = None
+        assert node.record is not None and node.parent is not None
+        owner, parent = node.root_owner, self._numbers.get(node.parent, -1)
+        self._numbers[node] = len(self._numbers)
+        loose = reuse.encoding.loose(node.record)
+        stored = described(loose, node.tokens, landmark=node.landmark)
+        return ArchivedRecord.of(stored, salt=owner.salt, parent=parent, lora=owner.lora), packed(loose)
+
+    def _next_target(self) -> Node | None:
+        for _ in range(LOOKED_AT):
+            node = next(self._ahead, None)
+            if node is None:
+                self.end()
+                return None
+            if node.record is not None and node not in self._numbers:  # else it is on disk alone
+                return node
+        return None
 
 
 def adopt(

@@ -24,10 +24,12 @@ class Paper:
     end: int
     first: int
     checkpoint: tuple[()] | None
+    halved: bool = False  # five bytes a token
 
     @property
     def nbytes(self) -> int:
-        return TOKEN * (self.end - self.begin) + (CHECKPOINT if self.checkpoint is not None else 0)
+        tokens = TOKEN * (self.end - self.begin) // (2 if self.halved else 1)
+        return tokens + (CHECKPOINT if self.checkpoint is not None else 0)
 
     def split(self, at: int) -> tuple[Paper, Paper]:
         if self.first < self.begin:
@@ -42,7 +44,7 @@ class Paper:
     parts = ()
 
     @property
-    def loose_bytes(self) -> int:
+    def idle_bytes(self) -> int:
         return self.nbytes
 
     def renewed(self, newer: Paper) -> Paper:

@@ -3,13 +3,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cache.prefix import Needs, Owner, PrefixIndex
-from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, index, store
+from ingot.cache.records import Record
+from ingot.cache.tree import Node
+from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, Paper, index, store
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 NEEDS = pytest.mark.parametrize("needs", [APPEND, WINDOW, HYBRID])
@@ -188,3 +192,41 @@ def test_what_is_forgotten_is_gone_at_once_without_the_garbage_collector(
         assert [record() for record in records] == [None, None]
     finally:
         gc.enable()
+
+
+class PaperCondenser:
+    """Halves what is on paper, once."""
+
+    def may(self, node: Node) -> bool:
+        return node.record is not None and not _paper(node).halved
+
+    def least(self, node: Node) -> int:
+        return _paper(node).nbytes // (1 if _paper(node).halved else 2)
+
+    def saves(self, node: Node) -> int:
+        return _paper(node).nbytes - self.least(node)
+
+    def condensed(self, node: Node) -> Record:
+        return cast(Record, replace(_paper(node), halved=True))
+
+    def seconds(self, node: Node) -> float:
+        return float(len(node.tokens))
+
+
+def _paper(node: Node) -> Paper:
+    return cast(Paper, node.record)
+
+
+@pytest.mark.parametrize("most", [0, 40, 120])
+def test_what_was_made_smaller_and_became_a_leaf_goes_once(most: int) -> None:
+    """An inner node that may be condensed waits in the queue already when what goes on from it leaves."""
+    held = PrefixIndex(APPEND, float, condenser=PaperCondenser())
+    for turns in range(1, 5):
+        store(held, [1] * 5 * turns, APPEND)
+    store(held, [2] * 5, APPEND)
+    for times, tokens in ((8, [1] * 11), (12, [2] * 5)):
+        for _ in range(times):
+            held.match(Owner(), tokens, 10)
+    held.shrink(most)
+    held.check()
+    assert held.nbytes <= most

@@ -63,7 +63,7 @@ def test_a_record_holds_what_it_covers_and_lets_go_of_the_rest(length: int, cut:
     [group] = rows.groups
     whole = take(rows, row, 0)
     rows.leave(row)
-    assert whole.nbytes == whole.loose_bytes == group.pages.used * group.page_bytes
+    assert whole.nbytes == whole.idle_bytes == group.pages.used * group.page_bytes
     at = max(1, min(length - 1, int(cut * length)))
     upper, lower = whole.split(at)
     del whole
@@ -72,7 +72,7 @@ def test_a_record_holds_what_it_covers_and_lets_go_of_the_rest(length: int, cut:
     assert group.pages.kept == -(-at // PAGE)
     going = rows.new()
     put(rows, going, [upper], max(1, int(resumed * at)))
-    assert upper.loose_bytes <= upper.nbytes - group.page_bytes, "a row that went on from it holds some of it too"
+    assert upper.idle_bytes <= upper.nbytes - group.page_bytes, "a row that went on from it holds some of it too"
 
 
 def test_records_of_branches_count_what_they_share_once() -> None:

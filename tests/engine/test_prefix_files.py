@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ingot.cache.archive import ArchiveError
+from ingot.cache.packing import LooseRecord
+from ingot.cache.prefix import PrefixIndex
+from ingot.cache.records import Record
 from ingot.engine.engine import Engine
+from ingot.engine.prefix_files import LOOKED_AT, _Walk, export
 from ingot.engine.request import Ended, Request, Sampling, Stop
+from ingot.engine.reuse import Reuse
 from ingot.errors import Unsupported
 from tests import engines, tiny
+from tests.cache.paper import APPEND, store
 
 KINDS = ["llama", "window", "hybrid"]
 EOS = tiny.VOCAB - 1
@@ -133,6 +141,73 @@ def test_states_of_other_shapes_are_refused_whatever_the_key_says(tmp_path: Path
     there.check()
     assert there.kept.status("").used_bytes == 0
     for engine in (here, there):
+        engine.close()
+
+
+def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path: Path) -> None:
+    engine = start("hybrid", tmp_path / "model")
+    for number, prompt in enumerate(prompts()):
+        ask(engine, f"mine{number}", prompt, salt=f"s{number}")
+    reuse = engine._generation.reuse
+    loose, counts = reuse.encoding.loose, [0]
+
+    def counted(record: Record) -> LooseRecord:
+        counts[-1] += 1
+        return loose(record)
+
+    def run(work: Callable[[Reuse], Any]) -> Any:
+        counts.append(0)
+        return engine._loop.run(lambda: work(reuse))
+
+    reuse.encoding.loose = counted  # type: ignore[method-assign]
+    seal = engine.kept._seal(SECRET)
+    tokens = export(run, "", seal, tmp_path / "kept", lambda: True)
+    assert max(counts) == 1 and sum(counts) == engine._loop.run(lambda: len(list(reuse.index.nodes())))
+    assert tokens == sum(salt.tokens for salt in engine.kept.status("").salts)
+    engine.close()
+
+
+def test_nodes_that_have_nothing_in_memory_are_passed_over_a_few_at_a_time() -> None:
+    held = PrefixIndex(APPEND, float, spill=lambda node: True)
+    for first in range(3 * LOOKED_AT):
+        store(held, [first, 1], APPEND)
+    held.shrink(0)
+    walk, calls = _Walk(cast(Any, SimpleNamespace(index=held)), ""), 0
+    while not walk.ended:
+        assert walk.advance(cast(Any, SimpleNamespace(index=held))) is None
+        calls += 1
+    assert calls >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tmp_path: Path) -> None:
+    """Between any two pieces nodes are cut in two, evicted or come."""
+    here, there = start(kind, tmp_path / "a"), start(kind, tmp_path / "b")
+    for number, prompt in enumerate(prompts()):
+        ask(here, f"mine{number}", prompt)
+    reuse, calls = here._generation.reuse, [0]
+
+    def disturb(number: int) -> None:
+        if number in (2, 3):
+            ask(here, f"parts{number}", [*prompts()[0][: 100 - 60 * (number - 2)], 1, 2, 3])
+        elif number == 5:
+            here._loop.run(lambda: reuse.index.shrink(reuse.index.nbytes // 2))
+
+    def run(work: Callable[[Reuse], Any]) -> Any:
+        calls[0] += 1
+        disturb(calls[0])
+        return here._loop.run(lambda: work(reuse))
+
+    path = tmp_path / "kept"
+    assert export(run, "", here.kept._seal(SECRET), path, lambda: True) > 0
+    assert calls[0] > 6
+    assert there.kept.adopt("", path, SECRET) > 0
+    for engine in (here, there):
+        engine.check()
+        for number, prompt in enumerate(prompts()):
+            longer = [*prompt, 7, 8]
+            warm, _ = ask(engine, f"warm{number}", longer)
+            assert warm == ask(engine, f"cold{number}", longer, cache=False)[0]
         engine.close()
 
 

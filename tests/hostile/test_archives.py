@@ -69,7 +69,7 @@ def test_a_file_that_leaves_states_out_is_refused_however_well_it_is_sealed(
             continue
         forged = forge(whole.pieces[0], layer)
         zeros = [bytes(tensor.nbytes) for tensor in forged.tensors]
-        write(path, seal, (forged, *whole.pieces[1:]), lambda number, zeros=zeros: [zeros, *data[1:]][number])  # type: ignore[misc]
+        write(path, seal, zip((forged, *whole.pieces[1:]), [zeros, *data[1:]], strict=True), lambda: True)
         with pytest.raises(ArchiveError, match="other states"):
             engine.kept.adopt("bob", path, SECRET)
         assert engine.kept.status("bob").salts == ()

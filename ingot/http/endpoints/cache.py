@@ -73,7 +73,8 @@ def cache_endpoints(service: Service, around: Callable[[str], Surroundings]) -> 
 
 
 class Desk:
-    """Where kept prompts become files. One at a time: each may take as much of the disk as the cache has memory."""
+    """Where kept prompts become files. One at a time: each may take twice as much of the disk as the cache has
+    memory."""
 
     def __init__(self, service: Service) -> None:
         self.engine = service.engine
