@@ -2,13 +2,16 @@
 
 python -m bench.restart                        the packaged model with 7,000 tokens, the foundry's hybrid with 16,000
 python -m bench.restart --model PATH --tokens 1000 --rounds 5 --json figures.json
-python -m bench.restart --parts streams        one of both figures alone
+python -m bench.restart --parts streams        one of the figures alone
+python -m bench.restart --parts records --records 10000
 
 For each model: a server computes a conversation and stops; others start on its folder, one after another, and each is
 asked for the next turn with the cache and then, in the same process, without. Seconds to the first token of both, their
 ratio in each round, and the median of the ratios. Loading the model is no part of either. A second figure: a stream's
 speed while records of other prompts have to leave memory, with a disk that takes them over the same without one, and
-the longest wait for a token of both.
+the longest wait for a token of both. A third one: what a folder that is full of records costs, in CPU time of the
+engine's thread for an owner's first prompt and for the one after another server wrote there, in the longest wait for a
+token of somebody else's stream meanwhile, and in CPU time of the writer for each further record.
 """
 
 from __future__ import annotations
@@ -20,13 +23,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from bench.restore import ended, request
 from bench.serve import surroundings
+from ingot.cache.disk.files import Files
+from ingot.cache.disk.header import Header, RecordOwner, digest, sums_of
+from ingot.cache.disk.store import DiskLimits, RecordStore
+from ingot.cache.stored import StoredRecord, TensorShape
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended
@@ -35,11 +42,21 @@ from ingot.models.files.locate import locate
 from ingot.models.files.progress import TerminalProgress
 
 HYBRID = Path(__file__).parent.parent / "foundry" / "models" / "hybrid"
-PARTS = ("restarts", "streams")
+PARTS = ("restarts", "streams", "records")
 WANTED = 20.0
 """How many times sooner the first token must come than cold."""
 TAIL = 16
 """Tokens of the next turn."""
+PIECE = 256
+"""Tokens of a record in a full folder,"""
+PIECES = 16
+"""and records of a conversation there."""
+SALT = "full"
+"""Whose they are."""
+LIMITS = DiskLimits(1 << 40, sync=False)
+WRITES = 40
+FIRST_MS = 20.0
+"""What an owner's first prompt may take of the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,20 @@ class Streams:
     speed: float
     wait: float
     plain_wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class FullFolder:
+    """With so many records on disk: seconds of the engine's thread that the first prompt of their owner took, and the
+    first one after another server had written there; the longest waits for a token of another stream, alone and while
+    such prompts came; and CPU seconds of a write."""
+
+    records: int
+    first: float
+    after_others: float
+    alone: float
+    wait: float
+    write: float
 
 
 def first_token_s(engine: Engine, name: str, tokens: Sequence[int], *, cache: bool) -> tuple[float, int]:
@@ -150,6 +181,119 @@ def measured_streams(settings: Settings, folder: Path, rng: random.Random, vocab
     return found
 
 
+def stored(
+    key: Mapping[str, str], path: Sequence[int], begin: int, before: str, whole: str
+) -> tuple[Header, list[bytes]]:
+    """A record of the last tokens of a path, with next to nothing in it: nobody is going to read it."""
+    data = [bytes(8)]
+    record = StoredRecord(
+        tuple(path[begin:]), begin, False, ((begin, len(path), 1), None), None, (TensorShape("U8", (8,)),)
+    )
+    return Header(key, RecordOwner.of("", SALT), before, whole, "", (begin,), record, sums_of(data)), data
+
+
+def conversation(key: Mapping[str, str], rng: random.Random, pieces: int) -> Iterator[tuple[Header, list[bytes]]]:
+    path: list[int] = []
+    before = digest([])
+    for _ in range(pieces):
+        begin = len(path)
+        path += [rng.randrange(1000) for _ in range(PIECE)]
+        whole = digest(path)
+        yield stored(key, path, begin, before, whole)
+        before = whole
+
+
+def fill(folder: Path, key: Mapping[str, str], rng: random.Random, records: int) -> None:
+    """Write files as a server that ran for long would have left them, without its index."""
+    store = RecordStore(folder, key, LIMITS)
+    store.close()
+    files, home = Files(), folder / store.scope
+    for begun in range(0, records, PIECES):
+        for header, data in conversation(key, rng, min(PIECES, records - begun)):
+            files.write(home / header.name, [header.encoded(), *data], sync=False)
+
+
+def looked_up(engine: Engine, tokens: Sequence[int]) -> float:
+    """CPU seconds of the engine's thread until it knows what is on disk of a prompt."""
+    wanted = replace(request("look", tokens, cache=True), salt=SALT)
+    reuse = engine._generation.reuse
+
+    def look() -> float:
+        began = time.thread_time()
+        reuse.explain(wanted, tokens)
+        return time.thread_time() - began
+
+    return engine._loop.run(look)
+
+
+def longest_wait(engine: Engine, name: str, prompts: Sequence[Sequence[int]]) -> float:
+    """Of a stream, for a token, while these prompts come of the owner whose folder is full."""
+    stream = engine.generate(request(f"{name}-stream", [1, 2, 3], output=200, cache=False))
+    next(iter(stream))
+    times = [time.perf_counter()]
+    others = [
+        engine.generate(replace(request(f"{name}-{number}", tokens, cache=True), salt=SALT))
+        for number, tokens in enumerate(prompts)
+    ]
+    times += [time.perf_counter() for _ in stream]
+    for other in others:
+        list(other)
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+def measured_full(settings: Settings, folder: Path, rng: random.Random, records: int) -> FullFolder:
+    assert settings.cache_dir is not None
+    engine = opened(settings, folder)
+    disk = engine._loaded.disk
+    assert disk is not None
+    key = disk.store.key
+    engine.close()
+    fill(settings.cache_dir, key, rng, records)
+    engine = opened(settings, folder)
+    disk = engine._loaded.disk
+    assert disk is not None
+    ended(engine, request("warming", [1, 2, 3], output=4, cache=False))
+    alone = longest_wait(engine, "alone", [])
+
+    def prompt() -> list[int]:
+        return [rng.randrange(1000) for _ in range(TAIL)]
+
+    def another_server() -> None:
+        """Writes, after which this one does, and finds it."""
+        other = RecordStore(disk.store.folder, key, LIMITS)
+        for header, data in conversation(key, rng, 2):
+            other.write(header, data)
+        other.close()
+        for header, data in conversation(key, rng, 1):
+            disk.store.write(header, data)
+
+    first = looked_up(engine, prompt())
+    another_server()
+    after = looked_up(engine, prompt())
+    another_server()
+    wait = longest_wait(engine, "beside", [prompt()])
+    further = list(conversation(key, rng, WRITES))
+    began = time.thread_time()
+    for header, data in further:
+        disk.store.write(header, data)
+    write = (time.thread_time() - began) / WRITES
+    engine.close()
+    return FullFolder(records, first, after, alone, wait, write)
+
+
+def tell_full(name: str, found: FullFolder) -> None:
+    first, after, alone, wait, write = (
+        1000 * each for each in (found.first, found.after_others, found.alone, found.wait, found.write)
+    )
+    verdict = "as wanted" if max(first, after) <= FIRST_MS else f"more than the {FIRST_MS:.0f} that are wanted"
+    print(
+        f"{name}, {found.records} records of an owner: its first prompt takes {first:.2f} ms of the engine's thread, "
+        f"the next one after another server wrote {after:.2f} ({verdict}); another stream waits {wait:.0f} ms for a "
+        f"token at most, alone {alone:.0f}; a further record takes {write:.2f} ms of CPU time to write",
+        flush=True,
+    )
+
+
 def told_restarts(name: str, rounds: Iterable[Restarted]) -> list[Restarted]:
     """The same, when each was told as soon as it was there."""
     found = []
@@ -180,6 +324,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=7000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--records", type=int, default=10_000, help="of an owner, in the full folder")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     wanted = [(given.model, given.tokens)] if given.model else [(DEFAULT_MODEL, 7000), (str(HYBRID), 16_000)]
@@ -198,6 +343,10 @@ def main() -> int:
                 streams = measured_streams(settings, folder, rng, 1000, given.rounds)
                 tell_streams(name, streams)
                 found["streams"] = [asdict(each) for each in streams]
+            if "records" in given.parts:
+                full = measured_full(settings, folder, rng, given.records)
+                tell_full(name, full)
+                found["records"] = asdict(full)
         figures[name] = found
     if given.json:
         given.json.write_text(json.dumps(figures, indent=2))

@@ -30,6 +30,7 @@ from ingot.engine.request import Request
 from ingot.engine.sequence import Sequence
 from ingot.engine.spilling import record_owner
 from ingot.errors import IngotError
+from ingot.observe.notices import Notice
 
 log = logging.getLogger("ingot.cache")
 
@@ -99,6 +100,7 @@ class Promotions:
         self._known: dict[Sequence, Promotion | None] = {}  # those in the queue; None: nothing is to be read
         self._planted: OrderedDict[Owner, int] = OrderedDict()  # as of which generation of the store
         self._speed = FIRST_SPEED
+        self._full = Notice(log)
 
     @property
     def reserved(self) -> int:
@@ -191,7 +193,7 @@ class Promotions:
         self._known[sequence] = promotion
         if not self._make_room():
             self._known[sequence] = None
-            self._disk.counts.promotion_failures += 1
+            self._full.warn("%d bytes of records are not read back, as there is no room in memory for them", nbytes)
             return None
         promotion.ahead.extend(entries)
         self._ask(promotion)
@@ -250,7 +252,7 @@ class Promotions:
             return True
         began = time.monotonic()
         if reading.found is None or not self._fill(promotion, reading.entry, reading.found):
-            self._disk.counts.promotion_failures += 1
+            self._disk.counts.promotion_failures += not reading.gone
             return False
         took = reading.seconds + time.monotonic() - began
         self._speed += 0.2 * (reading.entry.size / max(took, 1e-6) - self._speed)
@@ -277,8 +279,11 @@ class Promotions:
             if node.filed is not None and node.filed.entry.name == entry.name:
                 self._fill_node(node, above, record)
             if node.record is None:
-                return node.begin >= entry.end
+                break
             above.append(node)
+        if self._lacking(promotion, entry):
+            log.warning("%s is of no use, as what it goes on from has left memory meanwhile", entry.name)
+            return False
         return True
 
     def _fill_node(self, node: Node, above: Many[Node], record: LooseRecord) -> None:

@@ -8,6 +8,7 @@ everywhere is not there.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from ingot.ranks import plan
 from ingot.ranks.kept import ToldData
 from ingot.ranks.pieces import Piece, ToldCheckpoint, ToldDeltas
 from ingot.ranks.voice import Question, Voice
+
+log = logging.getLogger("ingot.cache")
 
 LOOK_S: Final = 0.01
 
@@ -60,7 +63,10 @@ class ToldReading(Reading):
         if not self._own.done or not self._question.settled:
             return
         self.seconds = self._own.seconds
-        self.entry.lost = self.entry.lost or not self._question.good
+        self.gone = self._own.gone
+        if not self._question.good:
+            log.warning("%s cannot be read back: another rank lacks its part, or found it damaged", self.entry.name)
+            self.entry.lost = True
         self.finish(self._everybodys(self._own.found) if self._question.good else None)
 
     def _everybodys(self, found: StoredData | None) -> StoredData | None:

@@ -187,6 +187,59 @@ def test_a_drive_that_fails_is_a_slower_server(tmp_path: Path, gates: Gates) -> 
     engine.close()
 
 
+def saved(engine: Engine) -> bool:
+    """Whether all that is kept is on disk."""
+    index, disk = engines.runner_of(engine).reuse.index, engine._loaded.disk
+    assert disk is not None
+    return disk.writer.drain(SOON_S) and engine._loop.run(lambda: all(node.is_saved for node in index.nodes()))
+
+
+def test_reading_a_record_whose_path_is_left_midway_is_no_failure(tmp_path: Path, gates: Gates) -> None:
+    first = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path)
+    branch = [*prompt(1)[:150], *prompt(2)]
+    for number, tokens in enumerate((prompt(1), branch)):
+        run(first, ask(f"before{number}", tokens))
+        until(lambda: saved(first))  # each in a file of its own, the second goes on amid the first
+    first.close()
+    engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path, files=gates)
+    report = run(engine, ask("a", [*branch, 7]))
+    assert report.tier == "disk" and report.matched >= len(branch)
+    assert totals(engine).promotion_failures == 0 and totals(engine).hits == 1
+    engine.close()
+
+
+def test_each_record_that_cannot_be_read_is_named_in_the_log_with_the_reason(
+    tmp_path: Path, gates: Gates, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = restarted("llama", tmp_path, gates, prompt(1), prompt(2))
+    gates.fault = lambda call: errno.EIO if call == "get" else None
+    for number in (1, 2):
+        run(engine, ask(f"a{number}", [*prompt(number), 7]))
+    told = [line.getMessage() for line in caplog.records if "cannot be read back" in line.getMessage()]
+    assert len(told) == totals(engine).promotion_failures >= 2
+    assert all("injected" in line and ".safetensors" in line for line in told)
+    engine.close()
+
+
+def test_a_record_that_another_process_removed_is_a_miss_and_no_failure(tmp_path: Path, gates: Gates) -> None:
+    engine = restarted("llama", tmp_path, gates, prompt(1))
+    for file in tmp_path.glob("*/*.safetensors"):
+        file.unlink()
+    assert run(engine, ask("a", [*prompt(1), 7])).matched == 0
+    assert totals(engine).promotion_failures == 0 and totals(engine).misses == 1
+    engine.close()
+
+
+def test_what_memory_has_no_room_for_is_said_and_is_no_failure(
+    tmp_path: Path, gates: Gates, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = restarted("llama", tmp_path, gates, prompt(1, 1200), cache_bytes=60_000)
+    run(engine, ask("large", [*prompt(1, 1200), 7]))
+    assert totals(engine).promotion_failures == 0
+    assert any("no room in memory" in line.getMessage() for line in caplog.records)
+    engine.close()
+
+
 def test_clearing_takes_what_is_on_disk_too(tmp_path: Path, gates: Gates) -> None:
     engine = restarted("llama", tmp_path, gates, prompt(1))
     assert engine.kept.status("").disk.records > 0  # type: ignore[union-attr]

@@ -13,7 +13,6 @@ from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.header import Damaged
 from ingot.cache.disk.record_file import StoredData
 from ingot.cache.disk.store import RecordStore
-from ingot.observe.notices import Notice
 
 log = logging.getLogger("ingot.cache")
 
@@ -22,15 +21,16 @@ THREADS: Final = 2
 
 
 class Reading:
-    """One record on its way back. `found` is what was read once it is `done`, and None where it is lost."""
+    """One record on its way back. `found` is what was read once it is `done`, and None where it is lost; `gone` where
+    that is no failure, as whoever shares the folder removed its file."""
 
-    __slots__ = ("_finished", "cancelled", "entry", "found", "seconds")
+    __slots__ = ("_finished", "cancelled", "entry", "found", "gone", "seconds")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self.found: StoredData | None = None
         self.seconds = 0.0
-        self.cancelled = False
+        self.cancelled = self.gone = False
         self._finished = threading.Event()
 
     @property
@@ -56,7 +56,6 @@ class RecordReader:
         """`pending` has records that are still to be written."""
         self._store, self._pending = store, pending
         self._asked: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
-        self._failed = Notice(log)
         self._threads = [
             threading.Thread(target=self._live, name="ingot-disk-reader", daemon=True) for _ in range(threads)
         ]
@@ -78,16 +77,20 @@ class RecordReader:
     def _live(self) -> None:
         while (reading := self._asked.get()) is not None:
             began = time.monotonic()
-            found = None if reading.cancelled else self._read(reading.entry)
+            found = None if reading.cancelled else self._read(reading)
             reading.seconds = time.monotonic() - began
             reading.finish(found)
 
-    def _read(self, entry: Entry) -> StoredData | None:
+    def _read(self, reading: Reading) -> StoredData | None:
+        entry = reading.entry
         try:
             return self._pending(entry) or self._store.read(entry)
+        except FileNotFoundError:
+            reading.gone = True
+            log.info("%s is gone from %s: whoever shares that folder removed it", entry.name, self._store.folder)
         except (OSError, Damaged) as error:
-            self._failed.warn("a record cannot be read back from %s: %s", self._store.folder, error)
+            log.warning("%s cannot be read back from %s: %s", entry.name, self._store.folder, error)
         except Exception:
-            log.exception("a record could not be read back from %s", self._store.folder)
+            log.exception("%s could not be read back from %s", entry.name, self._store.folder)
         entry.lost = True
         return None
