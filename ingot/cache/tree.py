@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ingot.cache.disk.header import PathHash, extended, path_hash
 from ingot.cache.filed import FiledRecord
 from ingot.cache.records import Record
 
@@ -43,6 +44,7 @@ class Node:
     lost: bool = False  # its checkpoint was evicted
     owner: Owner | None = None
     filed: FiledRecord | None = None
+    hashed: PathHash | None = None  # of all tokens up to its end, once somebody asked
 
     @property
     def begin(self) -> int:
@@ -79,6 +81,19 @@ class Node:
     def path_tokens(self) -> tuple[int, ...]:
         """All tokens up to its end."""
         return tuple(token for node in self.path for token in node.tokens)
+
+    @property
+    def path_hash(self) -> PathHash:
+        """Of all tokens up to its end: those alone are hashed that were not before."""
+        behind: list[Node] = []
+        node = self
+        while node.hashed is None and node.parent is not None:
+            behind.append(node)
+            node = node.parent
+        hashed = node.hashed or path_hash()
+        for node in reversed(behind):
+            hashed = node.hashed = extended(hashed, node.tokens)
+        return hashed
 
     @property
     def is_filed(self) -> bool:
