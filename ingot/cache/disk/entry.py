@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -15,6 +15,11 @@ from ingot.cache.disk.index import IndexRow, Total
 
 START: Final = digest([])
 """What the digest of the tokens before a record is, where there are none."""
+SIBLINGS: Final = 32
+"""Records that go on from the same tokens with the same one and are looked at: where one server wrote them there are
+one or two, as others go on amid these. Servers that knew nothing of one another may have left more."""
+HEAD: Final = 32
+"""Tokens by which it is then told which are likely."""
 Place = TypeVar("Place", tuple[str, str, int], tuple[str, int, int])
 
 
@@ -148,9 +153,9 @@ class KnownEntries:
         if entry is None:
             return
         self._count(entry, -1)
-        self._put(self._behind, _place(entry), entry, gone=True)
+        self._take(self._behind, _place(entry), entry)
         if entry.within:
-            self._put(self._amid, _fork(entry), entry, gone=True)
+            self._take(self._amid, _fork(entry), entry)
             self._forked[entry.within, entry.begin] -= 1
             if not self._forked[entry.within, entry.begin]:
                 del self._forked[entry.within, entry.begin]
@@ -164,7 +169,8 @@ class KnownEntries:
         wanted, seen = array("q", tokens), set[str]()
         pending: list[tuple[Entry, Entry | None]] = []
 
-        def offer(found: Iterable[Entry], after: Entry | None) -> None:
+        def offer(found: Sequence[Entry], after: Entry | None) -> None:
+            found = found if len(found) <= SIBLINGS else _likely(found, wanted)
             pending.extend((entry, after) for entry in found if not entry.lost and entry.name not in seen)
 
         if wanted:
@@ -191,12 +197,14 @@ class KnownEntries:
         self.total = Total(self.total.records + by, self.total.nbytes + by * entry.size)
 
     @staticmethod
-    def _put(places: dict[Place, tuple[Entry, ...]], key: Place, entry: Entry, *, gone: bool = False) -> None:
-        left = tuple(each for each in places.get(key, ()) if each is not entry)
-        if gone and not left:
-            places.pop(key, None)
-        else:
-            places[key] = left if gone else (*left, entry)
+    def _put(places: dict[Place, tuple[Entry, ...]], key: Place, entry: Entry) -> None:
+        places[key] = (*places.get(key, ()), entry)
+
+    @staticmethod
+    def _take(places: dict[Place, tuple[Entry, ...]], key: Place, entry: Entry) -> None:
+        left = tuple(each for each in places.pop(key) if each is not entry)
+        if left:
+            places[key] = left
 
 
 def _place(entry: Entry) -> tuple[str, str, int]:
@@ -205,6 +213,14 @@ def _place(entry: Entry) -> tuple[str, str, int]:
 
 def _fork(entry: Entry) -> tuple[str, int, int]:
     return entry.within, entry.begin, entry.tokens[0]
+
+
+def _likely(found: Sequence[Entry], wanted: array[int]) -> Sequence[Entry]:
+    """The newest that begin as `wanted` goes on there, or else the newest."""
+    begin = found[0].begin
+    ahead = {length: wanted[begin : begin + length] for length in range(1, HEAD + 1)}
+    alike = [entry for entry in found if entry.tokens[:HEAD] == ahead[min(HEAD, len(entry.tokens))]]
+    return (alike or found)[-SIBLINGS:]
 
 
 def _agreement(one: array[int], other: array[int]) -> int:

@@ -148,11 +148,11 @@ class RecordIndex:
         paths first."""
         query = "SELECT scope, name, size, used, begin FROM records ORDER BY used, begin DESC"
         found: list[IndexRow] = []
-        for row in self._open.execute(query):
+        for scope, name, size, used, begin in self._open.execute(query):
             if nbytes <= 0:
                 break
-            found.append(IndexRow(*row, b""))
-            nbytes -= found[-1].size
+            found.append(IndexRow(scope, name, size, used, begin, b""))
+            nbytes -= size
         return found
 
     def totals(self) -> dict[str, Total]:

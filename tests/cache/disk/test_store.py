@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ingot.cache.disk.entry import SIBLINGS
 from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, RecordOwner, digest
 from ingot.cache.disk.store import DiskLimits, NoRoom
@@ -382,6 +383,15 @@ def test_records_along_a_prompt_are_found_without_looking_at_others(tmp_path: Pa
         1,
         store.held(RecordOwner.of("you", "").tenant)[1],
     )
+
+
+def test_of_many_records_that_begin_alike_those_are_looked_at_that_go_on_so(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(2, 3 * SIBLINGS):
+        store.write(*record([1, number]))
+    wanted = store.find(record([1, 7])[0].name)
+    assert [entry for entry, _ in store.along(ME, [1, 7, 9])] == [wanted]
+    assert len(list(store.along(ME, [1, 1, 1]))) == SIBLINGS
 
 
 def test_where_others_fill_the_cap_nothing_is_written_and_nothing_removed(tmp_path: Path) -> None:
