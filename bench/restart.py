@@ -203,14 +203,19 @@ def conversation(key: Mapping[str, str], rng: random.Random, pieces: int) -> Ite
         before = whole
 
 
-def fill(folder: Path, key: Mapping[str, str], rng: random.Random, records: int) -> None:
-    """Write files as a server that ran for long would have left them, without its index."""
+def fill(folder: Path, key: Mapping[str, str], rng: random.Random, records: int) -> list[int]:
+    """Write files as a server that ran for long would have left them, without its index; returns the tokens of one of
+    the conversations."""
     store = RecordStore(folder, key, LIMITS)
     store.close()
     files, home = Files(), folder / store.scope
+    path: list[int] = []
     for begun in range(0, records, PIECES):
+        path = []
         for header, data in conversation(key, rng, min(PIECES, records - begun)):
             files.write(home / header.name, [header.encoded(), *data], sync=False)
+            path += header.record.tokens
+    return path
 
 
 def looked_up(engine: Engine, tokens: Sequence[int]) -> float:
@@ -248,7 +253,7 @@ def measured_full(settings: Settings, folder: Path, rng: random.Random, records:
     assert disk is not None
     key = disk.store.key
     engine.close()
-    fill(settings.cache_dir, key, rng, records)
+    known = fill(settings.cache_dir, key, rng, records)
     engine = opened(settings, folder)
     disk = engine._loaded.disk
     assert disk is not None
@@ -258,18 +263,20 @@ def measured_full(settings: Settings, folder: Path, rng: random.Random, records:
     def prompt() -> list[int]:
         return [rng.randrange(1000) for _ in range(TAIL)]
 
-    def another_server() -> None:
-        """Writes, after which this one does, and finds it."""
+    def another_server() -> list[int]:
+        """Writes, after which this one does, and finds it; returns what it wrote of."""
         other = RecordStore(disk.store.folder, key, LIMITS)
-        for header, data in conversation(key, rng, 2):
+        path: list[int] = []
+        for header, data in conversation(key, rng, PIECES):
             other.write(header, data)
+            path += header.record.tokens
         other.close()
         for header, data in conversation(key, rng, 1):
             disk.store.write(header, data)
+        return path
 
-    first = looked_up(engine, prompt())
-    another_server()
-    after = looked_up(engine, prompt())
+    first = looked_up(engine, [*known, *prompt()])
+    after = looked_up(engine, [*another_server(), *prompt()])
     another_server()
     wait = longest_wait(engine, "beside", [prompt()])
     further = list(conversation(key, rng, WRITES))

@@ -136,33 +136,39 @@ class Forest:
             upper.filed, node.filed = node.filed.split(at)
         return upper
 
-    def plant(self, owner: Owner, tokens: Sequence[int], entry: Entry) -> bool:
-        """Know of a record on disk, of the last of `tokens`. False where nobody knows what it goes on from."""
-        tokens, filed = tuple(tokens), FiledRecord.whole(entry)
-        known = self.walk(owner, tokens)[1]
-        if known < entry.begin:
-            return False
+    def plant(self, behind: Node, entry: Entry) -> None:
+        """Know of a record on disk that goes on from a node's end."""
         self.changes += 1
-        for node in self._cut(owner, tokens, (entry.begin, known)):
-            part = filed.part(node.begin, node.end)
-            if node.begin >= entry.begin and not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
+        filed, node = FiledRecord.whole(entry), behind
+        tokens = tuple(entry.tokens)
+        while node.end < entry.end:
+            known = node.end - entry.begin
+            child = self._step(node, tokens[known:])
+            if child is None:
+                child = Node(node, tokens[known:], None, entry.end, landmark=entry.landmark)
+                node.children[tokens[known]] = child
+            node, part = child, filed.part(child.begin, child.end)
+            if not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
                 node.filed = part
-        if known < entry.end:
-            nodes = self.walk(owner, tokens)[0]
-            parent = nodes[-1] if nodes else self.planted(owner)
-            part = filed.part(known, entry.end)
-            parent.children[tokens[known]] = Node(
-                parent, tokens[known:], None, entry.end, landmark=entry.landmark, filed=part
-            )
-        return True
 
-    def _cut(self, owner: Owner, tokens: tuple[int, ...], places: Sequence[int]) -> list[Node]:
-        """The nodes along `tokens`, of which none goes on beyond one of these places from before it."""
-        for place in places:
-            nodes, _ = self.walk(owner, tokens[:place])
-            if nodes and nodes[-1].end > place:
-                self.split(nodes[-1], place)
-        return self.walk(owner, tokens)[0]
+    def ending(self, behind: Node, tokens: Sequence[int]) -> Node | None:
+        """The node that ends where `tokens`, which go on from another's end, do: cut where it goes on. None where that
+        is not known."""
+        tokens, node, end = tuple(tokens), behind, behind.end + len(tokens)
+        while node.end < end:
+            child = self._step(node, tokens[node.end - behind.end :])
+            if child is None:
+                return None
+            node = child
+        return node
+
+    def _step(self, node: Node, tokens: tuple[int, ...]) -> Node | None:
+        """The node behind another one that `tokens` go through, or a part of it: cut where they end or part from it."""
+        child = self._child(node, tokens[0])
+        if child is None:
+            return None
+        agreed = agreement(child.tokens, tokens[: len(child.tokens)])
+        return child if agreed == len(child.tokens) else self.split(child, child.begin + agreed)
 
     def prune(self, node: Node) -> None:
         """Forget a node, and what goes on from it, none of which is in memory."""

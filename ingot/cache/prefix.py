@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ingot.cache.condenser import Condenser, NoCondenser
 from ingot.cache.disk.entry import Entry
@@ -135,7 +135,25 @@ class PrefixIndex:
 
     def plant(self, owner: Owner, tokens: Sequence[int], entry: Entry) -> bool:
         """Know of a record on disk, of the last of `tokens`. False where nobody knows what it goes on from."""
-        return self._forest.plant(owner, tokens, entry)
+        before = tuple(tokens[: entry.begin])
+        if self._forest.walk(owner, before)[1] < entry.begin:
+            return False
+        behind = self._forest.ending(self._forest.planted(owner), before)
+        assert behind is not None, "what was just found is gone"
+        self._forest.plant(behind, entry)
+        return True
+
+    def plant_along(self, owner: Owner, found: Iterable[tuple[Entry, Entry | None]]) -> None:
+        """Know of records on disk, each with the one that it goes on from the end of, or from amid it, which comes
+        before; None where it begins a path. Each is looked at once, however long its path is."""
+        behind: dict[Entry, Node] = {}
+        for entry, after in found:
+            start = self._forest.planted(owner) if after is None else behind.get(after)
+            gap = () if after is None else after.tokens[: entry.begin - after.begin]
+            place = None if start is None else self._forest.ending(start, gap)
+            if place is not None and place.end == entry.begin:
+                behind[entry] = place
+                self._forest.plant(place, entry)
 
     def reach(self, owner: Owner, tokens: Sequence[int], limit: int) -> Reach:
         """What reading from disk would add to a match."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ingot.cache.disk.header import PathHash, extended, path_hash
 from ingot.cache.filed import FiledRecord
 from ingot.cache.records import Record
 
@@ -57,6 +58,7 @@ class Node:
     lost: bool = False  # its checkpoint was evicted
     owner: Owner | None = None
     filed: FiledRecord | None = None
+    hashed: PathHash | None = None  # of all tokens up to its end, once somebody asked
     resident_children: int = 0  # those that have a record in memory
     tally: Tally = Tally()  # of a root: what is in memory of all nodes below it
     root: Node = field(init=False)
@@ -92,6 +94,19 @@ class Node:
     def path_tokens(self) -> tuple[int, ...]:
         """All tokens up to its end."""
         return tuple(token for node in self.path for token in node.tokens)
+
+    @property
+    def path_hash(self) -> PathHash:
+        """Of all tokens up to its end: those alone are hashed that were not before."""
+        behind: list[Node] = []
+        node = self
+        while node.hashed is None and node.parent is not None:
+            behind.append(node)
+            node = node.parent
+        hashed = node.hashed or path_hash()
+        for node in reversed(behind):
+            hashed = node.hashed = extended(hashed, node.tokens)
+        return hashed
 
     @property
     def is_filed(self) -> bool:

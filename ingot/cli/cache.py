@@ -186,8 +186,8 @@ def _disk_totals(disk: Any) -> list[str]:
         return []
     failed = disk["spill_failures"] + disk["promotion_failures"]
     return [
-        f"all keys together on disk: {_bytes(disk['used_bytes'])} in {disk['records']} records; the folder may have "
-        f"{_bytes(disk['limit_bytes'])}",
+        f"all keys together on disk: {_bytes(disk['used_bytes'])} in {disk['records']} records of this model; all "
+        f"files in the folder take {_bytes(disk['folder_bytes'])} of {_bytes(disk['limit_bytes'])}",
         f"  written: {disk['spills']} records, {_bytes(disk['spilled_bytes'])} in {disk['spill_s']:.1f} s; "
         f"{disk['dropped']} were not, as too many waited",
         f"  read: {disk['promotions']} records, {_bytes(disk['promoted_bytes'])} in {disk['promotion_s']:.1f} s, for "

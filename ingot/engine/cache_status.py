@@ -23,7 +23,8 @@ class DiskTotals:
 
     records: int
     used_bytes: int
-    limit_bytes: int  # of the whole folder
+    limit_bytes: int  # of the whole folder,
+    folder_bytes: int  # and what all files in it take, also other models'
     spills: int  # records that were written
     spilled_bytes: int
     spill_s: float

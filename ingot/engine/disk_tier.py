@@ -32,8 +32,8 @@ class Tier(Protocol):
     def spill(self, node: Node) -> bool:
         """Whether a node's record is there, or on its way."""
 
-    def plant(self, owner: Owner) -> None:
-        """Let the index know what is there of an owner's."""
+    def plant(self, owner: Owner, tokens: Many[int]) -> None:
+        """Let the index know what is there of an owner's along these tokens."""
 
     def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None:
         """Read for those that wait and use it, and put what has arrived into memory."""
@@ -69,7 +69,7 @@ class NoTier:
     def spill(self, node: Node) -> bool:
         return False
 
-    def plant(self, owner: Owner) -> None: ...
+    def plant(self, owner: Owner, tokens: Many[int]) -> None: ...
 
     def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None: ...
 

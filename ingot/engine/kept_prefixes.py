@@ -101,7 +101,7 @@ class KeptPrefixes:
 
 def _disk_totals(disk: Disk) -> DiskTotals:
     records, used = disk.store.total()
-    return DiskTotals(records, used, disk.store.limits.most, **asdict(disk.counts))
+    return DiskTotals(records, used, disk.store.limits.most, disk.store.folder_bytes(), **asdict(disk.counts))
 
 
 def _status(reuse: Reuse, tenant: str) -> CacheStatus:

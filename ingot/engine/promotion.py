@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,6 @@ from typing import Final
 
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
-from ingot.cache.disk.header import digest
 from ingot.cache.disk.reader import Reading
 from ingot.cache.disk.record_file import StoredData
 from ingot.cache.encoding import RecordEncoding
@@ -51,9 +50,6 @@ PAUSE_S: Final = 0.002
 FIRST_SPEED: Final = 5e8
 """Bytes a second at which records are expected to be read, before any was."""
 FORGIVING: Final = 1.1
-PLANTED: Final = 1024
-"""Owners, those that came last, of whom it is known that the index knows what is on disk. Anybody may name a new salt;
-whoever is forgotten is looked up again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +94,6 @@ class Promotions:
         self._encoding, self._form = encoding, encoding.form(form)
         self._seconds, self._make_room, self._owner = seconds, make_room, owner
         self._known: dict[Sequence, Promotion | None] = {}  # those in the queue; None: nothing is to be read
-        self._planted: OrderedDict[Owner, int] = OrderedDict()  # as of which generation of the store
         self._speed = FIRST_SPEED
         self._full = Notice(log)
 
@@ -106,25 +101,11 @@ class Promotions:
     def reserved(self) -> int:
         return sum(promotion.reserved for promotion in self._known.values() if promotion is not None)
 
-    def plant(self, owner: Owner) -> None:
-        """Let the index know what is on disk of an owner's, if it does not."""
-        store = self._disk.store
-        if owner.exact or self._planted.get(owner) == store.generation:
-            return
-        self._remember(owner)
-        paths: dict[str, tuple[int, ...]] = {digest([]): ()}
-        within: dict[str, tuple[int, ...]] = {}
-        for entry in store.entries(record_owner(owner.tenant, owner.salt, owner.lora)):
-            before = paths.get(entry.before, within.get(entry.within, ())[: entry.begin])
-            tokens = (*before, *entry.tokens)
-            if digest(tokens) == entry.path and self._index.plant(owner, tokens, entry):
-                paths[entry.path] = within[entry.identity] = tokens
-
-    def _remember(self, owner: Owner) -> None:
-        self._planted[owner] = self._disk.store.generation
-        self._planted.move_to_end(owner)
-        if len(self._planted) > PLANTED:
-            self._planted.popitem(last=False)
+    def plant(self, owner: Owner, tokens: Many[int]) -> None:
+        """Let the index know what is on disk along these tokens: as many records are looked at as lie there."""
+        if not owner.exact:
+            mine = record_owner(owner.tenant, owner.salt, owner.lora)
+            self._index.plant_along(owner, self._disk.store.along(mine, tokens))
 
     def expect(self, waiting: Many[Sequence], uses: Callable[[Sequence], bool]) -> None:
         """Read for those that wait, and put what has arrived into memory."""
@@ -178,7 +159,7 @@ class Promotions:
 
     def _begun(self, sequence: Sequence, attempts: int = 1) -> Promotion | None:
         owner = self._owner(sequence.request)
-        self.plant(owner)
+        self.plant(owner, sequence.keys)
         found = self._index.reach(owner, sequence.keys, sequence.most_taken_over)
         entries = list(dict.fromkeys(node.filed.entry for node in found.lacking if node.filed is not None))
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)

@@ -150,7 +150,7 @@ class Reuse:
         if (reason := self._unused(request)) is not None:
             return CacheReport(len(tokens), 0, 0, reason)
         owner = self.owner(request)
-        self._tier.plant(owner)
+        self._tier.plant(owner, tokens)
         found = self.index.explain(owner, tokens, len(tokens) - 1, tier)
         ours, theirs = _told(tokens[found.known : found.known + SNIPPET]), _told(found.theirs)
         codec = self.encoding.name if found.filed else found.codec
@@ -231,7 +231,7 @@ class Reuse:
         if not self._uses(sequence.request):
             return 0
         owner = self.owner(sequence.request)
-        self._tier.plant(owner)
+        self._tier.plant(owner, sequence.keys)
         return self.index.reach(owner, sequence.keys, sequence.most_taken_over).length
 
     def rekeyed(self, sequence: Sequence) -> None:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Final
 
 from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.header import Header, RecordOwner, digest
+from ingot.cache.disk.entry import START
+from ingot.cache.disk.header import Header, RecordOwner
 from ingot.cache.encoding import RecordEncoding
 from ingot.cache.filed import FiledRecord
 from ingot.cache.packing import LooseRecord, described, packed
@@ -95,16 +96,21 @@ class Spiller:
     def _header(self, node: Node, loose: LooseRecord) -> Header:
         record, owner, parent = node.record, node.root.owner, node.parent
         assert record is not None and owner is not None and parent is not None
-        amid = parent.filed is not None and parent.filed.there and parent.filed.end < parent.filed.entry.end
+        filed = parent.filed if parent.is_filed else None
+        amid = filed is not None and filed.end < filed.entry.end
         return Header(
             self._disk.store.key,
             record_owner(owner.tenant, owner.salt, owner.lora),
-            digest(parent.path_tokens),
-            digest(node.path_tokens),
-            parent.filed.entry.identity if amid and parent.filed is not None else "",
+            filed.entry.path if filed is not None and not amid else _path_digest(parent),
+            _path_digest(node),
+            filed.entry.identity if amid and filed is not None else "",
             tuple(record.oldest(group.number) for group in self._rows.groups),
             described(loose, node.tokens, landmark=node.landmark),
         )
+
+
+def _path_digest(node: Node) -> str:
+    return START if node.parent is None else node.path_hash.hexdigest()
 
 
 @lru_cache(maxsize=1024)

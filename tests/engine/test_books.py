@@ -10,7 +10,6 @@ import pytest
 
 from ingot.cache.disk.store import DiskLimits
 from ingot.cache.prefix import Owner
-from ingot.engine import promotion
 from ingot.engine.request import Ended, Request, Sampling
 from tests import engines
 
@@ -23,10 +22,7 @@ def owners() -> int:
 
 
 @pytest.mark.alone
-def test_a_client_with_another_salt_each_time_makes_nothing_grow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(promotion, "PLANTED", 8)
+def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path) -> None:
     engine = engines.start("llama", cache_bytes=1 << 17, disk=tmp_path, disk_limits=DiskLimits(1 << 18, sync=False))
     rng, seen = random.Random(1), []
     for turn in range(3):

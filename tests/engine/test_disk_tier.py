@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from ingot.cache.disk import header
+from ingot.cache.disk.header import RecordOwner
 from ingot.cache.disk.store import DiskLimits
-from ingot.engine import promotion
+from ingot.cache.forest import Forest
+from ingot.engine import promotion, spilling
 from ingot.engine.engine import Engine, Limits
 from ingot.engine.request import CacheReport, Ended, Failed, Request, Sampling, Stop
 from ingot.errors import IngotError
 from tests import engines, tiny
-from tests.cache.disk.records import FaultyFiles, bytes_in
+from tests.cache.disk.records import FaultyFiles, bytes_in, record
 
 EOS = tiny.VOCAB - 1
 SOON_S = 30.0
@@ -237,6 +240,63 @@ def test_what_memory_has_no_room_for_is_said_and_is_no_failure(
     run(engine, ask("large", [*prompt(1, 1200), 7]))
     assert totals(engine).promotion_failures == 0
     assert any("no room in memory" in line.getMessage() for line in caplog.records)
+    engine.close()
+
+
+def fill(engine: Engine, count: int, along: list[int]) -> None:
+    """Write records of an owner: many of other prompts, and three of one, which go on from one another."""
+    disk = engine._loaded.disk
+    assert disk is not None
+    third, whose = len(along) // 3, RecordOwner.of("", "")
+    paths = [([number % 80, number], 0) for number in range(count)]
+    paths += [(along[: third * (number + 1)], third * number) for number in range(3)]
+    for tokens, begin in paths:
+        disk.store.write(*record(tokens, begin, owner=whose, key=disk.store.key))
+
+
+def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path)
+    planted: list[object] = []
+    hashed: list[int] = []
+    plant, array_of = Forest.plant, header.array
+
+    def counted(*given: Any) -> Any:
+        planted.append(given)
+        return plant(*given)
+
+    def hashing(kind: str, tokens: Any) -> Any:
+        made = array_of(kind, tokens)
+        hashed.append(len(made))
+        return made
+
+    monkeypatch.setattr(Forest, "plant", counted)
+    for first in (90, 91):  # the second time as if others had written more
+        along = [first, *prompt(first)[:59]]
+        fill(engine, first, along)
+        planted.clear()
+        with monkeypatch.context() as counting:
+            counting.setattr(header, "array", hashing)
+            found = engine.kept.explain(ask("a", [*along, 7, 8]), 0)
+        assert found.known == 60 and len(planted) == 3 and not hashed
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+def test_files_whose_paths_are_hashed_as_a_whole_are_read_and_gone_on_from(
+    kind: str, tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [prompt(1), [*prompt(1), *prompt(2)], [*prompt(1), *prompt(2), *prompt(3)]]
+    with monkeypatch.context() as earlier:  # as those of earlier versions are
+        earlier.setattr(spilling, "_path_digest", lambda node: header.digest(node.path_tokens))
+        engine = restarted(kind, tmp_path, gates, turns[0])
+    for turn in turns[1:]:
+        report = run(engine, ask("a", turn))
+        assert report.tier == "disk" and report.matched >= len(turn) - 210
+        engine.close()
+        engine = engines.start(kind, cache_bytes=1 << 24, disk=tmp_path, files=gates)
     engine.close()
 
 

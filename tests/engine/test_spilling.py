@@ -7,7 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from ingot.cache import tree
 from ingot.cache.disk.counts import DiskCounts
+from ingot.cache.disk.header import PathHash, extended
+from ingot.cache.tree import Node, Owner
 from ingot.config import Settings
 from ingot.engine.spilling import BURST_S, BUSY_SHARE, Spiller
 
@@ -55,3 +58,32 @@ def test_between_two_steps_it_takes_no_longer_than_one_of_them_may(idle_s: float
 def test_what_finds_the_writers_queue_full_is_dropped_before_it_is_copied() -> None:
     spiller = Copying(has_room=False)
     assert not spiller.spill(NODE) and spiller.copied == 0 and spiller.disk.counts.dropped == 1
+
+
+def chain(*pieces: int) -> list[Node]:
+    """A root and the nodes behind it, of so many tokens each; the tokens of all such chains are the same."""
+    nodes = [Node(None, (), None, owner=Owner())]
+    for length in pieces:
+        begin = nodes[-1].end
+        nodes.append(Node(nodes[-1], tuple(range(begin, begin + length)), None, begin + length))
+    return nodes
+
+
+def test_no_token_of_a_path_is_hashed_twice_however_many_records_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def counted(before: PathHash, tokens: tuple[int, ...]) -> PathHash:
+        hashed.append(len(tokens))
+        return extended(before, tokens)
+
+    monkeypatch.setattr(tree, "extended", counted)
+    nodes = chain(*[5] * 40)
+    digests = [node.path_hash.hexdigest() for node in nodes[1:]]
+    assert sum(hashed) == 200 and len(set(digests)) == 40
+    branch = Node(nodes[-1], (7, 8), None, 202)
+    assert branch.path_hash.hexdigest() not in digests and sum(hashed) == 202
+
+
+def test_a_path_has_the_same_digest_wherever_it_is_cut() -> None:
+    assert chain(200)[-1].path_hash.hexdigest() == chain(3, 100, 97)[-1].path_hash.hexdigest()
+    assert chain(200)[-1].path_hash.hexdigest() != chain(199)[-1].path_hash.hexdigest()

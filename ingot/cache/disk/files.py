@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,19 +35,32 @@ class Files:
         """With those above it, where there is none."""
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
-    def listed(self, folder: Path) -> list[Listed]:
-        """The plain files in a folder and in those below it, whosever they are. What vanishes meanwhile is left out."""
-        found: list[Listed] = []
+    def within(self, folder: Path) -> tuple[list[Path], list[Listed]]:
+        """The folders and the plain files in a folder, whosever they are. What vanishes meanwhile is left out."""
+        folders: list[Path] = []
+        files: list[Listed] = []
         for entry in os.scandir(folder):
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    found += self.listed(Path(entry.path))
+                    folders.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False):
                     stat = entry.stat(follow_symlinks=False)
-                    found.append(Listed(Path(entry.path), stat.st_size, stat.st_mtime))
+                    files.append(Listed(Path(entry.path), stat.st_size, stat.st_mtime))
             except FileNotFoundError:
                 continue
+        return folders, files
+
+    def listed(self, folder: Path) -> list[Listed]:
+        """The plain files in a folder and in those below it."""
+        folders, found = self.within(folder)
+        for each in folders:
+            with suppress(FileNotFoundError):
+                found += self.listed(each)
         return found
+
+    def changed(self, folder: Path) -> int:
+        """Something else than before, when a file in a folder came, went or got another name."""
+        return folder.stat().st_mtime_ns
 
     def free(self, folder: Path) -> int:
         """Bytes that this user may still write there."""

@@ -23,6 +23,7 @@ LONGEST: Final = 1 << 26
 LENGTH: Final = 8
 """Bytes at a file's beginning that say how long its header is."""
 UNSUMMED: Final = "0" * 8
+PathHash = blake2b
 _DIGITS: Final = 64
 _ZEROS: Final = "0" * _DIGITS
 _OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "ingot": "')
@@ -39,6 +40,19 @@ def digest(*parts: str | Iterable[int]) -> str:
         raw = part.encode() if isinstance(part, str) else array("q", part).tobytes()
         whole.update(len(raw).to_bytes(8, "little") + raw)
     return whole.hexdigest()
+
+
+def path_hash() -> PathHash:
+    """Of no tokens yet: that of a longer path goes on from a copy of a shorter one's, so that no token is hashed twice
+    however many records a path has."""
+    return blake2b(digest_size=16, person=b"ingot path")
+
+
+def extended(hashed: PathHash, tokens: Iterable[int]) -> PathHash:
+    """Of a path and the tokens that it goes on with."""
+    longer = hashed.copy()
+    longer.update(array("q", tokens).tobytes())
+    return longer
 
 
 def scope_of(key: Mapping[str, str]) -> str:
@@ -66,7 +80,7 @@ class RecordOwner:
 class Header:
     key: Mapping[str, str]
     owner: RecordOwner
-    before: str  # the digest of all tokens up to its beginning,
+    before: str  # the digest of all tokens up to its beginning, as who ends there calls it,
     path: str  # and of those up to its end
     within: str  # the identity of a record amid whose tokens it goes on, if it does
     oldest: tuple[int, ...]  # by group of layers, the first token that it has keys and values of

@@ -1,6 +1,8 @@
 """The index of a folder's records: an SQLite file that says what their headers say, and when each was last used.
 
-It is a cache of what the files say, and saves reading all their headers when a server starts. One that is missing,
+It is a cache of what the files say, and saves reading all their headers when a server starts. It also knows what all
+records take together, by scope and without asking each; which were used longest ago; what each folder of records was
+like when it was last counted; and, for the other processes that share it, what came and went. One that is missing,
 damaged or of another version is made anew (`LastingIndex`); one that cannot be written to is kept in memory instead.
 """
 
@@ -20,23 +22,66 @@ from ingot.cache.disk.files import Files
 log = logging.getLogger("ingot.cache")
 T = TypeVar("T")
 
-VERSION: Final = 1
+VERSION: Final = 2
 PATIENCE_S: Final = 5.0  # for another process that writes to it
 PAGES_AHEAD: Final = 64  # of the journal, which counts against the folder's cap
-_SCHEMA: Final = """
+REMEMBERED: Final = 1024
+"""Changes that are told to other processes one by one; who missed more compares all names."""
+_SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS records (
-    name TEXT PRIMARY KEY, scope TEXT NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, facts BLOB NOT NULL
+    scope TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, begin INTEGER NOT NULL,
+    facts BLOB NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS records_by_scope ON records (scope);
+CREATE INDEX IF NOT EXISTS records_by_use ON records (used, begin DESC);
+CREATE TABLE IF NOT EXISTS totals (
+    scope TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS folders (
+    name TEXT PRIMARY KEY, changed INTEGER NOT NULL, other INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS changes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, name TEXT NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS record_added AFTER INSERT ON records BEGIN
+    INSERT OR IGNORE INTO totals VALUES (new.scope, 0, 0);
+    UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope;
+    INSERT INTO changes (scope, name) VALUES (new.scope, new.name);
+    DELETE FROM changes WHERE number <= last_insert_rowid() - {REMEMBERED};
+END;
+CREATE TRIGGER IF NOT EXISTS record_removed AFTER DELETE ON records BEGIN
+    UPDATE totals SET records = records - 1, bytes = bytes - old.size WHERE scope = old.scope;
+    INSERT INTO changes (scope, name) VALUES (old.scope, old.name);
+    DELETE FROM changes WHERE number <= last_insert_rowid() - {REMEMBERED};
+END;
+CREATE TRIGGER IF NOT EXISTS record_resized AFTER UPDATE OF size ON records BEGIN
+    UPDATE totals SET bytes = bytes + new.size - old.size WHERE scope = new.scope;
+END;
+"""
+_ADD: Final = """
+INSERT INTO records VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, name) DO UPDATE
+SET size = excluded.size, used = max(used, excluded.used), begin = excluded.begin, facts = excluded.facts
 """
 
 
 class IndexRow(NamedTuple):
-    name: str
     scope: str
+    name: str
     size: int
     used: float  # unix time
-    facts: bytes
+    begin: int
+    facts: bytes  # none, where nobody of its scope has looked at it yet
+
+
+class Total(NamedTuple):
+    records: int = 0
+    nbytes: int = 0
+
+
+class FolderNote(NamedTuple):
+    """What a folder within the folder was like when it was last counted."""
+
+    changed: int  # as the file system says it
+    other: int  # bytes of files that are no records
 
 
 class RecordIndex:
@@ -44,9 +89,12 @@ class RecordIndex:
 
     def __init__(self, path: Path | None) -> None:
         """In memory, where there is no path."""
-        self._path = path
+        self._path, self._file = path, (0, 0)
+        self._heard: int | None = None  # the last change that was asked for
         if path is not None:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            self._file = _file_of(os.fstat(descriptor))
+            os.close(descriptor)
         self._open = sqlite3.connect(
             ":memory:" if path is None else path, PATIENCE_S, isolation_level=None, check_same_thread=False
         )
@@ -69,27 +117,91 @@ class RecordIndex:
         if state != "ok":
             raise sqlite3.DatabaseError(state)
 
-    def rows(self, scope: str) -> list[IndexRow]:
-        found = self._open.execute("SELECT name, scope, size, used, facts FROM records WHERE scope = ?", (scope,))
-        return [IndexRow(*row) for row in found]
+    @property
+    def in_place(self) -> bool:
+        """Whether it is still the file of its name: another process may have made that anew."""
+        if self._path is None:
+            return True
+        try:
+            return _file_of(self._path.stat()) == self._file
+        except OSError:
+            return False
+
+    # Records
+
+    def rows(self, scope: str, names: Iterable[str]) -> list[IndexRow]:
+        """Of these, those that it knows."""
+        query = "SELECT scope, name, size, used, begin, facts FROM records WHERE scope = ? AND name = ?"
+        found = (self._open.execute(query, (scope, name)).fetchone() for name in names)
+        return [IndexRow(*row) for row in found if row is not None]
+
+    def sizes(self, scope: str) -> dict[str, int]:
+        """Of all of a scope's, by name."""
+        return dict(self._open.execute("SELECT name, size FROM records WHERE scope = ?", (scope,)).fetchall())
 
     def used(self, scope: str) -> dict[str, float]:
         """When each was last, by whichever process."""
         return dict(self._open.execute("SELECT name, used FROM records WHERE scope = ?", (scope,)).fetchall())
 
+    def least_used(self, nbytes: int) -> list[IndexRow]:
+        """So many bytes of records, of any scope and without their facts; of those that were used together the longest
+        paths first."""
+        query = "SELECT scope, name, size, used, begin FROM records ORDER BY used, begin DESC"
+        found: list[IndexRow] = []
+        for scope, name, size, used, begin in self._open.execute(query):
+            if nbytes <= 0:
+                break
+            found.append(IndexRow(scope, name, size, used, begin, b""))
+            nbytes -= size
+        return found
+
+    def totals(self) -> dict[str, Total]:
+        """By scope."""
+        found = self._open.execute("SELECT scope, records, bytes FROM totals").fetchall()
+        return {scope: Total(records, nbytes) for scope, records, nbytes in found}
+
     def add(self, rows: Iterable[IndexRow]) -> None:
-        self._open.execute("BEGIN IMMEDIATE")
-        self._open.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", rows)
-        self._open.execute("COMMIT")
+        self._change(_ADD, rows)
 
-    def remove(self, names: Iterable[str]) -> None:
-        self._open.execute("BEGIN IMMEDIATE")
-        self._open.executemany("DELETE FROM records WHERE name = ?", ((name,) for name in names))
-        self._open.execute("COMMIT")
+    def remove(self, scope: str, names: Iterable[str]) -> None:
+        self._change("DELETE FROM records WHERE scope = ? AND name = ?", ((scope, name) for name in names))
 
-    def touch(self, used: Iterable[tuple[str, float]]) -> None:
+    def touch(self, scope: str, used: Iterable[tuple[str, float]]) -> None:
+        self._change(
+            "UPDATE records SET used = ? WHERE scope = ? AND name = ?", ((at, scope, name) for name, at in used)
+        )
+
+    def changed(self, scope: str) -> list[str] | None:
+        """The names of a scope that came or went since this was last asked; None where that is not known."""
+        (oldest,) = self._open.execute("SELECT min(number) FROM changes").fetchone()
+        (newest,) = self._open.execute("SELECT max(number) FROM changes").fetchone()
+        since, self._heard = self._heard, newest or 0
+        if since is None or (oldest is not None and oldest > since + 1):
+            return None
+        query = "SELECT DISTINCT name FROM changes WHERE number > ? AND scope = ?"
+        return [name for (name,) in self._open.execute(query, (since, scope))]
+
+    # Folders
+
+    def folders(self) -> dict[str, FolderNote]:
+        found = self._open.execute("SELECT name, changed, other FROM folders").fetchall()
+        return {name: FolderNote(changed, other) for name, changed, other in found}
+
+    def note_folder(self, name: str, note: FolderNote) -> None:
+        self._open.execute("INSERT OR REPLACE INTO folders VALUES (?, ?, ?)", (name, *note))
+
+    def note_change(self, name: str, changed: int) -> None:
+        """A folder was changed, and what that came to is in the index already."""
+        self._open.execute("UPDATE folders SET changed = ? WHERE name = ?", (changed, name))
+
+    def forget_folder(self, name: str) -> None:
+        """It is gone, with all that was in it."""
+        self._change("DELETE FROM records WHERE scope = ?", [(name,)])
+        self._change("DELETE FROM folders WHERE name = ?", [(name,)])
+
+    def _change(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
         self._open.execute("BEGIN IMMEDIATE")
-        self._open.executemany("UPDATE records SET used = ?2 WHERE name = ?1", used)
+        self._open.executemany(statement, rows)
         self._open.execute("COMMIT")
 
     def close(self) -> None:
@@ -101,18 +213,24 @@ def files_of(path: Path) -> list[Path]:
     return [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")]
 
 
+def _file_of(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
 class LastingIndex:
     """An index that is there whatever happens to its file. Any thread may use it."""
 
-    def __init__(self, path: Path, files: Files, rows: Callable[[], list[IndexRow]]) -> None:
-        """`rows` is what one that is made anew begins with."""
-        self._path, self._files, self._rows = path, files, rows
+    def __init__(self, path: Path, files: Files) -> None:
+        """One that is made anew is empty: whoever counts the folder next fills it."""
+        self._path, self._files = path, files
         self._open: RecordIndex | None = None
         self._lock = threading.Lock()
 
     def using(self, work: Callable[[RecordIndex], T], otherwise: T) -> T:
         """What `work` gives; `otherwise`, where not even an index in memory works."""
         with self._lock:
+            if self._open is not None and not self._open.in_place:
+                self._leave()
             for make in (self._opened, self._made_anew, self._in_memory):
                 try:
                     self._open = self._open or make()
@@ -138,11 +256,7 @@ class LastingIndex:
     def _made_anew(self) -> RecordIndex:
         for file in files_of(self._path):
             self._files.remove(file)
-        return self._filled(RecordIndex(self._path))
+        return RecordIndex(self._path)
 
     def _in_memory(self) -> RecordIndex:
-        return self._filled(RecordIndex(None))
-
-    def _filled(self, index: RecordIndex) -> RecordIndex:
-        index.add(self._rows())
-        return index
+        return RecordIndex(None)

@@ -6,9 +6,14 @@
     folder/SCOPE/RECORD           states that this server can use, if the scope is its own
     folder/damaged/RECORD         what was found to be otherwise than it was written
 
-All files in the folder count against its cap, whosever they are; only those of its own scope are ever removed to keep
-it, those that were used longest ago first. Any thread may call anything here; writing and reading take their time, so
-neither is for the engine's thread. Files are the truth: the index, and what is known in memory, follow them.
+All files in the folder count against its cap, whosever they are; to keep it records are removed, of whichever scope,
+those that were used longest ago first, and no other files. Any thread may call anything here; writing and reading take
+their time, so neither is for the engine's thread. `along`, `touch`, `held` and `total` wait for no file.
+
+Files are the truth: the index, and what is known in memory, follow them. All are listed when a store is opened. From
+then on a write takes the same work however many there are: whoever changes a folder of records under the lock says so
+in the index, with what the file system then says of the folder, and what others changed is read there. A folder of
+which the file system says something else, as a process was killed or somebody copied files into it, is listed anew.
 """
 
 from __future__ import annotations
@@ -16,18 +21,19 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from ingot.cache.disk.entry import Entry
+from ingot.cache.disk.entry import Entry, KnownEntries
 from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, Header, RecordOwner, scope_of, sums_of
-from ingot.cache.disk.index import IndexRow, LastingIndex
+from ingot.cache.disk.index import FolderNote, IndexRow, LastingIndex, RecordIndex, Total, files_of
 from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
 
 log = logging.getLogger("ingot.cache")
@@ -35,13 +41,18 @@ log = logging.getLogger("ingot.cache")
 PATIENCE_S: Final = 10.0
 """For another process that writes."""
 MOST_RECORDS: Final = 100_000
+"""In the whole folder."""
 INDEX_ROOM: Final = 1 << 20
-"""Bytes of the cap that records leave to the index and its journal."""
+"""Bytes of the cap that records leave to the index and its journal,"""
+INDEX_GROWTH: Final = 1 << 19
+"""and those by which these may grow until that is looked at again."""
 PART: Final = ".part"
 DAMAGED: Final = "damaged"
 ABOUT: Final = "about.json"
 INDEX: Final = "index.sqlite"
 LOCK: Final = "lock"
+_SCOPE: Final = re.compile(r"[0-9a-f]{32}")
+_PART: Final = re.compile(rf"\.({RECORD.pattern}|{re.escape(ABOUT)}){re.escape(PART)}")
 
 
 class NoRoom(OSError):
@@ -56,6 +67,17 @@ class DiskLimits:
     most: int  # bytes of all files in the folder
     floor: int = 0  # bytes that stay free on the drive
     sync: bool = True  # a record that is there after a write is there after a loss of power
+
+
+class Occupied(NamedTuple):
+    """Bytes of files."""
+
+    others: int
+    index: int  # its own, and its journal's
+
+    @property
+    def nbytes(self) -> int:
+        return self.others + self.index
 
 
 class RecordStore:
@@ -73,11 +95,10 @@ class RecordStore:
         self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, scope_of(key)
         self._files, self._clock = files or Files(), clock
         self._home = folder / self.scope
-        self._known: dict[str, Entry] = {}
+        self._known = KnownEntries()
         self._touched: dict[str, float] = {}
-        self._books = threading.Lock()  # over what is known; never held while a file is read or written
-        self.generation = 0  # of what is known: changes when files of other processes came to light
-        self._index = LastingIndex(folder / INDEX, self._files, self._rows)
+        self._books = threading.Lock()  # over changes of what is known; never held while a file is read or written
+        self._index = LastingIndex(folder / INDEX, self._files)
         self._files.make_folder(self._home)
         self._learn(self._listed(self._home))
         self._tidy()
@@ -86,25 +107,30 @@ class RecordStore:
 
     def entries(self, owner: RecordOwner) -> list[Entry]:
         """An owner's, each after those that it may go on from."""
-        with self._books:
-            found = [entry for entry in self._known.values() if entry.owner == owner]
-        return sorted(found, key=lambda entry: entry.begin)
+        return sorted((entry for entry in self._known if entry.owner == owner), key=lambda entry: entry.begin)
+
+    def along(self, owner: RecordOwner, tokens: Sequence[int]) -> Iterator[tuple[Entry, Entry | None]]:
+        """An owner's that begin as `tokens` go on there, each with the one that it goes on from, which came before."""
+        return self._known.along(owner, tokens)
 
     def find(self, name: str) -> Entry | None:
-        with self._books:
-            return self._known.get(name)
+        return self._known.get(name)
 
-    def held(self, tenant: str) -> tuple[int, int]:
+    def held(self, tenant: str) -> Total:
         """Records and bytes of a tenant, by its digest."""
-        with self._books:
-            sizes = [entry.size for entry in self._known.values() if entry.owner.tenant == tenant]
-        return len(sizes), sum(sizes)
+        return self._known.held(tenant)
 
-    def total(self) -> tuple[int, int]:
+    def total(self) -> Total:
         """Records and bytes of this scope."""
-        with self._books:
-            sizes = [entry.size for entry in self._known.values()]
-        return len(sizes), sum(sizes)
+        return self._known.total
+
+    def folder_bytes(self) -> int:
+        """What all files in the folder take, whosever they are, as far as the index knows."""
+        try:
+            _, files = self._files.within(self.folder)
+        except OSError:
+            files = []
+        return self._occupied(files, *self._noted()).nbytes
 
     def touch(self, entries: Iterable[Entry]) -> None:
         """They were used just now. Those that others go on from must be used whenever those are."""
@@ -122,11 +148,24 @@ class RecordStore:
         entry = entry or Entry.of(header, self._clock())
         self._files.make_folder(self._home)
         with self._files.alone(self._lock, PATIENCE_S):
-            if (self._home / entry.name).exists():
-                return self._know(entry)
-            self._make_room(entry.size)
-            self._replace(entry.name, [header.encoded(), *data])
-        return self._know(entry)
+            used = self._counted()
+            self._follow()
+            if not (self._home / entry.name).exists():
+                self._make_room(entry.size, used)
+                self._put(entry, [header.encoded(), *data])
+        with self._books:
+            self._known.add(entry)
+        return entry
+
+    def _put(self, entry: Entry, pieces: Sequence[bytes | memoryview]) -> None:
+        # First, so that it is counted whatever happens then.
+        self._index.using(lambda index: index.add([entry.row(self.scope)]), None)
+        try:
+            self._replace(entry.name, pieces)
+        except BaseException:
+            self._index.using(lambda index: index.remove(self.scope, [entry.name]), None)
+            raise
+        self._note_change(self.scope)
 
     def _replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """Whole or not at all."""
@@ -141,25 +180,20 @@ class RecordStore:
         if self.limits.sync:
             self._files.sync_folder(self._home)
 
-    def _know(self, entry: Entry) -> Entry:
-        with self._books:
-            self._known[entry.name] = entry
-        self._index.using(lambda index: index.add([entry.row(self.scope)]), None)
-        return entry
-
     def settle(self) -> None:
         """Tell the index what was used since the last time."""
         with self._books:
             used, self._touched = self._touched, {}
         if used:
-            self._index.using(lambda index: index.touch(used.items()), None)
+            self._index.using(lambda index: index.touch(self.scope, used.items()), None)
 
     def forget(self, tenant: str) -> int:
         """Remove all of a tenant's, by its digest; returns the bytes. Raises OSError where that fails."""
         with self._files.alone(self._lock, PATIENCE_S):
-            with self._books:
-                gone = [entry for entry in self._known.values() if entry.owner.tenant == tenant]
-            self._remove(gone)
+            self._counted()
+            self._follow()
+            gone = [entry for entry in self._known if entry.owner.tenant == tenant]
+            self._remove([(self.scope, entry.name) for entry in gone])
         return sum(entry.size for entry in gone)
 
     # Reading
@@ -178,6 +212,9 @@ class RecordStore:
         except OSError:
             self._lose([entry])
             raise
+        if not entry.says(found.header):
+            self._lose([entry])
+            raise Damaged("the index says something else of it than its header")
         return found
 
     # Learning
@@ -185,28 +222,55 @@ class RecordStore:
     def _learn(self, listed: Iterable[Listed]) -> None:
         """Know the files that are in its folder now, and no others: by the index, else by their headers."""
         there = {file.path.name: file for file in listed if RECORD.fullmatch(file.path.name)}
-        with self._books:
-            gone = [entry for name, entry in self._known.items() if name not in there]
-            unknown = [file for name, file in there.items() if name not in self._known]
+        self._lose([entry for entry in self._known if entry.name not in there])
+        none: dict[str, int] = {}
+        indexed = self._index.using(lambda index: index.sizes(self.scope), none)
+        gone = indexed.keys() - there.keys()
         if gone:
-            self._lose(gone)
-        if unknown:
-            none: list[IndexRow] = []
-            rows = {row.name: row for row in self._index.using(lambda index: index.rows(self.scope), none)}
-            unknown = sorted(unknown, key=lambda file: file.changed)[-MOST_RECORDS:]
-            found = [entry for file in unknown if (entry := self._entry(file, rows)) is not None]
-            with self._books:
-                self._known |= {entry.name: entry for entry in found}
-                self.generation += 1
-            self._index.using(lambda index: index.add([entry.row(self.scope) for entry in found]), None)
-            self._index.using(lambda index: index.remove(rows.keys() - there.keys()), None)
+            self._index.using(lambda index: index.remove(self.scope, gone), None)
+        self._look_at(file for name, file in there.items() if name not in self._known)
+        lacking = [entry for entry in self._known if entry.name not in indexed]
+        if lacking:
+            self._index.using(lambda index: index.add([entry.row(self.scope) for entry in lacking]), None)
 
-    def _entry(self, file: Listed, rows: Mapping[str, IndexRow]) -> Entry | None:
-        row = rows.get(file.path.name)
+    def _follow(self) -> None:
+        """While nobody else writes: know what other processes wrote and removed, as the index says."""
+        none: dict[str, int] | None = None
+        unchanged: list[str] | None = []
+        names = self._index.using(lambda index: index.changed(self.scope), unchanged)
+        if names is None:
+            indexed = self._index.using(lambda index: index.sizes(self.scope), none)
+            names = [entry.name for entry in self._known if indexed is not None and entry.name not in indexed]
+            names += [name for name in indexed or () if name not in self._known]
+        nothing: list[IndexRow] = []
+        rows = {row.name: row for row in self._index.using(lambda index: index.rows(self.scope, names), nothing)}
+        known = (self._known.get(name) for name in names if name not in rows)
+        self._lose([entry for entry in known if entry is not None])
+        self._look_at(
+            Listed(self._home / row.name, row.size, row.used) for row in rows.values() if row.name not in self._known
+        )
+
+    def _look_at(self, files: Iterable[Listed]) -> None:
+        """Know files, by the index or else by their headers. Those that are damaged are set aside."""
+        unknown = {file.path.name: file for file in files}
+        none: list[IndexRow] = []
+        rows = {row.name: row for row in self._index.using(lambda index: index.rows(self.scope, unknown), none)}
+        examined: list[IndexRow] = []
+        for file in unknown.values():
+            entry = self._indexed(file, rows.get(file.path.name))
+            if entry is None and (entry := self._examined(file)) is not None:
+                examined.append(entry.row(self.scope))
+            if entry is not None:
+                with self._books:
+                    self._known.add(entry)
+        if examined:
+            self._index.using(lambda index: index.add(examined), None)
+
+    def _indexed(self, file: Listed, row: IndexRow | None) -> Entry | None:
         if row is not None and row.size == file.nbytes:
             with suppress(ValueError, TypeError, KeyError):
                 return Entry.from_row(row)
-        return self._examined(file)
+        return None
 
     def _examined(self, file: Listed) -> Entry | None:
         """What a file's header says; one that is damaged is set aside."""
@@ -222,83 +286,129 @@ class RecordStore:
             return None
         return Entry.of(header, file.changed)
 
-    def _rows(self) -> list[IndexRow]:
-        with self._books:
-            known = list(self._known.values())
-        return [entry.row(self.scope) for entry in known]
-
     def _tidy(self) -> None:
         """Keep to the cap from the start, and clear away what a process that died left."""
         try:
             with self._files.alone(self._lock, PATIENCE_S):
                 if not (self._home / ABOUT).exists():
                     self._replace(ABOUT, [json.dumps(self.key, indent=2).encode()])
-                self._make_room(0)
+                for folder in self._files.within(self.folder)[0]:
+                    self._survey(folder)
+                self._make_room(0, self._counted())
+                self._follow()
         except OSError as error:
             log.warning("%s is only read from, as nothing can be written there: %s", self.folder, error)
 
+    # Counting
+
+    def _counted(self) -> Occupied:
+        """While nobody else writes: what all files take, of which only those are listed that may have changed."""
+        for last in (False, False, True):
+            folders, files = self._files.within(self.folder)
+            noted, totals = self._noted()
+            gone = noted.keys() - {folder.name for folder in folders}
+            stale = [folder for folder in folders if not self._is_noted(folder, noted, lately=last)]
+            if not gone and not stale:
+                return self._occupied(files, noted, totals)
+            for name in gone:
+                self._index.using(lambda index: index.forget_folder(name), None)  # noqa: B023  (run at once)
+            for folder in stale:
+                self._survey(folder)
+        raise OSError(errno.EIO, "what is in the folder cannot be counted", str(self.folder))
+
+    def _occupied(
+        self, files: Iterable[Listed], noted: Mapping[str, FolderNote], totals: Mapping[str, Total]
+    ) -> Occupied:
+        """`files` are those beside the folders of records."""
+        own = files_of(self.folder / INDEX)
+        other = sum(file.nbytes for file in files if file.path not in own) + sum(note.other for note in noted.values())
+        index = sum(file.nbytes for file in files if file.path in own)
+        return Occupied(other + sum(total.nbytes for total in totals.values()), index)
+
+    def _noted(self) -> tuple[dict[str, FolderNote], dict[str, Total]]:
+        nothing: tuple[dict[str, FolderNote], dict[str, Total]] = {}, {}
+        return self._index.using(lambda index: (index.folders(), index.totals()), nothing)
+
+    def _is_noted(self, folder: Path, noted: Mapping[str, FolderNote], *, lately: bool) -> bool:
+        """Whether a folder is as it was when it was counted; or was counted `lately`, where it changes all the time."""
+        note = noted.get(folder.name)
+        return note is not None and (lately or note.changed == self._files.changed(folder))
+
+    def _survey(self, folder: Path) -> None:
+        """List a folder within the folder, and let the index know what is in it."""
+        changed, listed = self._files.changed(folder), self._listed(folder)
+        parts = [file for file in listed if file.path.parent == folder and _PART.fullmatch(file.path.name)]
+        for part in parts:  # what others, who died, were writing
+            self._files.remove(part.path)
+        changed = self._files.changed(folder) if parts else changed
+        is_scope = _SCOPE.fullmatch(folder.name) is not None
+        records = {
+            file.path.name: file
+            for file in listed
+            if is_scope and file.path.parent == folder and RECORD.fullmatch(file.path.name)
+        }
+        other = sum(file.nbytes for file in listed if file not in parts and file.path.name not in records)
+        if folder == self._home:
+            self._learn(records.values())
+        elif is_scope:
+            self._index.using(lambda index: _update(index, folder.name, records), None)
+        self._index.using(lambda index: index.note_folder(folder.name, FolderNote(changed, other)), None)
+
+    def _note_change(self, scope: str) -> None:
+        """A folder of records was changed, and the index knows how."""
+        changed = self._files.changed(self.folder / scope)
+        self._index.using(lambda index: index.note_change(scope, changed), None)
+
     # Room
 
-    def _make_room(self, wanted: int) -> None:
-        """While nobody else writes: let so many bytes be written. Raises NoRoom, before anything is removed for it."""
-        listed = self._without_parts(self._listed(self.folder))
-        self._learn(file for file in listed if file.path.parent == self._home)
-        missing = self._missing(wanted, sum(file.nbytes for file in listed))
+    def _make_room(self, wanted: int, used: Occupied) -> None:
+        """While nobody else writes: let so many bytes be written, beside those that are used. Raises NoRoom, before
+        anything is removed for it."""
+        noted, totals = self._noted()
+        missing = self._missing(wanted, used, sum(total.records for total in totals.values()))
         if missing <= 0:
             return
-        aside = [file for file in listed if file.path.parent.name == DAMAGED]
-        if wanted and sum(file.nbytes for file in aside) + self.total()[1] < missing:
-            raise NoRoom(f"{wanted} bytes more do not fit, and what would have to go belongs to others")
-        for file in aside:
-            self._files.remove(file.path)
-            missing -= file.nbytes
-        self._remove(self._least_used(missing))
-
-    def _without_parts(self, listed: Iterable[Listed]) -> list[Listed]:
-        """What others, who died, were writing is removed."""
-        whole = []
-        for file in listed:
-            if file.path.parent == self._home and file.path.name.endswith(PART):
+        aside = noted[DAMAGED].other if DAMAGED in noted else 0
+        if wanted and aside + sum(total.nbytes for total in totals.values()) < missing:
+            raise NoRoom(f"{wanted} bytes more do not fit, even without any other record")
+        if aside:
+            for file in self._listed(self.folder / DAMAGED):
                 self._files.remove(file.path)
-            else:
-                whole.append(file)
-        return whole
+            self._survey(self.folder / DAMAGED)
+        self.settle()  # uses that the index does not know yet
+        none: list[IndexRow] = []
+        least = self._index.using(lambda index: index.least_used(missing - aside), none)
+        self._remove([(row.scope, row.name) for row in least])
+        if wanted and sum(row.size for row in least) < missing - aside:
+            raise NoRoom(f"{wanted} bytes more do not fit")
 
-    def _missing(self, wanted: int, used: int) -> int:
+    def _missing(self, wanted: int, used: Occupied, records: int) -> int:
         """How many bytes have to go first."""
-        over_cap = used + wanted + INDEX_ROOM - self.limits.most
+        over_cap = used.others + max(INDEX_ROOM, used.index + INDEX_GROWTH) + wanted - self.limits.most
         # Where others have filled the drive, this folder does not grow; to shrink it would not help them for long.
         over_floor = min(wanted, wanted + self.limits.floor - self._files.free(self.folder))
-        with self._books:
-            too_many = wanted > 0 and len(self._known) >= MOST_RECORDS
+        too_many = wanted > 0 and records >= MOST_RECORDS
         return max(over_cap, over_floor, int(too_many))
 
-    def _least_used(self, missing: int) -> list[Entry]:
-        """So many bytes of records; of those that were used together the longest paths first."""
-        never: dict[str, float] = {}
-        used = self._index.using(lambda index: index.used(self.scope), never)
-        with self._books:
-            known = list(self._known.values())
-        known.sort(key=lambda entry: (max(entry.used, used.get(entry.name, 0.0)), -entry.begin))
-        found: list[Entry] = []
-        for entry in known:
-            if missing <= 0:
-                break
-            found.append(entry)
-            missing -= entry.size
-        return found
-
-    def _remove(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._files.remove(self._home / entry.name)
-        self._lose(entries)
+    def _remove(self, records: Sequence[tuple[str, str]]) -> None:
+        """Records of any scope, by scope and name."""
+        for scope in dict.fromkeys(scope for scope, _ in records):
+            names = [name for each, name in records if each == scope]
+            for name in names:
+                self._files.remove(self.folder / scope / name)
+            known = (self._known.get(name) for name in names) if scope == self.scope else ()
+            self._lose([entry for entry in known if entry is not None])
+            self._index.using(lambda index: index.remove(scope, names), None)  # noqa: B023  (run at once)
+            self._note_change(scope)
 
     def _lose(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
         with self._books:
             for entry in entries:
                 entry.lost = True
-                self._known.pop(entry.name, None)
-        self._index.using(lambda index: index.remove([entry.name for entry in entries]), None)
+                self._known.remove(entry.name)
+        self._index.using(lambda index: index.remove(self.scope, [entry.name for entry in entries]), None)
 
     def _set_aside(self, path: Path, problem: Damaged) -> None:
         log.warning("%s is damaged: %s; it is set aside", path, problem)
@@ -321,3 +431,11 @@ class RecordStore:
     def close(self) -> None:
         self.settle()
         self._index.close()
+
+
+def _update(index: RecordIndex, scope: str, there: Mapping[str, Listed]) -> None:
+    """Let it know another scope's records by what their files say without being read."""
+    indexed = index.sizes(scope)
+    index.remove(scope, [name for name in indexed if name not in there])
+    new = (file for name, file in there.items() if indexed.get(name) != file.nbytes)
+    index.add(IndexRow(scope, file.path.name, file.nbytes, file.changed, 0, b"") for file in new)

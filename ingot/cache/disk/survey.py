@@ -73,7 +73,7 @@ def trim(folder: Path, most: int, files: Files | None = None) -> int:
     with files.alone(folder / LOCK, PATIENCE_S):
         found = FolderSurvey.of(folder, files)
         before = left = found.nbytes
-        index = LastingIndex(folder / INDEX, files, list)
+        index = LastingIndex(folder / INDEX, files)
         never: dict[str, float] = {}
         used = {
             name: at
@@ -82,14 +82,15 @@ def trim(folder: Path, most: int, files: Files | None = None) -> int:
         }
         records = [file for scope in found.scopes for file in scope.files]
         records.sort(key=lambda file: max(file.changed, used.get(file.path.name, 0.0)))
-        gone: list[str] = []
+        gone: dict[str, list[str]] = {}
         for file in [*found.damaged, *records]:
             if left <= most and file not in found.damaged:
                 break
             files.remove(file.path)
-            gone.append(file.path.name)
+            gone.setdefault(file.path.parent.name, []).append(file.path.name)
             left -= file.nbytes
-        index.using(lambda index: index.remove(gone), None)
+        for scope, names in gone.items():
+            index.using(lambda index: index.remove(scope, names), None)  # noqa: B023  (run at once)
         index.close()
     return before - left
 

@@ -25,6 +25,8 @@ log = logging.getLogger("ingot.cache")
 
 MOST_WAITING: Final = 128 << 20
 """Bytes of records that may wait, beside what the memory budget counts; one that is larger is taken when none does."""
+SETTLE_S: Final = 10.0
+"""How often the index is told what was used while nothing is written: whoever shares the folder goes by that."""
 PAUSE_S: Final = 10.0
 """After a write failed, for how long nothing is taken: a drive that is full or gone stays so for a while."""
 
@@ -135,9 +137,11 @@ class RecordWriter:
             self.wrote()
 
     def _next(self) -> Spill | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or bool(self._waiting))
-            return self._waiting.popleft() if self._waiting else None
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing or bool(self._waiting), SETTLE_S):
+                    return self._waiting.popleft() if self._waiting else None
+            self._store.settle()
 
     def _written(self, spill: Spill) -> bool:
         began = time.monotonic()

@@ -29,11 +29,13 @@ class SaltBody(Struct):
 
 class DiskTotalsBody(Struct):
     """What is kept on disk of everybody's prompts, for this model, and what was written and read since the server
-    started. `limit_bytes` is the whole folder's; `dropped` records were not written, as too many waited for it."""
+    started. `limit_bytes` is the whole folder's, and `folder_bytes` what all files in it take, other models' too;
+    `dropped` records were not written, as too many waited for it."""
 
     records: int
     used_bytes: int
     limit_bytes: int
+    folder_bytes: int
     spills: int
     spilled_bytes: int
     spill_s: float

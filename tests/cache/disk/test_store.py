@@ -8,12 +8,15 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ingot.cache.disk.entry import SIBLINGS
+from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, RecordOwner, digest
 from ingot.cache.disk.store import DiskLimits, NoRoom
 from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
@@ -236,17 +239,159 @@ def test_a_cap_that_was_lowered_holds_from_the_start(tmp_path: Path) -> None:
 
 
 def test_foreign_files_count_and_stay(tmp_path: Path) -> None:
-    other = opened(tmp_path, model="another")
-    other.write(*record([1] * 300, key=KEY | {"model": "another"}))
-    (tmp_path / "somebody's").write_bytes(b"x" * 600_000)
-    before = {file: file.read_bytes() for file in tmp_path.glob("*/*.safetensors")}
+    foreign = [tmp_path / "somebody's", tmp_path / "a folder" / ("0" * 32 + "-" + "0" * 8 + ".safetensors")]
+    foreign[1].parent.mkdir()
+    for file in foreign:
+        file.write_bytes(b"x" * 600_000)
     store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
     for number in range(12):
         store.write(*record([number] * 200))
         assert bytes_in(tmp_path) <= 4_000_000
     assert 0 < len(store.entries(ME)) < 12
-    assert all(file.read_bytes() == raw for file, raw in before.items())
-    assert (tmp_path / "somebody's").exists()
+    assert all(file.stat().st_size == 600_000 for file in foreign)
+
+
+def test_records_of_another_scope_give_way_when_they_were_used_longest_ago(tmp_path: Path) -> None:
+    other = opened(tmp_path, model="another")
+    key = KEY | {"model": "another"}
+    theirs = [other.write(*record([number] * 300, key=key)) for number in range(3)]
+    store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
+    mine = store.write(*record([1] * 200))
+    other.touch(theirs[:1])
+    other.settle()
+    for number in range(2, 6):
+        store.touch([mine])
+        store.write(*record([number] * 200))
+        assert bytes_in(tmp_path) <= 4_000_000
+    files = {file.name for file in tmp_path.glob("*/*.safetensors")}
+    assert [entry.name in files for entry in theirs] == [True, False, False]
+    assert len(store.entries(ME)) == 5 and not mine.lost
+    assert store.folder_bytes() == bytes_in(tmp_path)
+    other.write(*record([9], key=key))
+    assert [entry.lost for entry in theirs] == [False, True, True]  # as it learns then
+
+
+def test_a_scope_that_nobody_serves_any_more_makes_room_without_its_index(tmp_path: Path) -> None:
+    other = opened(tmp_path, model="another")
+    for number in range(4):
+        other.write(*record([number] * 300, key=KEY | {"model": "another"}))
+    other.close()
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    store = opened(tmp_path, DiskLimits(3_800_000, sync=False))
+    for number in range(6):
+        store.write(*record([number] * 200))
+        assert bytes_in(tmp_path) <= 3_800_000
+    assert len(list((tmp_path / other.scope).glob("*.safetensors"))) == 0 and len(store.entries(ME)) == 6
+    again = opened(tmp_path, model="another")
+    assert list(again.entries(ME)) == []
+
+
+def test_what_another_scope_left_is_still_found_by_its_own_server(tmp_path: Path) -> None:
+    other = opened(tmp_path, model="another")
+    left = other.write(*record(LONG, key=KEY | {"model": "another"}, checkpoint=True))
+    other.close()
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    opened(tmp_path).close()  # which knows of it what the file system says
+    again = opened(tmp_path, model="another")
+    (found,) = again.entries(ME)
+    assert found.name == left.name and is_right(again.read(found))
+
+
+class CountingFiles(Files):
+    """Knows how many files it has listed, and how many headers it has read."""
+
+    def __init__(self) -> None:
+        self.listed_files = self.reads = 0
+
+    def within(self, folder: Path) -> tuple[list[Path], list[Listed]]:
+        found = super().within(folder)
+        self.listed_files += len(found[0]) + len(found[1])
+        return found
+
+    def read(self, path: Path, most: int | None = None) -> memoryview:
+        self.reads += 1
+        return super().read(path, most)
+
+
+@pytest.mark.parametrize("records", [4, 60])
+def test_a_write_takes_the_same_work_however_many_records_there_are(tmp_path: Path, records: int) -> None:
+    files = CountingFiles()
+    here, there = opened(tmp_path, files=files), opened(tmp_path)
+    for number in range(records):
+        here.write(*record([number + 10]))
+    files.listed_files = files.reads = 0
+    here.write(*record([1]))
+    there.write(*record([2]))
+    here.write(*record([3]))  # and learns what the other one wrote, without listing or reading anything
+    assert len(here.entries(ME)) == records + 3
+    assert files.listed_files <= 2 * len(list(tmp_path.iterdir())) and files.reads == 0
+
+
+def test_files_that_come_or_go_without_the_lock_are_counted_before_the_next_write(tmp_path: Path) -> None:
+    store = opened(tmp_path, DiskLimits(3_000_000, sync=False))
+    entries = [store.write(*record([number] * 100)) for number in range(4)]
+    home = tmp_path / store.scope
+    (home / entries[0].name).unlink()
+    (home / "somebody's").write_bytes(b"x" * 1_000_000)
+    store.write(*record([9] * 100))
+    assert entries[0].lost and bytes_in(tmp_path) <= 3_000_000
+    assert store.folder_bytes() == bytes_in(tmp_path)
+
+
+def test_what_a_killed_process_left_is_cleared_away_by_the_next_writer_of_any_scope(tmp_path: Path) -> None:
+    here, there = opened(tmp_path), opened(tmp_path, model="another")
+    part = tmp_path / there.scope / f".{record(SHORT)[0].name}.part"
+    foreign = tmp_path / there.scope / "somebody's.part"
+    for file in (part, foreign):
+        file.write_bytes(b"x" * 1000)
+    here.write(*record(SHORT))
+    assert not part.exists() and foreign.exists()
+
+
+def test_an_index_that_lies_about_a_record_is_not_believed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.write(*record(SHORT))
+    store.close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as lying:
+        (facts,) = lying.execute("SELECT facts FROM records").fetchone()
+        lying.execute("UPDATE records SET facts = ?", (facts.replace(b"[1, 2, 3]", b"[1, 2, 4]"),))
+    again = opened(tmp_path)
+    (entry,) = again.entries(ME)
+    with pytest.raises(Damaged, match="index"):
+        again.read(entry)
+    assert entry.lost and one_file(tmp_path).parent.name == again.scope
+    (found,) = opened(tmp_path).entries(ME)
+    assert found.tokens.tolist() == SHORT
+
+
+def test_records_along_a_prompt_are_found_without_looking_at_others(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    first = store.write(*record([1] * 8))
+    header, data = record([1] * 5 + [2] * 5, 5)
+    amid = store.write(replace(header, within=first.identity), data)
+    last = store.write(*record([1] * 5 + [2] * 5 + [3] * 5, 10))
+    elsewhere = [store.write(*record([1] * 5 + [4], 5)), store.write(*record([6] * 3))]
+    store.write(*record([1] * 8, owner=RecordOwner.of("you", "")))
+    found = list(store.along(ME, [1] * 5 + [2] * 5 + [3]))
+    assert found == [(first, None), (amid, first), (last, amid)]
+    assert list(store.along(ME, [1] * 5)) == [(first, None)] and list(store.along(ME, [])) == []
+    assert [entry for entry, _ in store.along(ME, [6, 7])] == elsewhere[1:]
+    store.forget(ME.tenant)
+    assert list(store.along(ME, [1] * 8)) == [] and store.total() == (
+        1,
+        store.held(RecordOwner.of("you", "").tenant)[1],
+    )
+
+
+def test_of_many_records_that_begin_alike_those_are_looked_at_that_go_on_so(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(2, 3 * SIBLINGS):
+        store.write(*record([1, number]))
+    wanted = store.find(record([1, 7])[0].name)
+    assert [entry for entry, _ in store.along(ME, [1, 7, 9])] == [wanted]
+    assert len(list(store.along(ME, [1, 1, 1]))) == SIBLINGS
 
 
 def test_where_others_fill_the_cap_nothing_is_written_and_nothing_removed(tmp_path: Path) -> None:
@@ -312,12 +457,11 @@ def test_what_another_process_wrote_or_removed_is_known_after_the_next_write(tmp
     there.write(*record(LONG))
     assert {entry.end for entry in there.entries(ME)} == {3, 6}
     there.forget(ME.tenant)
-    before = here.generation
     here.write(*record([5]))
     assert mine.lost and [entry.end for entry in here.entries(ME)] == [1]
     there.write(*record([6, 6]))
     here.write(*record([7, 7, 7]))
-    assert here.generation > before and {entry.end for entry in here.entries(ME)} == {1, 2, 3}
+    assert {entry.end for entry in here.entries(ME)} == {1, 2, 3}
 
 
 def test_what_the_states_depend_on_can_be_read_in_words(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ingot.cache.disk import writer as writer_module
 from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
@@ -136,3 +137,27 @@ def test_a_reading_that_nobody_waits_for_reads_nothing(tmp_path: Path) -> None:
     disk.reader._asked.put(None)
     disk.reader._live()
     assert reading.done and reading.found is None and not entry.lost
+
+
+def test_uses_are_told_to_whoever_shares_the_folder_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = threading.Event()
+    monkeypatch.setattr(writer_module, "SETTLE_S", 0.001)
+    store = opened(tmp_path)
+    entry = store.write(*record([1]))
+    settle, before = store.settle, entry.used
+
+    def settling() -> None:
+        settle()
+        settled.set()
+
+    monkeypatch.setattr(store, "settle", settling)
+    writer = RecordWriter(store, DiskCounts())
+    assert settled.wait(30)
+    store.touch([entry])
+    settled.clear()
+    assert settled.wait(30) and settled.clear() is None and settled.wait(30)
+    used = opened(tmp_path)._index.using(lambda index: index.used(store.scope), {})
+    assert used[entry.name] == entry.used > before
+    writer.close(30)
