@@ -136,6 +136,10 @@ class Unavailable(IngotError):
     status, type, code = 503, "service_unavailable", "unavailable"
 
 
+class Stopping(Unavailable):
+    """The server is told to stop, and takes on nothing more, or ends what has not come to its end by then."""
+
+
 class DeadlineExceeded(IngotError):
     status, type, code = 504, "timeout_error", "deadline_exceeded"
 

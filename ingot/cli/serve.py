@@ -6,6 +6,7 @@ What a lazy server can do without until then is imported where it is needed: its
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 ABOUT = "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
 INTERRUPTED = 130
+
+log = logging.getLogger("ingot.cli")
 
 
 def run(arguments: list[str]) -> int:
@@ -104,6 +107,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
 
         try:
             server = make_server(engine, settings, say_ready, listener, settings_again)
+            server.leave = leave_at_once
             if signs is not None:
                 report(signs, engine, server)
             server.run()
@@ -112,7 +116,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
             raise
         if server.force_exit or server.given_up:
             leave_at_once()
-        signal.signal(signal.SIGINT, leave_at_once)
+        _say_saving(settings)
         engine.close()
 
 
@@ -139,6 +143,7 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
         server = server_of(
             build_fleet_app(fleet, garage.pulse, settings), settings, say_ready, listener, settings_again
         )
+        server.leave = leave_at_once
         try:
             server.run()
         except BaseException:
@@ -146,8 +151,15 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
             raise
         if server.force_exit:
             leave_at_once()
-        signal.signal(signal.SIGINT, leave_at_once)
+        _say_saving(settings)
         garage.close()
+
+
+def _say_saving(settings: Settings) -> None:
+    if settings.cache_dir is not None:
+        from ingot.engine.spilling import CLOSING_S
+
+        log.info("what is kept of prompts is written to the disk, for up to %g s", CLOSING_S)
 
 
 def lone(settings: Settings) -> ModelEntry:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import IngotError, Stopping, Unavailable
 
 log = logging.getLogger("ingot.engine")
 T = TypeVar("T")
@@ -203,7 +203,7 @@ class Loop:
             return
         finally:
             self._ready.set()
-        farewell = Unavailable("The server is shutting down", retry_after=5)
+        farewell = Stopping("The server is shutting down", retry_after=5)
         try:
             while not self._closing:
                 self._turn(waits=True)
