@@ -56,9 +56,7 @@ async def take_turns(settings: Settings, clients: int, asks: int) -> Told:
     entries = model_entries(settings)
     try:
         room = max([await garage.measure(entry) for entry in entries])
-        fleet = Fleet(
-            entries, garage, room, min_residency_s=settings.min_residency_s, swap_wait_s=settings.swap_wait_s
-        )
+        fleet = Fleet(entries, garage, room, min_residency_s=settings.min_residency_s, swap_wait_s=settings.swap_wait_s)
         began = time.monotonic()
         await asyncio.gather(*(_ask(fleet, number, asks, told) for number in range(clients)))
         told.took_s, told.loads = time.monotonic() - began, garage.loads

@@ -146,6 +146,10 @@ class DeviceLost(Unavailable):
         super().__init__("The device was lost. The server is being started again.", retry_after=5)
 
 
+class Stopping(Unavailable):
+    """The server is told to stop, and takes on nothing more, or ends what has not come to its end by then."""
+
+
 class DeadlineExceeded(IngotError):
     status, type, code = 504, "timeout_error", "deadline_exceeded"
 

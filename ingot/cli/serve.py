@@ -27,7 +27,6 @@ from ingot.errors import DeviceLost
 from ingot.kernels.device import is_lost
 from ingot.models.files.kinds import CHAT, kind_of
 from ingot.ranks.place import LISTENING, Place, place
-from ingot.signals import heeded
 
 if TYPE_CHECKING:
     from ingot.engine.encoder_request import Role
@@ -46,6 +45,8 @@ LAST_WORDS_S: Final = 10.0
 """By when a server whose device is lost has ended its requests, or is started again nevertheless."""
 LAST_STANDARD_FILE: Final = 2
 RETURNING: Final = "the device was lost and the server is being started again"
+
+log = logging.getLogger("ingot.cli")
 
 
 def run(arguments: list[str]) -> int:
@@ -131,6 +132,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
 
         try:
             server = make_server(engine, settings, say_ready, listener, settings_again)
+            server.leave = leave_at_once
             if signs is not None:
                 report(signs, engine, server)
             lost = _Lost(server, alone=signs is None)
@@ -143,7 +145,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
             lost.leave()
         if server.force_exit or server.given_up:
             leave_at_once()
-        _let_interrupts_leave()
+        _say_saving(settings)
         engine.close()
 
 
@@ -172,6 +174,7 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
         )
         lost = _Lost(server)
         garage.when_lost(lost)
+        server.leave = leave_at_once
         try:
             server.run()
         except BaseException:
@@ -181,8 +184,15 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
             lost.leave()
         if server.force_exit:
             leave_at_once()
-        _let_interrupts_leave()
+        _say_saving(settings)
         garage.close()
+
+
+def _say_saving(settings: Settings) -> None:
+    if settings.cache_dir is not None:
+        from ingot.engine.spilling import CLOSING_S
+
+        log.info("what is kept of prompts is written to the disk, for up to %g s", CLOSING_S)
 
 
 def lone(settings: Settings) -> ModelEntry:
@@ -203,7 +213,10 @@ def start_engine(settings: Settings) -> Engine:
         further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
         encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
         models = Choice.parse(settings.speculate).models
-        guessing = {proposer: locate(name, settings, progress, in_place=proposer == "draft") for proposer, name in models.items()}
+        guessing = {
+            proposer: locate(name, settings, progress, in_place=proposer == "draft")
+            for proposer, name in models.items()
+        }
         reader = settings.specprefill_draft_model
         scorer = None if reader is None else locate(reader, settings, progress, in_place=True)
         audio, speech = settings.audio_model, settings.speech_model
@@ -233,11 +246,6 @@ def start_engine(settings: Settings) -> Engine:
 
 def served_name(settings: Settings, own: str) -> str:
     return settings.served_model_name[0] if settings.served_model_name else own
-
-
-def _let_interrupts_leave() -> None:
-    for number in heeded(signal.SIGINT):
-        signal.signal(number, leave_at_once)
 
 
 class _Lost:

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ingot.engine.door import Limits
@@ -21,7 +22,7 @@ from ingot.engine.model_card import ModelCard
 from ingot.engine.request import LoraRef, Request, RequestStatus
 from ingot.engine.side_engine import SideEngine
 from ingot.engine.stream import BlockingStream, EventSink, Stream
-from ingot.errors import Cancelled, ClientLeft, Unsupported
+from ingot.errors import ClientLeft, IngotError, Unsupported
 from ingot.media.processor import Processor
 from ingot.observe.figures import Figures
 from ingot.observe.speculation import SpeculationCounts
@@ -96,7 +97,7 @@ class Engine(SideEngine):
 
         A long prompt takes a while to look at, which must not hold up the loop.
         """
-        stream = Stream(lambda: self._cancel(request.id, ClientLeft("The client left")))
+        stream = Stream(partial(self._cancel, request.id))
         left = threading.Event()
 
         def accept() -> None:
@@ -158,5 +159,5 @@ class Engine(SideEngine):
         self._loop.refuse_if_stopped()
         self._generation.enter(request, reader)
 
-    def _cancel(self, request_id: str, cause: Cancelled) -> bool:
+    def _cancel(self, request_id: str, cause: IngotError) -> bool:
         return self._generation.cancel(request_id, cause) or super()._cancel(request_id, cause)

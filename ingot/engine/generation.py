@@ -80,7 +80,7 @@ class Generation:
         job = self._door.enter(request, reader)
         self._post(lambda: self._begin(job))
 
-    def cancel(self, request_id: str, cause: Cancelled) -> bool:
+    def cancel(self, request_id: str, cause: IngotError) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
         if request_id not in self._door.jobs:
             return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ingot.errors import Cancelled, ClientLeft, IngotError
+from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import about
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def outcome_of(error: IngotError) -> str:
     """How a request ended that did not come to its end."""
     if isinstance(error, ClientLeft):
         return f"the client left ({error.status})"
+    if isinstance(error, Stopping):
+        return f"cut off, as the server stops ({error.status})"
     return f"{'cancelled' if isinstance(error, Cancelled) else 'failed'} ({error.status} {error.code})"
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ingot.errors import DeviceLost, IngotError, Unavailable
+from ingot.errors import DeviceLost, IngotError, Stopping, Unavailable
 
 log = logging.getLogger("ingot.engine")
 T = TypeVar("T")
@@ -234,7 +234,7 @@ class Loop:
             return
         finally:
             self._ready.set()
-        farewell = Unavailable("The server is shutting down", retry_after=5)
+        farewell = Stopping("The server is shutting down", retry_after=5)
         try:
             while not self._closing:
                 self._turn(waits=True)

@@ -12,7 +12,7 @@ from ingot.engine.model_card import ModelCard
 from ingot.engine.request import CacheReason, CacheReport, SequenceEnded
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import Sequence
-from ingot.errors import Cancelled, IngotError
+from ingot.errors import Cancelled, IngotError, Stopping
 from ingot.observe.figures import Figures
 
 ENDINGS: Final = ("stop", "length", "abort", "error")
@@ -96,7 +96,7 @@ class Meter:
 
     def gave_up(self, error: IngotError) -> None:
         """A request ended before its answers did."""
-        self.figures.endings["abort" if isinstance(error, Cancelled) else "error"] += 1
+        self.figures.endings["abort" if isinstance(error, Cancelled | Stopping) else "error"] += 1
 
 
 def _ending(answers: Iterable[SequenceEnded | None]) -> str:

@@ -26,7 +26,7 @@ from ingot.engine.model_card import ModelCard
 from ingot.engine.request import RequestStatus
 from ingot.engine.speaking.jobs import OfferedSpeech, SpeechJobs, SpeechStream
 from ingot.engine.speaking.request import SpeakingCard, SpeechRequest
-from ingot.errors import Cancelled, Unavailable
+from ingot.errors import Cancelled, IngotError, Unavailable
 from ingot.kernels.memory import give_back_memory
 
 
@@ -131,7 +131,7 @@ class SideEngine:
         """End a request, wherever it is. False if there is none of that id."""
         return self._cancel(request_id, Cancelled("The request was cancelled"))
 
-    def _cancel(self, request_id: str, cause: Cancelled) -> bool:
+    def _cancel(self, request_id: str, cause: IngotError) -> bool:
         return (
             self._encodings.cancel(request_id)
             or self._transcripts.cancel(request_id, cause)

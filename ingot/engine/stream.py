@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Final, Protocol
 
 from ingot.engine.request import CallArguments, Ended, Event, Failed, TextDelta, ThinkingDelta
-from ingot.errors import Cancelled
+from ingot.errors import Cancelled, ClientLeft, IngotError
 
 Batch = list[Event]
 
@@ -30,13 +30,14 @@ class EventSink(Protocol):
 
 
 class Stream:
-    """For a coroutine. `close` cancels the request if it has not ended; always call it in the end.
+    """For a coroutine. `close` cancels the request if it has not ended; always call it in the end. `cancel` is told
+    why.
 
     A reader that is late gets all that waits as one batch, in which neighbouring pieces of a text may be one. One that
     is too far behind gets what waits, and a failure that says so in place of the rest.
     """
 
-    def __init__(self, cancel: Callable[[], object]) -> None:
+    def __init__(self, cancel: Callable[[IngotError], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: Batch = []
         self._size = 0
@@ -55,7 +56,7 @@ class Stream:
         try:
             self._loop.call_soon_threadsafe(self._take, batch)
         except RuntimeError:  # the loop is closed: nobody reads any more
-            self._cancel()
+            self._cancel(_left())
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         while not self._ended:
@@ -66,12 +67,13 @@ class Stream:
             self._ended = is_last(batch)
             yield batch
 
-    def close(self, heard: Callable[[Ended | Failed], None] | None = None) -> None:
-        """`heard` gets the last event, where it was not read, once there is one."""
+    def close(self, heard: Callable[[Ended | Failed], None] | None = None, cause: IngotError | None = None) -> None:
+        """`heard` gets the last event, where it was not read, once there is one. `cause` says why the rest is not read,
+        where it is not that the client left."""
         if self._ended:
             return
         self._ended, self._heard = True, heard
-        self._cancel()
+        self._cancel(cause or _left())
         if self._complete:
             self._hear(self._waiting[-1])
 
@@ -87,9 +89,9 @@ class Stream:
         self._complete = is_last(batch)
         if self._size > WAITING and not self._complete:
             self._complete = True
-            behind = f"The request was cancelled: its reader is {WAITING >> 20} MiB behind."
-            self._waiting.append(Failed(Cancelled(behind)))
-            self._cancel()
+            behind = Cancelled(f"The request was cancelled: its reader is {WAITING >> 20} MiB behind.")
+            self._waiting.append(Failed(behind))
+            self._cancel(behind)
         if len(self._waiting) > self._join_at:
             self._waiting = merge_deltas(self._waiting)
             self._join_at = max(JOINED, 2 * len(self._waiting))
@@ -98,6 +100,10 @@ class Stream:
     def _hear(self, event: Event) -> None:
         if self._heard is not None and isinstance(event, Ended | Failed):
             self._heard(event)
+
+
+def _left() -> ClientLeft:
+    return ClientLeft("The client left")
 
 
 def size_of(event: Event) -> int:

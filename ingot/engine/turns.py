@@ -133,7 +133,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
             self._jobs[request.id] = Turn(request, reply)
         self._post(lambda: None)  # wakes an idle engine
 
-    def cancel(self, request_id: str, cause: Cancelled | None = None) -> bool:
+    def cancel(self, request_id: str, cause: IngotError | None = None) -> bool:
         """End a request, wherever it is. False if there is none of that id."""
         if request_id not in self._jobs:
             return False

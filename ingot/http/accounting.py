@@ -89,14 +89,14 @@ class CountedStream:
             yield events
 
     def close(self) -> None:
-        self._stream.close(self._left)
+        self._stream.close(self._left, self._answer.cut_by())
 
     def _left(self, last: Ended | Failed) -> None:
         """Nobody waited for the end, which has come."""
         if not self._noted:
             gone = self._answer.scope["state"].get("gone", "The client left before the answer was complete.")
             stood = last.stood if isinstance(last, Failed) else None
-            self._note(Failed(ClientLeft(gone), last.usage, stood))
+            self._note(Failed(self._answer.cut_by() or ClientLeft(gone), last.usage, stood))
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True

@@ -11,7 +11,7 @@ import anyio
 from starlette.types import Receive
 
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.http.edge import ClientGone
+from ingot.http.edge import ClientGone, Reply
 
 # The engine ends a request at its deadline by itself; this much later the edge does, as when nobody reads.
 GRACE_S: Final = 5.0
@@ -21,8 +21,11 @@ LOOK_S: Final = 0.05  # how often it is looked who still runs, once the server i
 class Exchange:
     """One request's work, and the right to end it from outside."""
 
-    def __init__(self, receive: Receive, limit_s: float) -> None:
+    def __init__(self, receive: Receive, limit_s: float, answer: Reply | None = None) -> None:
+        """`answer` is told of why it is cut off, where it is."""
         self._receive = receive
+        if answer is not None:
+            answer.cut_by = self._cut_by
         self._limit_s = limit_s
         self._scope = anyio.CancelScope()
         self._cause: IngotError | ClientGone | None = None
@@ -39,12 +42,22 @@ class Exchange:
             async with beside(self._watch()):
                 await work()
         if self._scope.cancelled_caught:
-            raise self._cause or DeadlineExceeded("The request took longer than it may.")
+            raise self._cause or _too_late()
+
+    def _cut_by(self) -> IngotError | None:
+        """Why the server ended it; None where it did not."""
+        if isinstance(self._cause, ClientGone):
+            return None
+        return self._cause or (_too_late() if self._scope.cancel_called else None)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.abandon(ClientGone())
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The request took longer than it may.")
 
 
 class Live:

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -68,6 +69,7 @@ class Reply:
         self.admin = False  # whether that is the administrator, or there are no keys to tell
         self.known = True  # whether its key, where one is needed, was given; not on paths that need none
         self.body = b""  # as it came, where it is to be captured
+        self.cut_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
         self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
         self.headers: list[tuple[str, str]] = [("x-request-id", self.id), ("x-content-type-options", "nosniff")]
         if scope["path"].startswith("/v1/messages"):

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, Forbidden, IngotError, TooLarge, Unauthorized, Unavailable
+from ingot.errors import BadRequest, Forbidden, IngotError, Stopping, TooLarge, Unauthorized, Unavailable
 from ingot.http.audit import refused
 from ingot.http.edge import Reply, answer_of
 from ingot.http.endpoints.page import PAGES
@@ -199,8 +199,8 @@ def too_large(most: int) -> TooLarge:
     return TooLarge(f"The body is larger than {most} bytes, the most this server takes.")
 
 
-def shutting_down() -> Unavailable:
-    return Unavailable("The server is shutting down.", retry_after=RESTART_S)
+def shutting_down() -> Stopping:
+    return Stopping("The server is shutting down.", retry_after=RESTART_S)
 
 
 def is_public(scope: Scope) -> bool:

@@ -30,6 +30,7 @@ from ingot.signals import Terminal, heeded
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
+HURRIED_S: Final = 0.3  # what requests get for that once it is to stop at once
 LAST_WORDS_S: Final = 2.0  # what requests get to say why they did not finish, once the server is told to stop
 IDLE_CONNECTION_S: Final = 75
 BACKLOG: Final = 1024
@@ -149,6 +150,8 @@ class Server(uvicorn.Server):
         self._terminal = Terminal()
         self.given_up: IngotError | None = None
         self.stopped = False  # by a signal
+        self.leave: Callable[[], object] = _nowhere_to_go
+        """Ends the process at once: what a second interrupt asks for, whatever is under way."""
 
     @property
     def hall(self) -> Hall:
@@ -186,10 +189,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._tasks:
             task.cancel()
-        live, limit_s = self._service.hall.live, self._service.hall.settings.drain_s
-        if live:
-            log.info("stopping: %d requests have %.0f s to finish", len(live), limit_s)
-        await live.drain(limit_s, lambda: self.force_exit)
+        live = self.hall.live
+        await live.drain(self.hall.settings.drain_s, lambda: self.force_exit)
         live.abandon_all(shutting_down())
         try:
             await super().shutdown(sockets)
@@ -197,8 +198,21 @@ class Server(uvicorn.Server):
             await self._service.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal asks the server to stop, or not to wait any longer for what it has to finish."""
         self.stopped = True
         super().handle_exit(sig, frame)
+        if self._loop is None or self._loop.is_closed():
+            return
+        if self.force_exit:
+            self._loop.call_soon_threadsafe(self._loop.call_later, HURRIED_S, self.leave)
+        else:
+            self._loop.call_soon_threadsafe(self._say_stopping)
+
+    def _say_stopping(self) -> None:
+        live, limit_s = self.hall.live, self.hall.settings.drain_s
+        count = f"{len(live)} request{'' if len(live) == 1 else 's'}"
+        finishing = f": {count} may take up to {limit_s:g} s to finish" if live else ""
+        log.warning("stopping%s; one more Ctrl-C ends at once", finishing)
 
     def reload_soon(self, number: int, frame: FrameType | None) -> None:
         """A signal asks for the settings to be read again, or tells that the terminal was closed."""
@@ -226,6 +240,12 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if signal.SIGINT in before and self.should_exit and self.leave is not _nowhere_to_go:
+                signal.signal(signal.SIGINT, lambda number, frame: self.leave())  # threads may take a while to end
+
+
+def _nowhere_to_go() -> None:
+    """The process is somebody else's."""
 
 
 class LoopTrouble:

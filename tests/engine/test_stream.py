@@ -25,7 +25,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.engine.stream import Stream, merge_deltas
-from ingot.errors import Cancelled
+from ingot.errors import Cancelled, IngotError
 
 pytestmark = pytest.mark.anyio
 END = Ended(Usage(), Timing())
@@ -48,7 +48,7 @@ async def read(stream: Stream) -> list[Event]:
 
 
 async def test_a_reader_in_time_gets_each_batch_as_it_comes() -> None:
-    stream = Stream(lambda: None)
+    stream = Stream(lambda cause: None)
     batches = stream.__aiter__()
     for word in ("one", "two"):
         stream.post([TextDelta(0, word)])
@@ -56,7 +56,7 @@ async def test_a_reader_in_time_gets_each_batch_as_it_comes() -> None:
 
 
 async def test_a_reader_that_is_late_gets_everything_and_the_end_last() -> None:
-    stream = Stream(lambda: None)
+    stream = Stream(lambda cause: None)
     for at in range(10_000):
         stream.post([TextDelta(0, f"{at} "), ThinkingDelta(1, f"{at} ")])
     stream.post([END])
@@ -69,7 +69,7 @@ async def test_a_reader_that_is_late_gets_everything_and_the_end_last() -> None:
 
 
 async def test_what_waits_for_long_takes_little_more_room_than_its_text() -> None:
-    stream = Stream(lambda: None)
+    stream = Stream(lambda cause: None)
     for _ in range(100_000):
         stream.post([TextDelta(0, "x"), TextDelta(1, "y")])
     await turn()
@@ -77,25 +77,24 @@ async def test_what_waits_for_long_takes_little_more_room_than_its_text() -> Non
 
 
 async def test_a_reader_that_falls_too_far_behind_gets_what_waits_and_is_told_why_there_is_no_more() -> None:
-    cancelled: list[bool] = []
-    stream = Stream(lambda: cancelled.append(True))
+    cancelled: list[IngotError] = []
+    stream = Stream(cancelled.append)
     count = 2 * streams.WAITING // streams.INFO_BYTES // 20
     for _ in range(count):
         stream.post([TextDelta(0, "x", (INFO,))])
     stream.post([END])
     await turn()
-    assert cancelled == [True]
     events = await read(stream)
     told = [event for event in events if isinstance(event, TextDelta)]
     assert 0 < sum(len(event.text) for event in told) < count
     assert sum(len(event.tokens) for event in told) == sum(len(event.text) for event in told)
     last = events[-1]
     assert isinstance(last, Failed) and isinstance(last.error, Cancelled)
-    assert "behind" in last.error.message
+    assert "behind" in last.error.message and cancelled == [last.error]
 
 
 async def test_a_reader_that_catches_up_may_fall_behind_again() -> None:
-    stream = Stream(lambda: None)
+    stream = Stream(lambda cause: None)
     batches = stream.__aiter__()
     half = "x" * (streams.WAITING // 2)
     for _ in range(8):

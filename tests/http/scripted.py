@@ -156,12 +156,12 @@ class ScriptedStream:
             self.ended = isinstance(batch[-1], Ended | Failed)
             yield batch
 
-    def close(self, heard: Callable[[Ended | Failed], None] | None = None) -> None:
+    def close(self, heard: Callable[[Ended | Failed], None] | None = None, cause: IngotError | None = None) -> None:
         self.engine.running.pop(self.request.id, None)
         self.closed.set()
         if heard is not None and not self.ended:
             stood = RequestStatus(self.request.id, "prefill", 10, 4, 0, 16, 0.5, 0.0)
-            heard(Failed(Cancelled("The client left"), Usage(10, 0, 2), stood))
+            heard(Failed(cause or Cancelled("The client left"), Usage(10, 0, 2), stood))
 
 
 class ScriptedKeeping:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from types import NoneType
+from typing import Any
 
 import pytest
 
 from ingot.engine import generation
 from ingot.engine.journal import Journal
+from ingot.errors import DeadlineExceeded, Stopping
+from ingot.http import disconnect
 from ingot.http.app import build_app
+from ingot.http.disconnect import Exchange
+from ingot.http.edge import ClientGone, Reply
+from ingot.http.guard import shutting_down
+from ingot.http.responses.create import silence
 from tests import scripted
 from tests.http.asgi import WAIT_S, Call, call
 from tests.http.scripted import settings
@@ -72,9 +80,51 @@ async def test_a_client_that_left_is_no_200_and_its_receipt_tells_what_was_used(
     [ended] = [line for line in about(caplog, id) if "ended" in line]
     assert ended.startswith(f"{id} ended, the client left (499): ") and "no token after" in ended
     progress = receipt["progress"]
-    assert (receipt["status"], receipt["error"]["code"]) == ("failed", "cancelled")
+    assert (receipt["status"], receipt["error"]["code"]) == ("cancelled", "cancelled")
     assert 8000 <= progress["prefilled_tokens"] < progress["prompt_tokens"] == receipt["usage"]["prompt_tokens"]
     assert receipt["usage"]["completion_tokens"] == 0
+
+
+async def test_a_stream_that_the_server_cuts_off_is_no_client_that_left(caplog: pytest.LogCaptureFixture) -> None:
+    with held(lambda gate: scripted.start(lambda prompt: "Hello.", wait=gate), 8000) as (engine, gate):
+        app = build_app(engine, settings())
+        async with Call(app, body=ASK) as made:
+            await asyncio.to_thread(gate.reached.wait, WAIT_S)
+            await made.until(lambda: bool(made.status))
+            app.state.service.live.abandon_all(shutting_down())
+            await made.done()
+        id = made.headers["x-request-id"]
+        gate.opened.set()
+        while engine.status():
+            await asyncio.sleep(0)
+        await asyncio.to_thread(engine.check)
+        receipt = (await call(app, "GET", f"/v1/requests/{id}")).json()
+        assert engine.figures.endings["abort"] == 1
+    assert b"The server is shutting down." in made.body
+    assert [line for line in about(caplog, id) if f"{id} ended, cut off, as the server stops (503): " in line]
+    assert "client left" not in caplog.text and "499" not in caplog.text.replace(id, "")
+    assert (receipt["status"], receipt["error"]["message"]) == ("failed", "The server is shutting down.")
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"), [(None, DeadlineExceeded), (ClientGone(), NoneType), (shutting_down(), Stopping)]
+)
+async def test_a_request_that_is_cut_off_knows_by_what(cause: Any, told: type[object]) -> None:
+    answer = Reply({"path": "/", "type": "http"}, asyncio.sleep)
+    exchange = Exchange(silence, -disconnect.GRACE_S if cause is None else WAIT_S, answer)
+    known: list[object] = [answer.cut_by()]
+
+    async def work() -> None:
+        try:
+            if cause is not None:
+                exchange.abandon(cause)
+            await asyncio.sleep(WAIT_S)
+        finally:
+            known.append(answer.cut_by())
+
+    with pytest.raises((DeadlineExceeded, ClientGone, Stopping)):
+        await exchange.run(work)
+    assert [*map(type, known)] == [NoneType, told]
 
 
 async def test_a_quiet_server_says_nothing_of_requests(caplog: pytest.LogCaptureFixture) -> None:

@@ -254,6 +254,42 @@ def test_a_server_under_nohup_outlives_its_terminal_and_still_reads_its_settings
         assert httpx.get(f"{url}/health/live").status_code == 200
 
 
+STOPPED_TWICE = """
+from ingot.cli.serve import leave_at_once
+from ingot.http.server import listen, make_server
+from tests.http.scripted import ScriptedEngine, settings
+wanted = settings(drain_s=600.0)
+server = make_server(ScriptedEngine(None), wanted, lambda url: print(url, flush=True), listen(wanted))
+server.leave = leave_at_once
+server.run()
+leave_at_once()
+"""
+
+
+def test_who_interrupts_a_server_is_told_at_once_what_it_still_does_and_ends_it_with_a_second_interrupt() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_TWICE],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": "."},
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        with connect(process.stdout.readline().strip()) as connection:
+            connection.sendall(post("/v1/chat/completions", STREAM))
+            assert connection.recv(64)
+            process.send_signal(signal.SIGINT)
+            stopping = "stopping: 1 request may take up to 600 s to finish; one more Ctrl-C ends at once\n"
+            assert process.stderr.readline() == stopping
+            process.send_signal(signal.SIGINT)
+            assert b"The server is shutting down." in everything(connection)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+
+
 def test_the_http_side_is_imported_without_mlx() -> None:
     check = (
         "import sys, ingot.http.server, ingot.http.app;"

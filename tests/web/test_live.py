@@ -154,6 +154,27 @@ def test_the_timeline_shows_each_phase_in_its_colour(live: Callable[[], Screen],
     assert len(set(colours)) == 4 and not any(colour.endswith(",0") for colour in colours)
 
 
+def test_an_answer_that_was_stopped_is_no_failed_one(live: Callable[[], Screen], server: ScriptedServer) -> None:
+    """Three requests that ended now, each of them an answer for a minute: a row each, the oldest on top."""
+    began = {"ended_ago_s": 0.0, "queued_s": 0.0, "prompt_s": 0.0}
+    outcomes = ("ended", "cancelled", "overloaded")
+    server.live["past"] = [
+        PAST | began | {"outcome": outcome, "answer_s": 60.0 - number} for number, outcome in enumerate(outcomes)
+    ]
+    screen = live()
+    drawn, legend = screen.run(
+        """const canvas = document.getElementById('timeline');
+        const context = canvas.getContext('2d');
+        const ratio = devicePixelRatio || 1;
+        const x = Math.round(canvas.width * 0.8);
+        const at = (row) => [...context.getImageData(x, Math.round((row * 17 + 4) * ratio), 1, 1).data].slice(0, 3);
+        const colour = (phase) => getComputedStyle(document.querySelector(`[data-phase=${phase}]`), '::before');
+        const parts = (phase) => colour(phase).backgroundColor.match(/\\d+/g).map(Number);
+        return [[0, 1, 2].map(at), ['answer', 'cancelled', 'failed'].map(parts)];"""
+    )
+    assert drawn == legend and len({*map(tuple, drawn)}) == 3
+
+
 def test_a_key_that_is_not_the_administrators_sees_its_own_requests(
     live: Callable[[], Screen], server: ScriptedServer
 ) -> None:

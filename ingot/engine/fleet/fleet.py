@@ -113,8 +113,8 @@ def decide(
       before they were closed, or no more than `swap_wait_s` is left until the deadline of one that waits. Then they
       are closed until they go. So a wait for room is bounded: by what is said above and two requests' longest time.
 
-    Where several models wait for room, the one is first whose `swap_wait_s` is over first. Once it is over, those behind
-    it get the room that it leaves.
+    Where several models wait for room, the one is first whose `swap_wait_s` is over first. Once it is over, those
+    behind it get the room that it leaves.
     """
     made, times = Decision(closed={seat for seat in seats if seat.dismissals}), list[float]()
     for seat in seats:
@@ -131,9 +131,8 @@ def decide(
             continue
         times.append(turn)
         going = _to_go(there, needs - min(free, spare), now)
-        if going is None:  # those in front have what it needs
-            spare -= needs if now >= turn else 0
-            continue
+        if going is None:
+            continue  # those in front have what it needs
         move = Move(going, seat)
         stay_until = {each: each.since + min_residency_s for each in going}
         closed_at = seat.others_closed if seat.others_closed >= turn else max([turn, *stay_until.values()])
@@ -146,9 +145,7 @@ def decide(
             made.closed |= {each for each in going if now >= stay_until[each]}
         if now >= closed_at:
             made.closed_for[seat] = closed_at
-        begins = free + move.balance >= 0 and all(
-            now >= stay_until[each] and not each.leases and (each in made.closed or not each.queue) for each in going
-        )
+        begins = all(now >= stay_until[each] and not each.leases for each in going)
         if begins and made.move is None:
             made.move = move
         if begins or is_due:
@@ -359,8 +356,8 @@ class Fleet:
         pinned = [each.entry.name for each in self._seats.values() if each.claim and each.entry.pin]
         beside = f" beside {', '.join(pinned)}, which is pinned" if pinned else ""
         return (
-            f"it takes {_gb(seat.needs or 0)}, and the memory budget is {_gb(self._memory)}{beside}. Raise --memory, or "
-            "give it less context"
+            f"it takes {_gb(seat.needs or 0)}, and the memory budget is {_gb(self._memory)}{beside}. Raise --memory, "
+            "or give it less context"
         )
 
     @property

@@ -62,7 +62,7 @@ class Generation:
             finally:
                 stream.close()
 
-        exchange = Exchange(receive, self.service.settings.request_timeout_s)
+        exchange = Exchange(receive, self.service.settings.request_timeout_s, noted)
         try:
             await self.service.live.run(exchange, answer)
         except ClientGone:

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import IngotError, Stopping
 from ingot.http.body import Body
 from ingot.http.capture import to_capture
 from ingot.http.disconnect import Exchange, beside
@@ -56,7 +56,7 @@ class CreateResponse:
             nonlocal run
             run = await self._begun(body, noted)
             alone = run.plan.body.background
-            batches: Feed | Batches = await self._alone(run) if alone else self._attended(run)
+            batches: Feed | Batches = await self._alone(run, noted) if alone else self._attended(run)
             composer = run.plan.composer
 
             def empty() -> list[Struct]:
@@ -73,7 +73,7 @@ class CreateResponse:
                     raise run.error
                 await Json(run.body())(scope, receive, send)
 
-        exchange = Exchange(receive, self._service.settings.request_timeout_s)
+        exchange = Exchange(receive, self._service.settings.request_timeout_s, noted)
         try:
             await self._service.live.run(exchange, answer)
         except ClientGone:
@@ -110,24 +110,24 @@ class CreateResponse:
             run.ended.set()
             self._responses.runs.remove(run)
 
-    async def _alone(self, run: Run) -> Feed:
+    async def _alone(self, run: Run, noted: Reply) -> Feed:
         """The events of a response that goes on whether or not anybody reads them."""
         feed = Feed()
         self._responses.runs.add(run)
         await self._responses.keep(run)
-        self._responses.go_alone(self._drained(run, feed, self._service.extend()))
+        self._responses.go_alone(self._drained(run, feed, noted, self._service.extend()))
         return feed
 
-    async def _drained(self, run: Run, feed: Feed, let_go: Callable[[], None]) -> None:
+    async def _drained(self, run: Run, feed: Feed, noted: Reply, let_go: Callable[[], None]) -> None:
         async def work() -> None:
             async with aclosing(run.batches()) as batches:
                 async for told in batches:
                     feed.put(told)
 
         try:
-            await self._service.live.run(Exchange(silence, self._service.settings.request_timeout_s), work)
+            await self._service.live.run(Exchange(silence, self._service.settings.request_timeout_s, noted), work)
         except asyncio.CancelledError:
-            self._broken(run, Unavailable("The server is shutting down."))
+            self._broken(run, Stopping("The server is shutting down."))
             raise
         except Exception as error:  # nobody else would hear of it
             self._broken(run, as_ingot_error(error, run.id))

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.engine.request import Ended, Failed, Phase, RequestStatus
+from ingot.errors import Cancelled
 from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody
 from ingot.protocol.errors import ErrorBody, ErrorDetail
 
@@ -46,7 +47,7 @@ class RequestBody(Struct, kw_only=True):
     was cancelled or failed, the error it ended in and how far it was."""
 
     id: str
-    status: Phase | Literal["ended", "failed"]
+    status: Phase | Literal["ended", "cancelled", "failed"]
     progress: RunningRequest | UnsetType = UNSET
     usage: UsageBody | UnsetType = UNSET
     ingot: Receipt | UnsetType = UNSET
@@ -62,7 +63,8 @@ class RequestBody(Struct, kw_only=True):
         if isinstance(last, Failed):
             progress = UNSET if last.stood is None else RunningRequest.of(last.stood)
             error = ErrorBody.of(last.error).error
-            return cls(id=id, status="failed", progress=progress, usage=usage, error=error)
+            status: Literal["cancelled", "failed"] = "cancelled" if isinstance(last.error, Cancelled) else "failed"
+            return cls(id=id, status=status, progress=progress, usage=usage, error=error)
         return cls(id=id, status="ended", usage=usage, ingot=Receipt.of(head or AnswerHead(id, 0, "", ""), last))
 
 

@@ -5,23 +5,24 @@ const ROW_PX = 14;
 const GAP_PX = 3;
 const LEAST_ROWS = 4;
 const MOST_ROWS = 40;
+const ENDINGS = { ended: 'answer', cancelled: 'cancelled' }; // any other outcome is an error's code
 
 // Seconds ago at which each request began and ended, and its parts in order.
 export function bars({ requests = [], past = [] }) {
-  const running = requests.map((request) => bar(request, 0, false));
-  const ended = past.map((request) => bar(request, request.ended_ago_s, request.outcome !== 'ended'));
+  const running = requests.map((request) => bar(request, 0, 'answer'));
+  const ended = past.map((request) => bar(request, request.ended_ago_s, ENDINGS[request.outcome] ?? 'failed'));
   return [...ended, ...running].filter(({ end }) => end < WINDOW_S).sort((one, other) => other.begin - one.begin);
 }
 
-function bar({ queued_s: queued, prompt_s: prompt, answer_s: answer, prompt_tokens: all, cached_tokens: cached }, end, failed) {
+function bar({ queued_s: queued, prompt_s: prompt, answer_s: answer, prompt_tokens: all, cached_tokens: cached }, end, ending) {
   const share = all > 0 ? Math.min(1, cached / all) : 0;
   const parts = [
     { phase: 'queued', seconds: queued },
     { phase: 'cached', seconds: prompt * share },
     { phase: 'prompt', seconds: prompt * (1 - share) },
-    { phase: failed ? 'failed' : 'answer', seconds: answer },
+    { phase: ending, seconds: answer },
   ];
-  return { begin: end + queued + prompt + answer, end, failed, parts };
+  return { begin: end + queued + prompt + answer, end, ending, parts };
 }
 
 // A row for each bar, so that none covers another: the first that is free when it begins.
@@ -57,7 +58,7 @@ export class Timeline {
     const { context, width } = this.#sized(count * (ROW_PX + GAP_PX));
     const colours = this.#colours();
     const x = (ago) => width * (1 - Math.min(ago, WINDOW_S) / WINDOW_S);
-    sorted.forEach(({ begin, end, failed, parts }, at) => {
+    sorted.forEach(({ begin, end, ending, parts }, at) => {
       if (rows[at] >= count) return;
       const y = rows[at] * (ROW_PX + GAP_PX);
       let ago = begin;
@@ -66,7 +67,7 @@ export class Timeline {
         context.fillRect(x(ago), y, x(ago - seconds) - x(ago), ROW_PX);
         ago -= seconds;
       }
-      context.fillStyle = colours[failed ? 'failed' : 'answer'];
+      context.fillStyle = colours[ending];
       context.fillRect(x(end) - 1, y, 1, ROW_PX); // what took no time is seen too
     });
     this.canvas.setAttribute('aria-label', `${sorted.length} requests in the last two minutes`);

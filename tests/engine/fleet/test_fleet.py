@@ -1,5 +1,5 @@
-"""A fleet over models that are numbers: who is loaded when, who waits, and who makes room. Nothing here touches mlx, and
-no time passes but that which somebody waits for."""
+"""A fleet over models that are numbers: who is loaded when, who waits, and who makes room. Nothing here touches mlx,
+and no time passes but that which somebody waits for."""
 
 from __future__ import annotations
 
@@ -306,6 +306,22 @@ async def test_a_long_answer_holds_up_nobody_though_others_waited_already_when_i
     assert late.is_served and not waiting.is_served
 
 
+async def test_a_model_that_is_loaded_meanwhile_does_not_let_others_wait_for_longer() -> None:
+    fleet, garage = fleet_of(entry("a"), entry("b"), entry("c"), memory=3 * GB, min_residency_s=1.0)
+    garage.sizes |= {"a": 2 * GB, "b": 3 * GB}
+    long, other = await asked(fleet, "a"), await asked(fleet, "b")
+    await asyncio.sleep(2 * WAIT_S)
+    guest, third = await asked(fleet, "a"), await asked(fleet, "c")
+    assert guest.is_served and third.is_served
+    await long.end()
+    late = await asked(fleet, "a")
+    await asyncio.sleep(10 * WAIT_S)
+    assert not late.is_served
+    await guest.end()
+    await third.end()
+    assert other.is_served
+
+
 async def test_a_client_in_a_hurry_waits_for_half_of_its_time_and_is_refused_at_the_end_of_it() -> None:
     fleet, garage = fleet_of(entry("a"), entry("b"), memory=GB)
     running, hurried = await asked(fleet, "a"), await asked(fleet, "b", within_s=4.0)
@@ -324,7 +340,8 @@ async def test_nobody_is_let_in_beside_a_long_answer_when_a_deadline_is_near() -
     fleet, _ = fleet_of(entry("a"), entry("b"), memory=GB)
     long, other = await asked(fleet, "a"), await asked(fleet, "b", within_s=5 * WAIT_S)
     await asyncio.sleep(3 * WAIT_S)
-    assert (guest := await asked(fleet, "a")).is_served
+    guest = await asked(fleet, "a")
+    assert guest.is_served
     await guest.end()
     await asyncio.sleep(WAIT_S)
     late = await asked(fleet, "a")
@@ -390,6 +407,20 @@ async def test_who_waits_for_longest_has_the_room_first() -> None:
     await second.end()
     await hurried.end()
     assert first.is_served and garage.diary == ["+a", "-a", "+c", "-c", "+b"]
+
+
+async def test_whoever_waits_for_a_load_has_the_model_though_it_is_to_be_unloaded_by_then() -> None:
+    fleet, garage = fleet_of(entry("a"))
+    garage.hold = asyncio.Event()
+    client = await asked(fleet, "a")
+    unloading = asyncio.create_task(fleet.unload("a"))
+    await asyncio.sleep(SOON_S)
+    garage.hold.set()
+    await asyncio.sleep(SOON_S)
+    assert client.is_served and not unloading.done()
+    await client.end()
+    await unloading
+    assert garage.diary == ["+a", "-a"]
 
 
 async def test_unloading_that_nobody_waits_for_any_more_does_not_happen() -> None:

@@ -41,6 +41,18 @@ async def test_one_that_failed_is_told_by_its_error() -> None:
     assert past["outcome"] == Overloaded.code
 
 
+async def test_one_that_its_user_stopped_is_a_cancelled_one() -> None:
+    engine = ScriptedEngine(None)
+    served = app(engine)
+    async with Call(served, body={**MESSAGES, "stream": True}) as left:
+        await left.until(lambda: bool(engine.running))
+        left.leave()
+        await left.done()
+    [past] = (await call(served, "GET", "/v1/live")).json()["past"]
+    assert past["outcome"] == "cancelled"
+    assert (await call(served, "GET", f"/v1/requests/{past['id']}")).json()["status"] == "cancelled"
+
+
 async def test_one_that_runs_is_told_while_it_does() -> None:
     engine = ScriptedEngine(None)
     served = app(engine)

@@ -252,6 +252,35 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_holds_no_lease() -
     assert json.loads(answer.body)["state"] == "unloaded" and garage.diary == ["+one", "-one"]
 
 
+async def test_a_client_that_leaves_while_its_model_waits_for_room_unloads_nothing() -> None:
+    app, garage = made(memory=1)
+    garage.silent.add("one")
+    async with Call(app, body={"model": "one", "stream": True, **ASK}) as running:
+        await running.until(lambda: "one" in garage.engines and bool(garage.engines["one"].running))
+        for stream in (True, False):
+            async with Call(app, body={"model": "two", "stream": stream, **ASK}) as waiting:
+                async with asyncio.timeout(30):
+                    while not app.state.service.health().queued:
+                        await asyncio.sleep(0.001)
+                waiting.leave()
+                await asyncio.wait([waiting.task], timeout=30)
+            assert not app.state.service.health().queued
+        running.leave()
+        await running.done()
+    answer = await post(app, "/v1/models/one/load")
+    assert json.loads(answer.body)["state"] == "loaded" and garage.diary == ["+one"]
+
+
+async def test_a_request_waits_for_room_no_longer_than_it_says_that_it_may_take() -> None:
+    app, garage = made(memory=1)
+    garage.silent.add("one")
+    async with Call(app, body={"model": "one", "stream": True, **ASK}) as running:
+        await running.until(lambda: "one" in garage.engines and bool(garage.engines["one"].running))
+        answer = await post(app, "/v1/chat/completions", {"model": "two", "timeout": 0.05, **ASK})
+        assert answer.status == 504 and b"two could not be used within the 0.05 s" in answer.body
+    assert garage.diary == ["+one"]
+
+
 async def test_a_body_that_is_no_json_is_refused_in_the_words_of_a_model() -> None:
     app, _ = made()
     answer = await post(app, "/v1/chat/completions", b"{nonsense")

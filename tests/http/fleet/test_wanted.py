@@ -34,6 +34,14 @@ def test_how_long_a_model_is_to_stay(said: dict[str, Any], seconds: float | None
 
 
 @pytest.mark.parametrize(
+    ("said", "seconds"),
+    [({}, None), ({"timeout": 2}, 2.0), ({"timeout": 0}, None), ({"timeout": "soon"}, None), ({"timeout": True}, None)],
+)
+def test_how_long_a_request_may_take(said: dict[str, Any], seconds: float | None) -> None:
+    assert Wanted.of(json.dumps(said).encode()).within_s == seconds
+
+
+@pytest.mark.parametrize(
     ("raw", "name"),
     [
         (b'{"messages": [{"model": "inner"}], "model": "outer"}', "outer"),
