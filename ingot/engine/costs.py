@@ -99,7 +99,8 @@ def _fitted(measured: Iterable[tuple[float, float]]) -> _Fit:
     proportional = cost / size
     # Noise may say that more costs less.
     slope = min(max((cost - cheaper) / (size - below), LEAST_SLOPE * proportional), proportional)
-    return _Fit(max(0.0, cost - slope * size), slope, sure=min(len(small), len(large)) >= SURE)
+    smaller = sum(APART * each <= size for each, _ in small)
+    return _Fit(max(0.0, cost - slope * size), slope, sure=min(smaller, len(large)) >= SURE)
 
 
 def _parted(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
