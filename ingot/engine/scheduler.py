@@ -1,8 +1,16 @@
 """Who runs in the next step. Pure Python: no mlx, no clock of its own, no threads.
 
 There is no prefill phase: a sequence has tokens whose states are still to be computed. A step takes every decoding
-row, then prompt tokens, up to what the latency target leaves. Tenants take turns, and each has an equal share of the
-seats; what one leaves of its share is lent, and taken back when it asks. The contract:
+row, then prompt tokens, up to what the latency target leaves, and so many that its fixed cost is at most a quarter of
+it. Of these tokens
+
+- half go to prompts with at most LITTLE_TOKENS left, in order of arrival, whatever the age of the others: such a prompt
+  is computed within three steps, unless others like it fill that half;
+- the rest goes to the other prompts, in one step to the shortest first, in the next to the oldest first: so short ones
+  need not wait for a long one, and none waits for those that come after it.
+
+Tenants take turns, with prompts and with seats, of which each has an equal share; what one leaves of its share is lent,
+and taken back when it asks. The contract:
 
 - `add` queues a sequence; `remove` takes it out at any time; both are the only ways in and out.
 - `plan` says what to run now, and moves sequences between waiting and running as memory allows. A sequence that it
