@@ -3,6 +3,9 @@
 python -m bench.serve                        the default model and a random one, at 1, 4 and 16 streams
 python -m bench.serve --quick                a small load, to see that it works; its ratios mean little
 python -m bench.serve --models default --json figures.json --plot figures.png
+taskset -c 0 python -m bench.serve --beside --busy 1
+                                             ingot alone: prompts beside a stream against prompts by themselves, on a
+                                             core that is shared with one process more
 """
 
 from __future__ import annotations
@@ -11,20 +14,26 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import comparison_report as report
 from bench import model_folders, servers
 from bench.comparison import Duel, Figures, unequal
 from bench.random_models import SHAPES
-from ingot.cli.bench.load import PATHS, LoadPlan, Target, prepare, run_level
+from ingot.cli.bench.load import PATHS, LoadPlan, Target, prepare, request_body, run_level
+from ingot.cli.bench.load import measure as request
 from ingot.cli.bench.report import require_plot
 from ingot.cli.bench.stats import Level
 from ingot.cli.client import ServerError
@@ -32,6 +41,8 @@ from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress
 
 OURS, THEIRS = "ingot", "mlx_lm.server"
+ENDLESS, STREAM_WORDS, STREAM_TOKENS = 4000, 8, 8
+"""Of a stream that prompts are computed beside: its most tokens, its question, and its tokens before the prompt comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,120 @@ def run(model: str, load: Load) -> report.Match:
     return match
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Prompt tokens per second of one prompt by itself and beside a stream, and that stream's waits meanwhile."""
+
+    alone: float
+    beside: float
+    waits: tuple[float, ...]
+
+    @property
+    def kept(self) -> float:
+        return self.beside / self.alone
+
+
+def prompt_speed(target: Target, plan: LoadPlan, name: str) -> float:
+    """Prompt tokens per second up to the first token, which is the only one."""
+    sample = request(target.client, PATHS[plan.endpoint], request_body(target, plan, name))
+    if sample.error is not None or not sample.prompt_tokens:
+        raise ServerError(sample.error or "the server says nothing of the prompt's length")
+    return sample.prompt_tokens / (sample.ended - sample.started)
+
+
+class Stream:
+    """An answer that goes on until it is left."""
+
+    def __init__(self, target: Target, plan: LoadPlan, name: str) -> None:
+        self.arrivals: list[float] = []
+        self._left = False
+        body = request_body(replace(target, words=STREAM_WORDS), replace(plan, output_tokens=ENDLESS), name)
+        self._events = target.client.stream(PATHS[plan.endpoint], body)
+        self._flows = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def _read(self) -> None:
+        try:
+            for event in self._events:
+                self.arrivals.append(event.at)
+                if len(self.arrivals) > STREAM_TOKENS:
+                    self._flows.set()
+                if self._left:
+                    return
+        finally:
+            self._events.close()
+            self._flows.set()
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        self._flows.wait()
+        if not self._thread.is_alive():
+            raise ServerError("the stream ended before the prompt came")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left = True
+        self._thread.join()
+
+    def waits(self, since: float, until: float) -> tuple[float, ...]:
+        """Seconds between its tokens in that time. Several that come at once are one."""
+        within = sorted({round(at, 3) for at in self.arrivals if since <= at <= until})
+        return tuple(later - sooner for sooner, later in pairwise(within))
+
+
+def measure_beside(target: Target, plan: LoadPlan, round_: int) -> Beside:
+    """By turns: what goes first changes with the round."""
+    found: dict[str, float] = {}
+    waits: tuple[float, ...] = ()
+    for side in ("alone", "beside") if round_ % 2 == 0 else ("beside", "alone"):
+        if side == "alone":
+            found[side] = prompt_speed(target, plan, f"alone {round_}")
+            continue
+        with Stream(target, plan, f"stream {round_}") as stream:
+            since = time.perf_counter()
+            found[side] = prompt_speed(target, plan, f"beside {round_}")
+            waits = stream.waits(since, time.perf_counter())
+    return Beside(found["alone"], found["beside"], waits)
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many others on the cores that this process may use."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def run_beside(model: str, load: Load, others: int) -> list[Beside]:
+    """ingot as it comes, with its own kernels."""
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as scratch:
+        folder = None if model == model_folders.DEFAULT else Path(scratch) / model
+        if folder is not None:
+            model_folders.write(model, folder, TerminalProgress())
+        with servers.ingot(folder, Path(scratch) / "ingot.log", 1, own_kernels=True) as ours, busy(others):
+            plan = replace(load.plan(ours.model, 1, 0), output_tokens=1)
+            target = prepare(ours.client, plan)
+            prompt_speed(target, plan, "warm-up")
+            rounds = []
+            for round_ in range(load.rounds):
+                rounds.append(measure_beside(target, plan, round_))
+                print(beside_row(str(round_ + 1), rounds[-1]), flush=True)
+    print(f"{model}: the median of {len(rounds)} rounds keeps {median(each.kept for each in rounds):.0%}")
+    return rounds
+
+
+def beside_row(name: str, round_: Beside) -> str:
+    waits = sorted(round_.waits) or [0.0]
+    return (
+        f"  round {name}: {round_.alone:.1f} prompt tokens/s alone, {round_.beside:.1f} beside a stream "
+        f"({round_.kept:.0%}), whose tokens then took {median(waits):.2f} s (median) and {waits[-1]:.2f} s (most)"
+    )
+
+
 def surroundings() -> dict[str, Any]:
     """What the figures depend on besides the servers. The load is that of the minute before."""
     packages = {name: version(name) for name in ("ingot", "mlx", "mlx-lm")}
@@ -136,6 +261,8 @@ def read(arguments: Sequence[str]) -> tuple[argparse.Namespace, Load]:
     parser.add_argument("--rounds", type=int, help=f"default: {USUAL.rounds}")
     parser.add_argument("--requests-per-stream", type=int, help=f"in a round (default: {USUAL.requests_per_stream})")
     parser.add_argument("--endpoint", choices=tuple(PATHS), help=f"default: {USUAL.endpoint}")
+    parser.add_argument("--beside", action="store_true", help="ingot alone: prompts beside a stream and by themselves")
+    parser.add_argument("--busy", type=int, default=0, help="with --beside: so many busy processes on the same cores")
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     parser.add_argument("--plot", type=Path, help="draw them here (.png, .svg or .pdf)")
     chosen = parser.parse_args(arguments)
@@ -176,17 +303,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.plot:
             require_plot(chosen.plot)
-        matches = [run(model, load) for model in chosen.models]
+        if chosen.beside:
+            measured = {model: run_beside(model, load, chosen.busy) for model in chosen.models}
+        else:
+            matches = [run(model, load) for model in chosen.models]
     except IngotError as error:
         print(f"bench.serve: {error.message}", file=sys.stderr)
         return 1
+    if chosen.beside:
+        if chosen.json:
+            rounds = {model: [asdict(round_) for round_ in found] for model, found in measured.items()}
+            _write(chosen.json, {"surroundings": around, "beside": rounds})
+        return 0
     print(f"\n{verdict(matches)}")
     if chosen.json:
-        found = {"surroundings": around, "matches": [report.as_json(match, OURS, THEIRS) for match in matches]}
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        _write(chosen.json, {"surroundings": around, "matches": [report.as_json(m, OURS, THEIRS) for m in matches]})
     if chosen.plot:
         report.write_plot(chosen.plot, matches, OURS, THEIRS)
     return 0
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -91,23 +91,28 @@ class _Fit:
 def _fitted(measured: Iterable[tuple[float, float]]) -> _Fit:
     """A line through the middle of the small ones and that of the large ones."""
     by_size = sorted(measured)
+    if by_size[-1][0] < APART * by_size[0][0]:
+        return _proportional(by_size)
     small, large = _parted(by_size)
-    (below, cheaper), (size, cost) = _middle(small or large), _middle(large)
+    (below, cheaper), (size, cost) = _middle(small), _middle(large)
     if size < APART * below:
-        size, cost = _middle(by_size)
-        return _Fit(0.0, cost / max(size, 1e-9), sure=False)
+        return _proportional(by_size)
     proportional = cost / size
     # Noise may say that more costs less.
     slope = min(max((cost - cheaper) / (size - below), LEAST_SLOPE * proportional), proportional)
-    return _Fit(max(0.0, cost - slope * size), slope, sure=min(len(small), len(large)) >= SURE)
+    smaller = sum(APART * each <= size for each, _ in small)
+    return _Fit(max(0.0, cost - slope * size), slope, sure=min(smaller, len(large)) >= SURE)
+
+
+def _proportional(measured: Iterable[tuple[float, float]]) -> _Fit:
+    size, cost = _middle(measured)
+    return _Fit(0.0, cost / max(size, 1e-9), sure=False)
 
 
 def _parted(by_size: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Small ones and large ones: parted where sizes lie far apart and there are many on both sides."""
     count = len(by_size)
     least = min(SURE, count // 2)
-    if not least:
-        return [], by_size
 
     def gap(split: int) -> float:
         apart = math.log(max(by_size[split][0], 1e-9) / max(by_size[split - 1][0], 1e-9))

@@ -1,8 +1,16 @@
 """Who runs in the next step. Pure Python: no mlx, no clock of its own, no threads.
 
 There is no prefill phase: a sequence has tokens whose states are still to be computed. A step takes every decoding
-row, then prompt tokens, up to what the latency target leaves. Tenants take turns, and each has an equal share of the
-seats; what one leaves of its share is lent, and taken back when it asks. The contract:
+row, then prompt tokens, up to what the latency target leaves, and so many that its fixed cost is at most a quarter of
+it. Of these tokens
+
+- half go to prompts with at most LITTLE_TOKENS left, in order of arrival, whatever the age of the others: such a prompt
+  is computed within three steps, unless others like it fill that half;
+- the rest goes to the other prompts, in one step to the shortest first, in the next to the oldest first: so short ones
+  need not wait for a long one, and none waits for those that come after it.
+
+Tenants take turns, with prompts and with seats, of which each has an equal share; what one leaves of its share is lent,
+and taken back when it asks. The contract:
 
 - `add` queues a sequence; `remove` takes it out at any time; both are the only ways in and out.
 - `plan` says what to run now, and moves sequences between waiting and running as memory allows. A sequence that it
@@ -32,9 +40,9 @@ SMALLEST_CHUNK = 8
 LITTLE_TOKENS = 3 * SMALLEST_CHUNK
 """Prompts with no more left than this have half of a step's prompt tokens, and at least the smallest chunk, for
 themselves: any of them is computed within three steps, unless those before it fill that share."""
-LEAST_SHARE = 2.5
-"""Prefill gets at least so many times the time that a step costs before its first prompt token: beside one stream it
-then keeps seven tenths of its speed."""
+LEAST_SHARE = 3.0
+"""Prefill gets at least so many times the time that a step costs before its first prompt token. So beside one stream it
+keeps three quarters of its speed, less what it takes to learn what steps cost."""
 UNMEASURED_CHUNK = 64
 SLOW_SHARE = 8.0
 """Where decode steps alone take more than half of the latency target, smooth streams are not to be had, and prefill
@@ -102,7 +110,9 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     _turns_taken: Counter[str] = field(default_factory=Counter)  # by tenant: when it was last given a seat
     _turn: int = 0
-    _prefilled: Counter[str] = field(default_factory=Counter)  # by tenant: when its oldest prompt last went first
+    # By tenant: when a prompt of it last went first, of those with little left and of the others.
+    _little_turns: Counter[str] = field(default_factory=Counter)
+    _other_turns: Counter[str] = field(default_factory=Counter)
     _oldest_first: bool = True  # in the last step in which several long prompts waited
 
     def add(self, sequence: Sequence) -> None:
@@ -263,10 +273,12 @@ class Scheduler:
         if not pending:
             return
         budget, least = self._prefill_budget(decoding), self._least_chunk(decoding)
-        little = self._taking_turns((row for row in pending if row.remaining <= LITTLE_TOKENS), now)
-        others = self._others([row for row in pending if row.remaining > LITTLE_TOKENS], now)
-        if not little and (decoding or budget < ENOUGH_TOKENS):
+        little = [row for row in pending if row.remaining <= LITTLE_TOKENS]
+        others = [row for row in pending if row.remaining > LITTLE_TOKENS]
+        # A step whose size costs nobody a token: there is more to do than it holds, and nobody is about to be answered.
+        if not little and budget < sum(row.remaining for row in others) and (decoding or budget < ENOUGH_TOKENS):
             budget = self.costs.varied(budget, decoding)
+        little, others = self._taking_turns(little, self._little_turns, now), self._others(others, now)
         counts: dict[Sequence, int] = {}
         share = max(SMALLEST_CHUNK, budget // 2)
         spent = self._hand_out(share, little, least, counts)
@@ -296,29 +308,30 @@ class Scheduler:
         count = min(count, self.widest(sequence))
         return count if sequence.sight is None else sequence.sight.uncut(sequence.computed, count)
 
-    def _taking_turns(self, rows: Iterable[Sequence], now: float) -> list[Sequence]:
-        """In order of arrival, first one of each tenant's, then another of each."""
+    def _taking_turns(self, rows: Iterable[Sequence], turns: Counter[str], now: float) -> list[Sequence]:
+        """One of each tenant's, then another of each, in order of arrival: first of the tenant whose turn was longest
+        ago, of those with the highest priority."""
         rows = sorted(rows, key=lambda row: row.ticket)
         highest = max((row.priority for row in rows), default=0)
-        before: Counter[str] = Counter()
-        ranks: dict[Sequence, tuple[int, int]] = {}
-        for row in sorted(rows, key=partial(_behind, highest, now)):
-            ranks[row] = _behind(highest, now, row), before[row.tenant]
-            before[row.tenant] += 1
-        return sorted(rows, key=ranks.__getitem__)
-
-    def _others(self, rows: list[Sequence], now: float) -> list[Sequence]:
-        """In one step the shortest first, in the next the oldest of the tenant whose turn was longest ago: so short
-        ones need not wait for long ones, and none waits for those that come after it."""
-        if len(rows) < 2:
-            return rows
-        self._oldest_first = not self._oldest_first
-        if not self._oldest_first:
-            return sorted(rows, key=lambda row: (self._work(row), row.remaining, row.ticket))
-        highest = max(row.priority for row in rows)
-        rows = sorted(rows, key=lambda row: (_behind(highest, now, row), self._prefilled[row.tenant], row.ticket))
-        self._prefilled[rows[0].tenant] = max(self._prefilled.values(), default=0) + 1
+        before: Counter[tuple[int, str]] = Counter()
+        ranks: dict[Sequence, tuple[int, int, int]] = {}
+        for row in rows:
+            behind = _behind(highest, now, row)
+            ranks[row] = behind, before[behind, row.tenant], turns[row.tenant]
+            before[behind, row.tenant] += 1
+        rows.sort(key=ranks.__getitem__)
+        if rows:
+            turns[rows[0].tenant] = max(turns.values(), default=0) + 1
         return rows
+
+    def _others(self, rows: Many[Sequence], now: float) -> list[Sequence]:
+        """In one step the shortest first, in the next the oldest: so short ones need not wait for long ones, and none
+        waits for those that come after it."""
+        if len(rows) > 1:
+            self._oldest_first = not self._oldest_first
+        if self._oldest_first:
+            return self._taking_turns(rows, self._other_turns, now)
+        return sorted(rows, key=lambda row: (self._work(row), row.remaining, row.ticket))
 
     def _work(self, sequence: Sequence) -> float:
         """Milliseconds that it still takes, less those that its priority is worth."""

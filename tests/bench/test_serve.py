@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bench.serve import QUICK, USUAL, Load, compare, read
+from bench.serve import QUICK, STREAM_WORDS, USUAL, Load, compare, measure_beside, read
 from ingot.cli.bench.load import Target
 from ingot.cli.client import Client, ServerError
 from tests.cli.scripted import Answer, Script, scripted_server
@@ -45,6 +46,23 @@ def test_shorter_answers_than_were_asked_for_are_no_comparison() -> None:
         pytest.raises(ServerError, match=r"answers have 1\.0 tokens instead of 4"),
     ):
         compare("scripted", (target(one, is_ingot=True), target(other, is_ingot=False)), LOAD)
+
+
+def test_a_prompt_is_measured_by_itself_and_beside_a_stream_that_is_left_then() -> None:
+    def endless(body: Mapping[str, Any]) -> Answer:
+        question = body["messages"][0]["content"].split()
+        if len(question) == STREAM_WORDS:
+            return Answer(pieces=("a",) * 50_000)  # many more than are read before it is left
+        return Answer(pieces=("a",), prompt_tokens=len(question))
+
+    with scripted_server(Script(answer=endless)) as script:
+        plan = replace(LOAD.plan("name", 1, 0), output_tokens=1)
+        found = measure_beside(target(script, is_ingot=True), plan, 1)
+        assert script.left.wait(10)
+    assert found.alone > 0 and found.kept == found.beside / found.alone
+    asked = [len(prompt.split()) for prompt in prompts(script)]
+    assert asked == [STREAM_WORDS, 10, 10], "in an odd round the stream comes first"
+    assert len(set(prompts(script))) == 3
 
 
 def test_flags_change_the_usual_load_and_the_quick_one() -> None:

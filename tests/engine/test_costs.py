@@ -1,6 +1,8 @@
+import random
+
 import pytest
 
-from ingot.engine.costs import LATELY, CostLine, LeastCost, StepCosts
+from ingot.engine.costs import APART, LATELY, REMEMBERED, SURE, VARIED, CostLine, LeastCost, StepCosts
 
 
 def test_a_line_is_found_from_two_sizes() -> None:
@@ -58,6 +60,68 @@ def test_what_takes_long_once_is_not_all_that_is_known() -> None:
     assert line.cost(100) < 250
 
 
+def test_the_fixed_part_is_known_once_there_were_enough_of_both_sizes() -> None:
+    line = CostLine()
+    for _ in range(REMEMBERED):
+        line.observe(100, 55)
+    assert not line.sure
+    for number in range(SURE):
+        assert not line.sure
+        line.observe(25 + number, 5 + 0.5 * (25 + number))
+    assert line.sure
+    assert line.fit() == pytest.approx((5, 0.5))
+
+
+def test_sizes_that_lie_close_together_say_nothing_of_the_fixed_part() -> None:
+    line, dice = CostLine(), random.Random(1)
+    for _ in range(REMEMBERED):
+        line.observe(dice.randrange(80, 120), dice.uniform(40, 70))
+    assert not line.sure
+    assert line.cost(200) == pytest.approx(2 * line.cost(100))
+
+
+def test_single_measurements_that_are_far_off_change_no_line() -> None:
+    line = CostLine()
+    for number in range(24):
+        size = 25 if number % 4 == 0 else 100
+        line.observe(size, (5 + 0.5 * size) * (8 if number in (3, 8, 10) else 1))
+    assert line.fit() == pytest.approx((5, 0.5))
+
+
+def test_the_same_few_of_many_sizes_do_not_stand_for_the_rest() -> None:
+    line = CostLine()
+    for size in (25, 32, 38, *range(108, 128)):
+        line.observe(size, (10 + size) * (4 if size == 25 else 1))
+    fixed, slope = line.fit()
+    assert fixed == pytest.approx(10, abs=10) and slope == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(("mixes", "rows"), [(False, 1), (False, 40), (True, 1), (True, 8)])
+def test_steps_of_one_size_are_varied_until_the_fixed_part_is_known_and_seldom_then(mixes: bool, rows: int) -> None:
+    costs, fewer = StepCosts(mixes=mixes), 0
+    for number in range(10 * REMEMBERED):
+        tokens = costs.varied(100, rows)
+        assert tokens in (100, 100 // VARIED)
+        fewer += tokens < 100
+        costs.observe_prefill(tokens + mixes * rows, 20 + 0.5 * (tokens + mixes * rows))
+        assert costs.fixed_ms(1) == pytest.approx(20 if number > 2 * (SURE + 1) else 0) or number <= 2 * (SURE + 1)
+    assert fewer <= (SURE + 1) * 11
+
+
+def test_beside_so_many_rows_that_fewer_tokens_make_no_small_step_none_is_varied() -> None:
+    costs = StepCosts(mixes=True)
+    for _ in range(REMEMBERED):
+        costs.observe_prefill(140, 90)
+    assert costs.varied(40, 100) == 40
+    assert costs.varied(int(140 * APART), 0) == int(140 * APART), "what was measured is small beside that"
+    assert costs.varied(140, 0) == 140 // VARIED
+
+
+def test_a_further_prompt_costs_a_forward_pass_only_where_it_takes_one() -> None:
+    assert measured(mixes=False).further_tokens() == pytest.approx(20, abs=1)
+    assert measured(mixes=True).further_tokens() == 0
+
+
 def test_without_measurements_the_default_is_used() -> None:
     costs = StepCosts()
     assert costs.tokens_within(100, 0, default=64) == 64
@@ -68,7 +132,7 @@ def test_without_measurements_the_default_is_used() -> None:
 def measured(*, mixes: bool) -> StepCosts:
     """Ten milliseconds for any work at all and half of one for a token."""
     costs = StepCosts(mixes=mixes)
-    for size in (10, 100, 10, 100):
+    for size in (10, 100) * SURE:
         costs.observe_prefill(size, 10 + 0.5 * size)
     return costs
 

@@ -80,10 +80,10 @@ def calibrate(wanted: int, count: Callable[[int], int]) -> int:
 
 def run_level(target: Target, plan: LoadPlan, concurrency: int) -> Level:
     """Warm up, then keep `concurrency` requests under way until the level's number is done."""
-    warmups = [_body(target, plan, f"warm-up {concurrency}/{index}") for index in range(plan.warmup)]
+    warmups = [request_body(target, plan, f"warm-up {concurrency}/{index}") for index in range(plan.warmup)]
     _drive(target, plan, warmups, concurrency)
     total = plan.requests_at(concurrency)
-    bodies = [_body(target, plan, f"{concurrency}/{index}") for index in range(total)]
+    bodies = [request_body(target, plan, f"{concurrency}/{index}") for index in range(total)]
     return summarise(concurrency, _drive(target, plan, bodies, concurrency))
 
 
@@ -128,7 +128,7 @@ def measure(client: Client, path: str, body: Mapping[str, Any]) -> Sample:
     return Sample(started, time.perf_counter(), tuple(arrivals), prompt, completion)
 
 
-def _body(target: Target, plan: LoadPlan, name: str) -> dict[str, Any]:
+def request_body(target: Target, plan: LoadPlan, name: str) -> dict[str, Any]:
     body = _question(target, plan, name, target.words)
     body |= {"max_tokens": plan.output_tokens, "stream": True, "stream_options": {"include_usage": True}}
     # Only ingot is known to honour it; another server's answer may be shorter, and the counts then show it.
