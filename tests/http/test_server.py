@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +21,9 @@ import pytest
 from ingot.engine.request import TextDelta
 from ingot.errors import ConfigError
 from ingot.http import server as servers
-from ingot.http.server import listen
+from ingot.http.server import listen, make_server
 from ingot.http.socket import http11
-from tests.http.running import connect, everything, post, running
+from tests.http.running import WAIT_S, connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -288,6 +290,34 @@ def test_who_interrupts_a_server_is_told_at_once_what_it_still_does_and_ends_it_
         assert process.wait(20) == 130
     finally:
         process.kill()
+
+
+def test_a_second_interrupt_ends_a_server_that_is_still_loading(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    async def load() -> None:
+        begun.set()
+        while not left.is_set():
+            await asyncio.sleep(0)
+
+    wanted = settings()
+    server = make_server(ScriptedEngine(), wanted, lambda url: None, listen(wanted))  # type: ignore[arg-type]
+    monkeypatch.setattr(server._service, "start", load)
+    server.leave = left.set
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert begun.wait(WAIT_S)
+        server.handle_exit(signal.SIGINT, None)
+        assert not left.is_set()
+        server.handle_exit(signal.SIGINT, None)
+        assert left.wait(WAIT_S)
+    finally:
+        left.set()
+        thread.join(WAIT_S)
+    assert caplog.messages == ["stopping; one more Ctrl-C ends at once"]
 
 
 def test_the_http_side_is_imported_without_mlx() -> None:

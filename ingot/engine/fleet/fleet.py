@@ -340,7 +340,8 @@ class Fleet:
                 seat.is_moving = True
             self._begin(self._carry_out(made.move))
         for seat in seats:
-            seat.is_closed, seat.others_closed = seat in made.closed, made.closed_for.get(seat, -inf)
+            seat.is_closed = seat in made.closed
+            seat.others_closed = made.closed_for.get(seat, seat.others_closed if seat.queue else -inf)
             if seat.is_open:
                 seat.grant()
             if seat.queue and not seat.claim and seat.needs is None and not seat.is_sought:

@@ -173,7 +173,7 @@ async def test_a_stream_that_stops_without_a_terminal_event_is_an_error() -> Non
         async def __aiter__(self):
             yield [TextDelta(0, "x")]
 
-        def close(self, heard: object = None) -> None: ...
+        def close(self, heard: object = None, cause: object = None) -> None: ...
 
     async def cut(request: object) -> Cut:
         return Cut()
