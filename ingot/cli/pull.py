@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     from ingot.models.needs import needs
     from ingot.text.json_file import read_object
 
-    folder = locate(config.settings.model, config.settings, TerminalProgress())
+    folder = locate(config.settings.model, config.settings, TerminalProgress(), in_place=True)
     print(folder.path)
     for note in moved_weights(read_object(folder.path / "config.json")):
         print(f"note: {note}", file=sys.stderr)

@@ -160,13 +160,13 @@ def start_engine(settings: Settings) -> Engine:
 
     progress = TerminalProgress()
     try:
-        folder = locate(settings.model, settings, progress)
+        folder = locate(settings.model, settings, progress, in_place=True)
         further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
         encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
         models = Choice.parse(settings.speculate).models
-        guessing = {proposer: locate(name, settings, progress) for proposer, name in models.items()}
+        guessing = {proposer: locate(name, settings, progress, in_place=proposer == "draft") for proposer, name in models.items()}
         reader = settings.specprefill_draft_model
-        scorer = None if reader is None else locate(reader, settings, progress)
+        scorer = None if reader is None else locate(reader, settings, progress, in_place=True)
         audio, speech = settings.audio_model, settings.speech_model
         hearing = None if audio is None else locate(audio, settings, progress)
         speaking = None if speech is None else locate(speech, settings, progress)

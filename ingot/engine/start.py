@@ -25,6 +25,7 @@ from ingot.kernels import device, fastblas, native
 from ingot.kernels.gpu.cuda import Compilation
 from ingot.kernels.gpu.launchers import compilation
 from ingot.models.files.locate import ModelFolder
+from ingot.models.files.references import weight_bytes
 from ingot.models.pace import paced
 from ingot.text.tokens.generation_config import generation_config
 from ingot.text.tokens.tokenizer import Tokenizer
@@ -233,7 +234,7 @@ def _context(settings: Settings, stated: int) -> int:
 
 
 def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
-    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    size = weight_bytes(folder)
     if size > total:
         raise ModelError(
             f"The weights are {_gb(size)}, the memory budget is {_gb(total)}. "

@@ -264,8 +264,11 @@ def load(
     if sharing is not None:
         share(model, config, sharing)
         apart = True  # what ranks add up, or hand on, comes between layers
-    notes = [*moved_weights(config), *settle(model, device, dtype)]
-    evaluate(array for _, array in parameters(model))
+    try:
+        notes = [*moved_weights(config), *settle(model, device, dtype)]
+        evaluate(array for _, array in parameters(model))
+    except RuntimeError as error:  # a file that cannot be read any more, most likely
+        raise ModelError(f"The weights in {folder.name} cannot be loaded: {_said(error)}") from error
     model.eval()
     tower = load_tower(folder, whole, device, dtype) if sees else None
     exact = dtype is not None

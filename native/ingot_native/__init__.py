@@ -14,6 +14,7 @@ from ingot_native._native import (
     Convolution,
     Gate,
     GatedDelta,
+    GgufFile,
     Rotation,
     Scan,
     Spans,
@@ -24,6 +25,8 @@ from ingot_native._native import (
     copy_tokens,
     discard,
     draw,
+    file_bytes,
+    file_packed,
     gated,
     gather,
     gather_gated,
@@ -42,7 +45,7 @@ from ingot_native._native import (
     write_tokens,
 )
 
-INTERFACE = 4
+INTERFACE = 5
 """Raised whenever what is called here, or what it is given, changes: ingot takes the one that it knows alone."""
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "Convolution",
     "Gate",
     "GatedDelta",
+    "GgufFile",
     "Rotation",
     "Scan",
     "Spans",
@@ -63,6 +67,8 @@ __all__ = [
     "copy_tokens",
     "discard",
     "draw",
+    "file_bytes",
+    "file_packed",
     "gated",
     "gather",
     "gather_gated",

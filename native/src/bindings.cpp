@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,6 +15,7 @@
 #include "draw.h"
 #include "experts.h"
 #include "floats.h"
+#include "gguf_file.h"
 #include "kernels.h"
 #include "lent.h"
 #include "linear.h"
@@ -170,6 +172,33 @@ void bind_codecs(nb::module_& module) {
           "codes"_a, "scales"_a, "dtype"_a, "centre"_a.none() = nb::none(), "other"_a.none() = nb::none());
 }
 
+// Files and offsets in them.
+using Pieces = std::vector<std::pair<std::shared_ptr<ingot::GgufFile>, int64_t>>;
+
+ingot::FileRows file_rows(const Pieces& pieces, int rows, int row_bytes, int head) {
+  ingot::FileRows made{{}, rows, row_bytes, head};
+  for (const auto& [file, offset] : pieces) made.pieces.emplace_back(lent(file), offset);
+  return made;
+}
+
+void bind_files(nb::module_& module) {
+  nb::class_<ingot::GgufFile>(module, "GgufFile", "A GGUF file whose tensors are read when they are needed.")
+      .def(nb::init<const std::string&, int64_t, int64_t>(), "path"_a, nb::kw_only(), "size"_a, "changed_ns"_a);
+  module.def(
+      "file_bytes",
+      [](const Pieces& pieces, int rows, int row_bytes, int head) {
+        return ingot::file_bytes(file_rows(pieces, rows, row_bytes, head));
+      },
+      "pieces"_a, nb::kw_only(), "rows"_a, "row_bytes"_a, "head"_a, "Rows as they lie in pieces (file, offset), read when needed.");
+  module.def(
+      "file_packed",
+      [](const Pieces& pieces, int rows, int row_bytes, int head, int bits, bool minima) {
+        return ingot::file_packed(file_rows(pieces, rows, row_bytes, head), bits, minima);
+      },
+      "pieces"_a, nb::kw_only(), "rows"_a, "row_bytes"_a, "head"_a, "bits"_a, "minima"_a,
+      "Rows of blocks of 32 weights as mx.quantize would give them, read when needed.");
+}
+
 void bind_rows(nb::module_& module) {
   module.def("rms_norm", [](const mlx::core::array& x, const mlx::core::array& weight, float eps) {
     return ingot::rms_norm(x, weight, eps);
@@ -207,6 +236,7 @@ NB_MODULE(_native, module) {
   bind_stack(module);
   bind_attention(module);
   bind_rows(module);
+  bind_files(module);
   bind_codecs(module);
   ingot::bind_recurrent(module);
   bind_experts(module);

@@ -94,4 +94,21 @@ void take_apart(const uint8_t* block, int bits, TakenApart& out) {
   }
 }
 
+size_t small_block_bytes(int bits, bool minima) { return (minima ? 4 : 2) + (bits == 5 ? 4 : 0) + (bits == 8 ? 32 : 16); }
+
+void take_small(const uint8_t* block, int bits, bool minima, uint8_t* quanta) {
+  const uint8_t* p = block + (minima ? 4 : 2);
+  if (bits == 8) {  // signed: with the first bit turned, they begin at nought
+    for (int k = 0; k < 32; k++) quanta[k] = p[k] ^ 128;
+    return;
+  }
+  // Bit k of four bytes is the fifth bit of column k. The lower halves of sixteen bytes have the first columns.
+  const uint8_t* fifth = p;
+  if (bits == 5) p += 4;
+  for (int k = 0; k < 32; k++) {
+    quanta[k] = p[k % 16] >> (k / 16 * 4) & 15;
+    if (bits == 5) quanta[k] |= (fifth[k / 8] >> (k % 8) & 1) << 4;
+  }
+}
+
 }  // namespace ingot

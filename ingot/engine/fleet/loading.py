@@ -26,6 +26,7 @@ from ingot.kernels.memory import give_back_memory
 from ingot.models.files.kinds import CHAT, kind_in
 from ingot.models.files.locate import ModelFolder, locate
 from ingot.models.files.progress import silent
+from ingot.models.files.references import weight_bytes, weight_files
 from ingot.models.needs import MemoryNeeds, needs
 from ingot.models.side_needs import NEEDS
 
@@ -39,6 +40,8 @@ LEAST_ASIDE: Final = 64 << 20
 """Bytes for what forward passes hold."""
 
 ENCODERS: Final[tuple[Role, ...]] = ("embedding", "rerank")
+READ_BY_ADAPTERS: Final = ("draft", "scorer")
+"""Models beside one that are loaded as it is, whose weights may stay in a GGUF file."""
 OTHERS: Final = ("scorer", *ENCODERS, "hearing", "speaking")
 """Models that serve beside one, by what for."""
 
@@ -61,7 +64,7 @@ class Loading:
 
     def find(self, entry: ModelEntry) -> FoundModel:
         settings = entry.settings
-        folder = locate(entry.path, settings, silent)
+        folder = locate(entry.path, settings, silent, in_place=entry.kind == CHAT)
         if entry.kind != CHAT:
             return FoundModel(folder, {}, self._side_claim(entry, folder))
         if (kind := kind_in(folder.path)) != CHAT:
@@ -70,7 +73,7 @@ class Loading:
         encoders = (settings.embedding_model, settings.rerank_model)
         others = (settings.specprefill_draft_model, *encoders, settings.audio_model, settings.speech_model)
         named |= {role: name for role, name in zip(OTHERS, others, strict=True) if name is not None}
-        further = {role: locate(name, settings, silent) for role, name in named.items()}
+        further = {role: locate(name, settings, silent, in_place=role in READ_BY_ADAPTERS) for role, name in named.items()}
         return FoundModel(folder, further, self._claim(settings, [folder, *further.values()]))
 
     def _claim(self, settings: Settings, folders: Sequence[ModelFolder]) -> int:
@@ -157,13 +160,13 @@ class Loading:
 
 
 def _file_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    return weight_bytes(folder)
 
 
 def read_ahead(folder: Path) -> None:
     """Let the system begin to read the weights, while nobody waits for them."""
     if not hasattr(os, "posix_fadvise"):
         return
-    for file in folder.glob("model*.safetensors"):
+    for file in weight_files(folder):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

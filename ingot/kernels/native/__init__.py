@@ -2,7 +2,7 @@
 
 from ingot.kernels.native.attention import FEW_QUERIES, Attention, HeadNorm, attend_segments, attends_segments, rotation
 from ingot.kernels.native.codecs import ROTATED, affine_codec, has_codecs, turbo_codec
-from ingot.kernels.native.extension import advice, available, describe, has_narrow, has_wide, use_one_path
+from ingot.kernels.native.extension import advice, available, describe, has_narrow, has_wide, installed, use_one_path
 from ingot.kernels.native.filters import convolve, convolves, snake
 from ingot.kernels.native.pages import (
     CodedSide,
@@ -24,8 +24,11 @@ from ingot.kernels.native.weights import (
     GateCurve,
     block_weights,
     covers,
+    file_bytes,
+    file_packed,
     gather,
     gather_gated,
+    gguf_file,
     linear,
     lookup,
     packed_weights,
@@ -59,13 +62,17 @@ __all__ = [
     "describe",
     "discard",
     "draw",
+    "file_bytes",
+    "file_packed",
     "gated",
     "gated_delta",
     "gather",
     "gather_gated",
+    "gguf_file",
     "has_codecs",
     "has_narrow",
     "has_wide",
+    "installed",
     "layer_norm",
     "linear",
     "lookup",

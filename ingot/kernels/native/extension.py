@@ -12,7 +12,7 @@ from ingot.kernels import fastblas
 from ingot.kernels.device import acting_as
 from ingot.kernels.remedy import remedy
 
-INTERFACE = 4
+INTERFACE = 5
 """Of `ingot_native`, as it numbers it; kernels of another one are left alone."""
 
 
@@ -36,6 +36,11 @@ def extension() -> Any:
 def _unwanted() -> bool:
     """`mlx` leaves everything to mlx, `blas` all but its matrix product. GPUs have no use for kernels of CPUs."""
     return os.environ.get("INGOT_KERNELS") in ("mlx", "blas") or acting_as() is not None
+
+
+def installed() -> bool:
+    """Whether they are likely to be used here, told without importing them, and so mlx."""
+    return sys.platform == "linux" and not _unwanted() and importlib.util.find_spec("ingot_native") is not None
 
 
 def available() -> bool:

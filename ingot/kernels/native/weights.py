@@ -63,6 +63,31 @@ def plain_weights(weight: mx.array, bias: mx.array | None) -> Any:
     return extension().Weights.plain(weight, bias)
 
 
+def gguf_file(path: str, size: int, changed_ns: int) -> Any:
+    """A GGUF file to read tensors from; None without kernels. Raises RuntimeError unless it is of that size and was
+    last changed then."""
+    native = extension()
+    return None if native is None else native.GgufFile(path, size=size, changed_ns=changed_ns)
+
+
+def file_bytes(pieces: Sequence[tuple[Any, int]], rows: int, row_bytes: int, head: int) -> mx.array:
+    """Rows of pieces (file, offset), so many of each, as they lie there: uint8, read when they are needed. Of each
+    `head` rows, unless it is 0, those that are even come first."""
+    made: mx.array = extension().file_bytes(pieces, rows=rows, row_bytes=row_bytes, head=head)
+    return made
+
+
+def file_packed(
+    pieces: Sequence[tuple[Any, int]], rows: int, row_bytes: int, head: int, bits: int, *, minima: bool
+) -> list[mx.array]:
+    """The same of blocks of 32 weights, as MLX packs them: quanta, scales and biases."""
+    native = extension()
+    made: list[mx.array] = native.file_packed(
+        pieces, rows=rows, row_bytes=row_bytes, head=head, bits=bits, minima=minima
+    )
+    return made
+
+
 def linear(x: mx.array, weights: Any) -> mx.array:
     """x [..., columns] times the transpose of weights [rows, columns], with their bias."""
     product: mx.array = extension().linear(x, weights)

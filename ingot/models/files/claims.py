@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingot.errors import ModelError
+from ingot.models.files.references import references_in
 from ingot.models.files.safetensors_header import read_header
 
 READ: Final = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".safetensors")
@@ -41,7 +42,9 @@ def _check_layers(folder: Path, name: str) -> None:
     claimed = max(_layers(_config(folder, name)), default=0)
     if claimed <= 1:
         return
+    elsewhere = references_in(folder)
     tensors = sum(len(read_header(file)) for file in sorted(folder.glob("model*.safetensors")))
+    tensors += 0 if elsewhere is None else len(elsewhere.tensors)
     if claimed > tensors:
         raise ModelError(f"{name}: config.json claims {claimed} layers, and there are weights of {tensors} tensors")
 

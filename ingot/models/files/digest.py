@@ -9,13 +9,15 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+from ingot.models.files.references import weight_files
+
 _READ = 1 << 22
 
 
 @lru_cache(maxsize=8)
 def model_digest(folder: Path) -> str:
     """Of the configuration and the weights. Reads all of them, once."""
-    return _digest([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+    return _digest(_files(folder))
 
 
 def remembered_digest(folder: Path, memory: Path) -> str:
@@ -39,8 +41,13 @@ def remembered_digest(folder: Path, memory: Path) -> str:
     return found
 
 
+def _files(folder: Path) -> list[Path]:
+    beside = [file for file in weight_files(folder) if file.parent != folder]
+    return [folder / "config.json", *sorted(folder.glob("*.safetensors")), *beside]
+
+
 def _signature(folder: Path) -> list[list[int | str]]:
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = _files(folder)
     stats = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
 

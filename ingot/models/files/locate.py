@@ -17,7 +17,8 @@ from ingot.errors import ModelError, nearest
 from ingot.models.files import hub, packaged
 from ingot.models.files.claims import check_folder
 from ingot.models.files.progress import Progress
-from ingot.models.files.shelf import HASH_LETTERS, begun, inventory, keep, named
+from ingot.models.files.references import references_in
+from ingot.models.files.shelf import HASH_LETTERS, ShelvedModel, begun, inventory, keep, named
 from ingot.models.gguf.part_names import part_name, parts_of
 
 EDGE = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
@@ -32,38 +33,55 @@ class ModelFolder:
     source: str  # where it came from, without paths of this machine
 
 
-def locate(name: str, settings: Settings, progress: Progress) -> ModelFolder:
-    """Finds the model, fetching or converting it where needed. Raises ModelError that says what to do."""
+def locate(name: str, settings: Settings, progress: Progress, *, in_place: bool = False) -> ModelFolder:
+    """Finds the model, fetching or converting it where needed. Raises ModelError that says what to do.
+
+    `in_place`: weights may stay in a GGUF file that they are in, where this machine uses them as they are there.
+    """
+    in_place = in_place and settings.ranks == 1
     model = packaged.find(name)
     if model is not None:
         path = packaged.ensure(model.name, settings, progress)
         return ModelFolder(path, model.name, model.origin["source"])
     path = Path(name).expanduser()
     if path.exists():
-        return _local(path, settings, progress)
+        return _local(path, settings, progress, in_place)
     if _means_path(name):
         raise ModelError(f"there is no file or folder {name!r}")
     if kept := named(name, settings.models_dir):
-        return ModelFolder(kept.path, kept.name, kept.source)
+        return _shelved(kept, settings, progress, in_place)
     if wanted := hub.gguf_id(name):
         path = hub.fetch_gguf(*wanted, settings, progress)
-        return ModelFolder(_converted(path, settings, progress), _stem(path), f"hub:{name}")
+        return ModelFolder(_converted(path, settings, progress, in_place), _stem(path), f"hub:{name}")
     if hub.is_hub_id(name):
         path = _checked(hub.fetch(name, settings, progress), name)
         return ModelFolder(path, name.partition("/")[2], f"hub:{name}")
     if kept := begun(name, settings.models_dir):
-        return ModelFolder(kept.path, kept.name, kept.source)
+        return _shelved(kept, settings, progress, in_place)
     raise ModelError(_unknown(name, settings))
 
 
-def _local(path: Path, settings: Settings, progress: Progress) -> ModelFolder:
+def _local(path: Path, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
     path = path.absolute()
     if path.is_dir():
-        folder = _checked(path, path.name)
+        folder = _whole(_checked(path, path.name), settings, progress, in_place)
         return ModelFolder(folder, path.resolve().name, f"folder:{path.resolve().name}")
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return ModelFolder(_converted(path, settings, progress), _stem(path), f"gguf:{path.name}")
+        return ModelFolder(_converted(path, settings, progress, in_place), _stem(path), f"gguf:{path.name}")
     raise ModelError(f"{path.name} is neither a model folder nor a .gguf file")
+
+
+def _shelved(kept: ShelvedModel, settings: Settings, progress: Progress, in_place: bool) -> ModelFolder:
+    return ModelFolder(_whole(kept.path, settings, progress, in_place), kept.name, kept.source)
+
+
+def _whole(folder: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
+    """`folder`, or where weights that are in a GGUF file cannot stay there, the one that this is converted to."""
+    elsewhere = references_in(folder)
+    if elsewhere is None:
+        return folder
+    elsewhere.check()
+    return folder if in_place else _converted(Path(elsewhere.files[0].path), settings, progress, in_place)
 
 
 def _means_path(name: str) -> bool:
@@ -84,14 +102,23 @@ def _checked(folder: Path, name: str) -> Path:
     return folder
 
 
-def _converted(path: Path, settings: Settings, progress: Progress) -> Path:
-    """The folder that a .gguf file was converted to, on the shelf; converted now if it is not there."""
+def _converted(path: Path, settings: Settings, progress: Progress, in_place: bool) -> Path:
+    """The folder that a .gguf file was converted to, on the shelf; converted now if it is not there.
+
+    Where the native kernels use weights as they are in the file, only what else a model needs is converted. A copy of
+    all of them that an earlier start made goes then.
+    """
+    from ingot.kernels import native
     from ingot.models.gguf.importer import convert_gguf
 
-    origin = _fingerprint(parts_of(path))
+    parts = parts_of(path)
+    origin = _fingerprint(parts)
+    in_place = in_place and native.installed()
+    if in_place:
+        origin["in_place"] = [str(part.resolve()) for part in parts]
     stem = re.sub(r"[^\w.-]+", "-", _stem(path)).strip(".-") or "model"
     folder = settings.models_dir.expanduser() / f"{stem}-{origin['sha256'][:HASH_LETTERS]}"
-    return keep(folder, origin, lambda target: convert_gguf(path, target, progress), progress)
+    return keep(folder, origin, lambda target: convert_gguf(path, target, progress, in_place=in_place), progress)
 
 
 def _stem(path: Path) -> str:

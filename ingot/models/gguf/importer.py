@@ -7,6 +7,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gguf.constants import LlamaFileType
 from ingot.errors import ModelError
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.quantization import FILE_TYPE, MOVED
+from ingot.models.files.references import ReferencedTensor, References, SourceFile, write_references
 from ingot.models.files.safetensors_writer import SHARD_BYTES, Tensor, write_weights
 from ingot.models.gguf.architectures import blueprint
 from ingot.models.gguf.file import TensorEntry
@@ -30,7 +32,9 @@ from ingot.models.gguf.quant_types import (
     GROUP,
     KNOWN_KINDS,
     PACKED_BITS,
+    SMALL,
     dense,
+    head_order,
     narrowest,
     pack,
     packed_format,
@@ -38,6 +42,9 @@ from ingot.models.gguf.quant_types import (
 )
 from ingot.models.gguf.tokenizer import TokenizerFiles, build_tokenizer
 
+HEAD = ".nextn."  # in the names of tensors of a head that guesses further tokens
+NUMBERS = (Kind.F32, Kind.F16, Kind.BF16)
+STAYING = frozenset({*BLOCK_BITS, *SMALL, *NUMBERS})  # formats whose tensors need not be converted
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
 FILE_TYPES = {
     known.value: known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -53,19 +60,28 @@ SAMPLING_KEYS = {
 }
 
 
-def convert_gguf(source: Path, target: Path, progress: Progress, *, shard_bytes: int = SHARD_BYTES) -> None:
+def convert_gguf(
+    source: Path, target: Path, progress: Progress, *, shard_bytes: int = SHARD_BYTES, in_place: bool = False
+) -> None:
     """Writes the model in `source` to the existing folder `target`; nothing of it is executed.
 
-    Weights keep their exact values wherever MLX has the format. Raises ModelError for a file that is damaged or
-    that cannot be run as it describes itself; what `target` then holds is to be thrown away.
+    Weights keep their exact values wherever MLX has the format. `in_place`: tensors that need not be converted stay in
+    the file, and the folder says where. Raises ModelError for a file that is damaged or that cannot be run as it
+    describes itself; what `target` then holds is to be thrown away.
     """
     with GGUFModel(source) as file:
         _refuse_other_files(file)
         plan = blueprint(file)
         _check_tensors(file, plan)
         tokenizer = build_tokenizer(file.metadata, plan.config["vocab_size"])
-        _check_space(file, plan, target)
-        write_weights(target, _converted(file, plan, progress), _names(file, plan), shard_bytes)
+        # A head that guesses further tokens is looked for in the folder's own weights.
+        headed = any(HEAD in item.source for item in plan.tensors)
+        staying = _staying(file, plan, progress) if in_place and not headed else []
+        moving = replace(plan, tensors=tuple(item for item in plan.tensors if item not in staying))
+        _check_space(file, moving, target)
+        write_weights(target, _converted(file, moving, progress), _names(file, moving), shard_bytes)
+        if staying:
+            write_references(target, _references(file, staying))
         _write_configs(file, plan, tokenizer, target)
 
 
@@ -123,6 +139,58 @@ def _is_kept_in_blocks(file: GGUFModel, item: Wanted) -> bool:
     """Matrices of the K formats, those of experts too."""
     matrices = (len(item.shape) == 2 or item.experts) and not item.plain and item.join is None
     return matrices and _kind(file, item) in BLOCK_BITS
+
+
+def _staying(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[Wanted]:
+    """What is used as it lies in the file. Looks through it for numbers that are not finite, as converting would."""
+    asked = [item for item in plan.tensors if _may_stay(file, item)]
+    sizes = [sum(entry.size for entry in _entries(file, item)) for item in asked]
+    done, message, staying = 0, f"looking through {file.path.name}", []
+    for item, size in zip(asked, sizes, strict=True):
+        progress(message, done, sum(sizes))
+        if all([_is_usable(raw, _kind(file, item), _entries(file, item)[0]) for raw in _chunks(file, item)]):
+            staying.append(item)
+        done += size
+    progress(message, done, sum(sizes))
+    return staying
+
+
+def _may_stay(file: GGUFModel, item: Wanted) -> bool:
+    kind = _kind(file, item)
+    if len(item.shape) == 1 or item.join is not None or item.held or kind not in STAYING:
+        return False
+    return kind in NUMBERS or _is_kept_in_blocks(file, item) or _is_packed(file, item)
+
+
+def _is_usable(raw: np.ndarray, kind: Kind, entry: TensorEntry) -> bool:
+    """Raises ModelError for numbers that are not finite. False where what MLX needs beside them overflows 16 bits."""
+    if kind in NUMBERS:
+        exponents = {Kind.F32: ("<u4", 0x7F800000), Kind.F16: ("<u2", 0x7C00), Kind.BF16: ("<u2", 0x7F80)}
+        dtype, mask = exponents[kind]
+        if np.any(raw.view(dtype) & mask == mask):
+            raise _not_finite(entry)
+        return True
+    factors = _finite(entry, units(raw, kind))
+    if kind not in SMALL or SMALL[kind]:
+        return True
+    return bool(np.abs(factors).max() * 2 ** (PACKED_BITS[kind] - 1) <= np.finfo(np.float16).max)
+
+
+def _references(file: GGUFModel, staying: list[Wanted]) -> References:
+    numbers = {path: number for number, path in enumerate(file.paths)}
+    sources = [(path.resolve(), path.stat()) for path in numbers]
+    return References(
+        files=tuple(SourceFile(str(path), status.st_size, status.st_mtime_ns) for path, status in sources),
+        tensors={
+            item.target: ReferencedTensor(
+                kind=_kind(file, item).name,
+                shape=item.shape,
+                pieces=tuple((numbers[file.path_of(entry)], entry.offset) for entry in _entries(file, item)),
+                heads=item.heads,
+            )
+            for item in staying
+        },
+    )
 
 
 def _names(file: GGUFModel, plan: Blueprint) -> list[str]:
@@ -259,8 +327,7 @@ def _row_order(item: Wanted, start: int, stop: int) -> np.ndarray | slice:
     """Which of the rows [start, stop) comes first, second... `start` and `stop` are at the edge of a head."""
     if not item.heads:
         return slice(None)
-    head = item.shape[0] // item.heads
-    return np.arange(stop - start).reshape(-1, head // 2, 2).swapaxes(1, 2).ravel()
+    return head_order(stop - start, item.shape[0] // item.heads)
 
 
 def _finite(entry: TensorEntry, values: np.ndarray) -> np.ndarray:

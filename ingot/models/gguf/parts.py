@@ -42,6 +42,14 @@ class GGUFModel:
         """Rows [start, stop) of a tensor as raw bytes, one row a line, copied out of its file."""
         return self._homes[entry.name].rows(entry, start, stop)
 
+    @property
+    def paths(self) -> list[Path]:
+        return [file.path for file in self._files]
+
+    def path_of(self, entry: TensorEntry) -> Path:
+        """The file that a tensor lies in."""
+        return self._homes[entry.name].path
+
     def check_bounds(self, entry: TensorEntry) -> None:
         self._homes[entry.name].check_bounds(entry)
 

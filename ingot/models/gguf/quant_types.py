@@ -183,15 +183,26 @@ PACKED_BITS: dict[Kind, int] = {
 }
 BLOCK_BITS: dict[Kind, int] = {Kind.Q2_K: 2, Kind.Q3_K: 3, Kind.Q4_K: 4, Kind.Q5_K: 5, Kind.Q6_K: 6}
 """Formats with scales in two levels; a matrix of one keeps its blocks."""
+SMALL: dict[Kind, bool] = {Kind.Q4_0: False, Kind.Q4_1: True, Kind.Q5_0: False, Kind.Q5_1: True, Kind.Q8_0: False}
+"""Formats of blocks of 32 weights, which MLX packs alike, and whether a block states its minimum: else that is the
+scale, times as many as there are codes below nought."""
 BLOCKS_KEY = "gguf_blocks"
 """Where config.json says which modules hold blocks, and of which kind."""
 DENSE_KINDS = frozenset({Kind.F32, Kind.F16, Kind.BF16, Kind.Q2_K, Kind.Q3_K, Kind.Q6_K})
 KNOWN_KINDS = DENSE_KINDS | PACKED_BITS.keys()
 
-_UNITS = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+_UNITS = {
+    **{kind: (0, 2) if minima else (0,) for kind, minima in SMALL.items()},
+    **{Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)},
+}
 
 
 def units(raw: np.ndarray, kind: Kind) -> np.ndarray:
-    """The numbers of which the factors of blocks are multiples. `kind` is one of BLOCK_BITS."""
+    """The numbers of which the factors of blocks are multiples. `kind` is one of BLOCK_BITS or SMALL."""
     blocks = raw.reshape(-1, GGML_QUANT_SIZES[kind][1])
     return np.concatenate([_halves(blocks[:, place : place + 2]) for place in _UNITS[kind]], axis=1)
+
+
+def head_order(rows: int, head: int) -> np.ndarray:
+    """Which of so many rows comes first, second..., where each head's come in interleaved rotary order."""
+    return np.arange(rows).reshape(-1, head // 2, 2).swapaxes(1, 2).ravel()

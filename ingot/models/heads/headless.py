@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.models.gguf.block_layers import with_blocks
+from ingot.models.gguf.in_place import with_file
 from ingot.models.heads.finding import head_tensors
 from ingot.models.vision.language import language_classes
 from ingot.models.vision.registry import FAMILIES
@@ -15,13 +16,13 @@ from ingot.upstream import model_classes
 
 def classes_in(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[type, type]]:
     """What finds the classes of the model in `folder`, such as load it as it is stored there: with blocks of GGUF's,
-    and without the tensors of a head, over which not all of mlx-lm's code gets by itself."""
+    with what stayed in such a file, and without the tensors of a head, over which not all of mlx-lm's code gets by itself."""
     heads = head_tensors(folder, config)
     seeing = FAMILIES.get(str(config.get("model_type")))
     plain = model_classes if seeing is None or seeing.language is None else language_classes(seeing.language)
     classes = with_blocks(plain, heads)
     if not heads:
-        return classes
+        return with_file(classes, folder)
 
     def found(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)
@@ -33,4 +34,4 @@ def classes_in(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[t
 
         return Headless, args_class
 
-    return found
+    return with_file(found, folder)

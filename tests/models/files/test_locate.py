@@ -7,9 +7,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.config import Settings
 from ingot.errors import ModelError
+from ingot.kernels import native
 from ingot.models.files import hub, locate, packaged
 from ingot.models.files.locate import ModelFolder
 from ingot.models.files.progress import silent
+from ingot.models.files.references import references_in, weight_files
 from tests.models.gguf.making import tiny_model
 from tests.models.gguf.test_parts import split
 
@@ -64,6 +66,69 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, settings: Settings) -> No
     written = (found.path / "model.safetensors").stat().st_mtime_ns
     assert find(path, settings) == found
     assert (found.path / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are native kernels, which use weights as they are in the file."""
+    monkeypatch.setattr(native, "installed", lambda: True)
+
+
+def in_place(name: object, settings: Settings) -> ModelFolder:
+    return locate.locate(str(name), settings, silent, in_place=True)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_gguf_file_is_not_stored_again_where_its_weights_are_used_as_they_are(
+    tmp_path: Path, settings: Settings
+) -> None:
+    model = tiny_model("llama", kinds=[Kind.Q8_0])
+    path = model.write(tmp_path / "tiny.gguf")
+    folder = in_place(path, settings).path
+    matrices = sum(raw.nbytes for _, shape, raw in model.tensors.values() if len(shape) > 1)
+    assert (folder / "model.safetensors").stat().st_size < matrices / 10
+    assert weight_files(folder)[-1] == path
+    # Neither by name nor as a folder is it looked at again.
+    assert in_place("tiny", settings).path == in_place(folder, settings).path == in_place(path, settings).path == folder
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_copy_of_all_weights_goes_when_the_file_will_do(tmp_path: Path, settings: Settings) -> None:
+    path = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf")
+    whole = find(path, settings).path
+    size = sum(file.stat().st_size for file in whole.iterdir())
+    assert references_in(whole) is None
+    assert in_place(path, settings).path == whole and references_in(whole) is not None
+    assert sum(file.stat().st_size for file in whole.iterdir()) < size
+    assert [entry.name for entry in settings.models_dir.iterdir() if not entry.name.endswith(".lock")] == [whole.name]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("named", ["file", "name", "folder"])
+def test_who_needs_all_weights_in_the_folder_gets_them(named: str, tmp_path: Path, settings: Settings) -> None:
+    path = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf")
+    folder = in_place(path, settings).path
+    found = find({"file": path, "name": "tiny", "folder": folder}[named], settings).path
+    assert references_in(found) is None and (found / "model.safetensors").stat().st_size > path.stat().st_size / 2
+
+
+def test_without_native_kernels_a_gguf_file_is_converted(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "installed", lambda: False)
+    path = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf")
+    assert references_in(in_place(path, settings).path) is None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_gguf_file_that_was_moved_is_found_where_it_is(tmp_path: Path, settings: Settings) -> None:
+    path = tiny_model("llama", kinds=[Kind.Q8_0]).write(tmp_path / "tiny.gguf")
+    in_place(path, settings)
+    moved = path.rename(write_folder(tmp_path / "elsewhere") / "tiny.gguf")
+    with pytest.raises(ModelError, match=r"its weights are in .*tiny\.gguf, which cannot be read"):
+        in_place("tiny", settings)
+    assert weight_files(in_place(moved, settings).path)[-1] == moved
+    assert in_place("tiny", settings).name == "tiny"
 
 
 def test_a_gguf_file_that_changed_is_converted_again(tmp_path: Path, settings: Settings) -> None:
