@@ -29,6 +29,7 @@ from ingot.models.files.packaged import original
 from ingot.models.files.progress import Progress, TerminalProgress
 
 SPACE_MARK = "\u2581"
+LONGEST = 10  # letters of an invented token
 SPREAD = 1 / 4.6  # of random weights, by which activations stay as large as they are
 
 
@@ -66,8 +67,8 @@ class Shape:
         return dict.fromkeys(wide, self.hidden) | dict.fromkeys(of_heads, self.head_size)
 
     def biases(self) -> dict[str, int]:
-        narrow = self.kv_heads * self.head_size
-        return {"attn_q": self.heads * self.head_size, "attn_k": narrow, "attn_v": narrow} if self.kind == "qwen2" else {}
+        biased = ("attn_q", "attn_k", "attn_v") if self.kind == "qwen2" else ()
+        return {matrix: self.matrices()[matrix][0] for matrix in biased}
 
 
 _Q4_K_M = MappingProxyType(
@@ -139,9 +140,7 @@ def write(name: str, folder: Path, progress: Progress, tokenizer: Path | None = 
     return path
 
 
-def _add(
-    writer: Any, shape: Shape, matrix: str, name: str, size: tuple[int, int], dice: np.random.Generator
-) -> None:
+def _add(writer: Any, shape: Shape, matrix: str, name: str, size: tuple[int, int], dice: np.random.Generator) -> None:
     kind = shape.kinds.get(matrix, Kind.Q4_1)
     writer.add_tensor(name, random_blocks(kind, *size, dice), raw_dtype=kind)
 
@@ -172,12 +171,12 @@ def _invent_tokenizer(writer: Any, shape: Shape) -> None:
     """As many tokens as the shape has, each but the letters made of two that come before it, as real ones are."""
     byte_level = shape.kind == "qwen2"
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-    letters = _byte_letters() if byte_level else [SPACE_MARK, *ascii_letters, *(chr(0x4E00 + n) for n in range(1000))]
+    letters = _byte_letters() if byte_level else [SPACE_MARK, *ascii_letters, *(chr(0x4E00 + n) for n in range(20))]
     dice, words, known, merges = np.random.default_rng(1), list(letters), set(letters), list[str]()
     while len(words) + len(special) < shape.vocab:
-        for left, right in (dice.random((1 << 14, 2)) ** 2 * len(words)).astype(int).tolist():
+        for left, right in (dice.random((1 << 14, 2)) ** 4 * len(words)).astype(int).tolist():
             joined = words[left] + words[right]
-            if joined not in known and len(joined) <= 16 and len(words) + len(special) < shape.vocab:
+            if joined not in known and len(joined) <= LONGEST and len(words) + len(special) < shape.vocab:
                 known.add(joined)
                 merges.append(f"{words[left]} {words[right]}")
                 words.append(joined)

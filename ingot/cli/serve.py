@@ -164,7 +164,10 @@ def start_engine(settings: Settings) -> Engine:
         further: dict[Role, str | None] = {"embedding": settings.embedding_model, "rerank": settings.rerank_model}
         encoders = {role: locate(name, settings, progress) for role, name in further.items() if name is not None}
         models = Choice.parse(settings.speculate).models
-        guessing = {proposer: locate(name, settings, progress, in_place=proposer == "draft") for proposer, name in models.items()}
+        guessing = {
+            proposer: locate(name, settings, progress, in_place=proposer == "draft")
+            for proposer, name in models.items()
+        }
         reader = settings.specprefill_draft_model
         scorer = None if reader is None else locate(reader, settings, progress, in_place=True)
         audio, speech = settings.audio_model, settings.speech_model

@@ -174,9 +174,11 @@ class Server(uvicorn.Server):
         for one in self.listener.sockets:
             one.listen(BACKLOG)
         asyncio.get_running_loop().set_exception_handler(LoopTrouble())
-        self._on_ready(self.listener.url)
         if (trim := find_trim()) is not None:
+            # What loading left behind goes before anybody looks at what the server takes.
+            await asyncio.to_thread(trim)
             self._tasks.append(asyncio.create_task(trim_heap(trim)))
+        self._on_ready(self.listener.url)
         self._service.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

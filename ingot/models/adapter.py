@@ -269,6 +269,7 @@ def load(
         evaluate(array for _, array in parameters(model))
     except RuntimeError as error:  # a file that cannot be read any more, most likely
         raise ModelError(f"The weights in {folder.name} cannot be loaded: {_said(error)}") from error
+    mx.clear_cache()  # of buffers that weights were read into before they were put in order
     model.eval()
     tower = load_tower(folder, whole, device, dtype) if sees else None
     exact = dtype is not None

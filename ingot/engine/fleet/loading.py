@@ -73,7 +73,9 @@ class Loading:
         encoders = (settings.embedding_model, settings.rerank_model)
         others = (settings.specprefill_draft_model, *encoders, settings.audio_model, settings.speech_model)
         named |= {role: name for role, name in zip(OTHERS, others, strict=True) if name is not None}
-        further = {role: locate(name, settings, silent, in_place=role in READ_BY_ADAPTERS) for role, name in named.items()}
+        further = {
+            role: locate(name, settings, silent, in_place=role in READ_BY_ADAPTERS) for role, name in named.items()
+        }
         return FoundModel(folder, further, self._claim(settings, [folder, *further.values()]))
 
     def _claim(self, settings: Settings, folders: Sequence[ModelFolder]) -> int:
@@ -118,6 +120,8 @@ class Loading:
             self._loop.breathe()
 
         engine = self._started(entry, found, between)
+        if self._trim is not None:
+            self._trim()  # a tokenizer of many words leaves holes in the heap of whichever thread made it
         took, weights = time.monotonic() - began, engine.card.weight_bytes / 1e9
         log.info("%s was loaded in %.1f s: %.3f GB of weights", entry.name, took, weights)
         return engine
@@ -150,7 +154,7 @@ class Loading:
         began = time.monotonic()
         freed = engine.leave()
         if self._trim is not None:
-            self._trim()  # a tokenizer of many words leaves holes in the heap of whichever thread made it
+            self._trim()
         level = logging.WARNING if freed < 0.99 * weights else logging.INFO
         log.log(
             level,

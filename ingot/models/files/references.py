@@ -6,6 +6,7 @@ ones, GGUF files, and as they were when the folder was made.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,8 @@ class SourceFile(msgspec.Struct, frozen=True):
                 f"its weights are in {self.path}, which cannot be read ({error.strerror}): put it back, or serve the "
                 "file from where it is now"
             ) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"its weights are in {self.path}, which is no regular file")
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
             raise ModelError(
                 f"its weights are in {self.path}, which has changed: serve that file, and it is looked at anew"

@@ -148,7 +148,7 @@ def _staying(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[Wante
     done, message, staying = 0, f"looking through {file.path.name}", []
     for item, size in zip(asked, sizes, strict=True):
         progress(message, done, sum(sizes))
-        if all([_is_usable(raw, _kind(file, item), _entries(file, item)[0]) for raw in _chunks(file, item)]):
+        if all(_is_usable(raw, _kind(file, item), _entries(file, item)[0]) for raw in _chunks(file, item)):
             staying.append(item)
         done += size
     progress(message, done, sum(sizes))

@@ -18,6 +18,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from ingot.errors import ModelError
 from ingot.kernels import native
 from ingot.models.files.references import ReferencedTensor, References, references_in
+from ingot.models.gguf.file import MAGIC
 from ingot.models.gguf.quant_types import PACKED_BITS, SMALL, head_order, pack
 from ingot.models.pace import pause
 
@@ -44,14 +45,15 @@ def with_file(classes: Callable[..., tuple[type, type]], folder: Path) -> Callab
 
 
 def arrays(references: References) -> dict[str, mx.array]:
-    """The tensors by name; packed ones with their scales and biases. Raises ModelError where a file is not as it was."""
+    """The tensors by name, packed ones with their scales and biases. Raises ModelError where a file is not as it
+    was."""
     references.check()
     files = [_Source(file.path, file.size, file.changed_ns) for file in references.files]
     made: dict[str, mx.array] = {}
     for name, tensor in references.tensors.items():
         try:
             parts = _read(tensor, files)
-        except (KeyError, IndexError, ValueError, OSError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
             raise ModelError(f"the tensor {name!r} cannot be read from its GGUF file: {error}") from error
         names = [name, *(f"{name.rpartition('.')[0]}.{part}" for part in ("scales", "biases"))]
         made |= dict(zip(names, parts, strict=False))
@@ -67,6 +69,10 @@ class _Source:
             self.lazy = native.gguf_file(path, size, changed_ns)
         except RuntimeError as error:
             raise ModelError(str(error)) from error
+        if self.lazy is None:
+            with Path(path).open("rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise ModelError(f"{path} is no GGUF file")
 
 
 def _read(tensor: ReferencedTensor, files: list[_Source]) -> list[mx.array]:

@@ -16,7 +16,8 @@ from ingot.upstream import model_classes
 
 def classes_in(folder: Path, config: Mapping[str, Any]) -> Callable[..., tuple[type, type]]:
     """What finds the classes of the model in `folder`, such as load it as it is stored there: with blocks of GGUF's,
-    with what stayed in such a file, and without the tensors of a head, over which not all of mlx-lm's code gets by itself."""
+    with what stayed in such a file, and without the tensors of a head, over which not all of mlx-lm's code gets by
+    itself."""
     heads = head_tensors(folder, config)
     seeing = FAMILIES.get(str(config.get("model_type")))
     plain = model_classes if seeing is None or seeing.language is None else language_classes(seeing.language)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
@@ -18,7 +19,7 @@ from ingot.kernels.device import Device
 from ingot.models.adapter import load
 from ingot.models.files.digest import model_digest
 from ingot.models.files.progress import silent
-from ingot.models.files.references import REFERENCES, references_in, weight_bytes, write_references
+from ingot.models.files.references import REFERENCES, SourceFile, references_in, weight_bytes, write_references
 from ingot.models.gguf import in_place
 from ingot.models.gguf.importer import STAYING, convert_gguf
 from ingot.models.layers.modules import parameters
@@ -124,7 +125,7 @@ def test_on_gpus_it_computes_what_the_converted_model_computes(tmp_path: Path) -
 
 
 def opened(path: Path) -> int:
-    there = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+    there = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
     maps = Path("/proc/self/maps").read_text()
     return there.count(str(path)) + maps.count(str(path))
 
@@ -165,18 +166,43 @@ def test_a_file_that_is_not_as_it_was_is_named(harm: str, tmp_path: Path) -> Non
         load(placed, CPU)
 
 
-@NATIVE
-def test_references_lead_to_gguf_files_alone(tmp_path: Path) -> None:
+@READERS
+def test_references_lead_to_gguf_files_alone(lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not lazy:
+        monkeypatch.setattr(native, "gguf_file", lambda *given: None)
     _, placed = both(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path)
     references = references_in(placed)
     assert references is not None
     file = tmp_path / "secret"
     file.write_bytes(bytes(references.files[0].size))
     status = file.stat()
-    with pytest.raises(RuntimeError, match="no GGUF file"):
-        native.gguf_file(str(file), status.st_size, status.st_mtime_ns)
-    with pytest.raises(RuntimeError, match="no regular file"):
-        native.gguf_file(os.devnull, 0, 0)
+    told = msgspec.structs.replace(references, files=(SourceFile(str(file), status.st_size, status.st_mtime_ns),))
+    with pytest.raises(ModelError, match="no GGUF file"):
+        in_place.arrays(told)
+    told = msgspec.structs.replace(references, files=(SourceFile(os.devnull, 0, 0),))
+    with pytest.raises(ModelError, match="no regular file"):
+        in_place.arrays(told)
+
+
+@READERS
+@pytest.mark.parametrize(
+    "said",
+    [{"kind": "Q9_9"}, {"pieces": ()}, {"pieces": ((7, 0),)}, {"shape": (0, 32)}, {"pieces": ((0, 1 << 40),)}],
+    ids=str,
+)
+def test_references_to_what_is_not_there_are_refused(
+    said: dict[str, Any], lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not lazy:
+        monkeypatch.setattr(native, "gguf_file", lambda *given: None)
+    _, placed = both(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path)
+    references = references_in(placed)
+    assert references is not None
+    name, tensor = next(iter(references.tensors.items()))
+    references.tensors[name] = msgspec.structs.replace(tensor, **said)
+    write_references(placed, references)
+    with pytest.raises(ModelError, match=r"cannot be (loaded|read)"):
+        load(placed, CPU)
 
 
 @pytest.mark.parametrize("said", [b"{}", b"[", b'{"files": [], "tensors": {"a": 1}}'])
@@ -186,7 +212,9 @@ def test_references_that_say_nothing_are_refused(said: bytes, tmp_path: Path) ->
         references_in(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.Q6_K, Kind.F16, Kind.BF16, Kind.F32], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Kind.Q8_0, Kind.Q4_1, Kind.Q6_K, Kind.F16, Kind.BF16, Kind.F32], ids=lambda kind: kind.name
+)
 def test_numbers_that_are_not_finite_are_found_before_they_are_used(kind: Kind, tmp_path: Path) -> None:
     model = tiny_model("qwen3", kinds=[kind])
     name = "blk.0.ffn_up.weight"
