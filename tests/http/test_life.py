@@ -150,6 +150,20 @@ def test_sighup_lets_a_server_read_its_settings_again(caplog: pytest.LogCaptureF
     assert asked == [200] and "changed: allowed_hosts" in caplog.text
 
 
+def test_what_loading_left_in_the_heap_goes_before_a_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("ingot.http.server.find_trim", lambda: lambda: order.append("trimmed"))
+    wanted = settings()
+
+    def ready(url: str) -> None:
+        order.append("ready")
+        server.should_exit = True
+
+    server = make_server(ScriptedEngine(), wanted, ready, listen(wanted))  # type: ignore[arg-type]
+    server.run()
+    assert order[:2] == ["trimmed", "ready"]
+
+
 def test_a_key_that_is_soon_guessed_is_not_taken_over(caplog: pytest.LogCaptureFixture) -> None:
     app = build_app(ScriptedEngine(), settings(api_key="the-first-key"))  # type: ignore[arg-type]
     changed(app, api_key="short")

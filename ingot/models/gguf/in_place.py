@@ -27,9 +27,10 @@ NUMBERS = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
 
 def with_file(classes: Callable[..., tuple[type, type]], folder: Path) -> Callable[..., tuple[type, type]]:
     """What finds a model's classes, but the model is given the weights, too, that are not in its folder."""
-    elsewhere = references_in(folder)
-    if elsewhere is None:
+    references = references_in(folder)
+    if references is None:
         return classes
+    elsewhere = references
 
     def found(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = classes(config=config)

@@ -1,7 +1,8 @@
-"""Blocks of GGUF files' K formats as the native kernels take them, against the gguf package's own numbers."""
+"""Blocks of GGUF files as the native kernels take and read them, against the gguf package's own numbers."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels import native
-from ingot.models.gguf.quant_types import BLOCK_BITS
+from ingot.models.gguf.quant_types import BLOCK_BITS, PACKED_BITS, SMALL
 from tests.kernels.native.test_weights import activations, allowed
 from tests.models.gguf.making import random_rows
 
@@ -124,3 +125,41 @@ def test_experts_have_blocks_of_their_own(kind: Kind) -> None:
 def test_blocks_that_do_not_fit_are_refused(given: mx.array, bits: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         native.block_weights(given, None, bits)
+
+
+@pytest.mark.parametrize("kind", sorted(SMALL), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("head", [0, 8])
+def test_rows_of_a_file_are_read_as_its_own_numbers(kind: Kind, head: int, tmp_path: Path) -> None:
+    rows, columns, before = 48, 96, 37
+    pieces = [random_rows(np.random.default_rng(seed), kind, rows, columns) for seed in (1, 2)]
+    file = tmp_path / "any.gguf"
+    file.write_bytes(b"GGUF".ljust(before) + b"".join(raw.tobytes() for raw in pieces))
+    status = file.stat()
+    opened = native.gguf_file(str(file), status.st_size, status.st_mtime_ns)
+    size = pieces[0].shape[1]
+    places = [(opened, before), (opened, before + rows * size)]
+    both = np.concatenate(pieces)
+    order = np.arange(2 * rows) if not head else np.arange(2 * rows).reshape(-1, head // 2, 2).swapaxes(1, 2).ravel()
+    assert np.array_equal(native.file_bytes(places, rows, size, head), both[order])
+    packed = native.file_packed(places, rows, size, head, PACKED_BITS[kind], minima=SMALL[kind])
+    found = mx.dequantize(
+        *(part.astype(mx.float32) if part.dtype == mx.float16 else part for part in packed), 32, PACKED_BITS[kind]
+    )
+    expected = dequantize(both, kind)[order]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=np.abs(expected).max() * 2**-22)
+
+
+def test_threads_share_a_file_of_more_than_they_read_at_once(tmp_path: Path) -> None:
+    raw = random_rows(np.random.default_rng(3), Kind.Q8_0, 5000, 512)
+    file = tmp_path / "any.gguf"
+    file.write_bytes(b"GGUF" + raw.tobytes())
+    opened = native.gguf_file(str(file), file.stat().st_size, file.stat().st_mtime_ns)
+    assert np.array_equal(native.file_bytes([(opened, 4)], *raw.shape, 0), raw)
+
+
+def test_a_file_that_ends_before_its_tensor_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "any.gguf"
+    file.write_bytes(b"GGUF" + bytes(100))
+    opened = native.gguf_file(str(file), file.stat().st_size, file.stat().st_mtime_ns)
+    with pytest.raises(RuntimeError, match="ends before its tensors do"):
+        mx.eval(native.file_bytes([(opened, 4)], 10, 11, 0))
