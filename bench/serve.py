@@ -42,7 +42,7 @@ from ingot.models.files.progress import TerminalProgress
 
 OURS, THEIRS = "ingot", "mlx_lm.server"
 ENDLESS, STREAM_WORDS, STREAM_TOKENS = 4000, 8, 8
-"""Of a stream that prompts are computed beside: its most tokens, its question, and its tokens before the prompt comes."""
+"""Of the stream beside which prompts are computed: its most tokens, its words, its tokens before the prompt comes."""
 
 
 @dataclass(frozen=True, slots=True)
