@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from ingot.cli import examine
 from ingot.cli.examine import Finding
@@ -18,13 +19,17 @@ MARKS = {"ok": "ok", "note": "note", "missing": "MISSING"}
 
 def run(arguments: list[str]) -> int:
     parser = CommandParser("doctor", ABOUT)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model's folder: what of it is slower than it could be"
+    )
     parser.flag("--json", action="store_true", help="print the findings as JSON")
     parser.flag("--network", action="store_true", help="also ask whether the model hub can be reached")
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     namespace = parser.parse(arguments)
-    settings = settle(namespace).settings
     given = vars(namespace)
-    findings = list(look(settings, network="network" in given))
+    model = given.pop("model", None)
+    settings = settle(namespace).settings
+    findings = list(look(settings, network="network" in given, model=None if model is None else Path(model)))
     healthy = all(finding.state != "missing" for finding in findings)
     if "json" in given:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -33,8 +38,8 @@ def run(arguments: list[str]) -> int:
     return 0 if healthy else 1
 
 
-def look(settings: Settings, network: bool) -> Iterator[Finding]:
-    probed = examine.probe_mlx()
+def look(settings: Settings, network: bool, model: Path | None = None) -> Iterator[Finding]:
+    probed = examine.probe_mlx() if model is None else examine.probe_mlx(model)
     yield examine.python()
     yield examine.processor()
     yield from examine.nvidia(probed)
@@ -46,6 +51,8 @@ def look(settings: Settings, network: bool) -> Iterator[Finding]:
     yield examine.disk(settings.models_dir)
     yield examine.open_files()
     yield from examine.extras()
+    if model is not None:
+        yield from examine.model(probed, model)
     if network:
         yield examine.hub(settings)
 

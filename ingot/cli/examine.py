@@ -60,9 +60,9 @@ def _features() -> list[str]:
     return []
 
 
-def probe_mlx() -> dict[str, Any] | str:
-    """What `probe_mlx` printed, or why it could not."""
-    command = [sys.executable, "-m", "ingot.cli.probe_mlx"]
+def probe_mlx(model: Path | None = None) -> dict[str, Any] | str:
+    """What `probe_mlx` printed, or why it could not. `model` is a folder that it looks into as well."""
+    command = [sys.executable, "-m", "ingot.cli.probe_mlx", *([] if model is None else [str(model)])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -93,6 +93,19 @@ def mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         slower = probed["compiled_slower"]
         advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) beside mlx"
         yield Finding("kernels", "note" if slower else "ok", slower or probed["compiled"], advice if slower else None)
+
+
+def model(probed: dict[str, Any] | str, folder: Path) -> Iterator[Finding]:
+    """What of a model in a folder runs slower than it could."""
+    if isinstance(probed, str):
+        return
+    if not (folder / "config.json").is_file():
+        yield Finding("model", "note", f"{folder} is no folder with a config.json", "give the folder of a model")
+        return
+    for said in probed["slower"]:
+        yield Finding("model", "note", f"{folder.name}: {said}")
+    if not probed["slower"]:
+        yield Finding("model", "ok", f"{folder.name}: its attention runs by ingot's own modules")
 
 
 def _kernel(name: str, wrong: str | None, instead: str) -> Finding:

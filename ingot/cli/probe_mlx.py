@@ -1,4 +1,5 @@
-"""`python -m ingot.cli.probe_mlx`: what mlx is and does here, as one JSON object on stdout.
+"""`python -m ingot.cli.probe_mlx [FOLDER]`: what mlx is and does here, as one JSON object on stdout; and what of the
+model in a folder runs slower than it could.
 
 A process of its own, so that `doctor` survives an mlx that cannot be loaded, and never loads it itself.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -78,5 +81,15 @@ def _gflops() -> float:
     return 2 * SIDE**3 / (time.perf_counter() - started) / 1e9
 
 
+def slower(folder: Path) -> list[str]:
+    """What of a model that is not loaded is known to run slower than it could."""
+    from ingot.models.remarks import remarks_ahead
+
+    try:
+        return remarks_ahead(folder)
+    except (Exception, SystemExit) as error:  # of the code of a hundred families
+        return [f"it cannot be examined: {' '.join(str(error).split())[:200] or type(error).__name__}"]
+
+
 if __name__ == "__main__":
-    print(json.dumps(probe()))
+    print(json.dumps({**probe(), "slower": [said for folder in sys.argv[1:] for said in slower(Path(folder))]}))

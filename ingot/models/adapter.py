@@ -36,22 +36,23 @@ from ingot.models.forward import run
 from ingot.models.heads.headless import classes_in
 from ingot.models.layers.captured import stack_of
 from ingot.models.layers.deepstack import DeepStack, swap_first_layers
+from ingot.models.layers.experts import given_experts
 from ingot.models.layers.modules import parameters
 from ingot.models.layers.packed_linear import reserve_scratch
-from ingot.models.layers.selection import Selection, select_at_heads
-from ingot.models.layers.swapping import let_apart, swap_modules
+from ingot.models.layers.selection import Selection, nudged, select_at_heads
+from ingot.models.layers.swapping import let_apart, swap_modules, unlower
 from ingot.models.live_states import attends_natively, new_rows
 from ingot.models.lora.loras import Loras
 from ingot.models.pace import evaluate
 from ingot.models.precision import main_dtype, rounds_activations, settle
-from ingot.models.probe import Findings, Probe
+from ingot.models.probe import Doubts, Findings, Probe
 from ingot.models.remarks import remarks
 from ingot.models.sharing import Sharing, share
 from ingot.models.steps import CompiledSteps, compiles
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.tower import Tower
 from ingot.models.vision.visual import Visual
-from ingot.upstream import load_config, load_model
+from ingot.upstream import caches, load_config, load_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ def adapt(
 
     `exact`: keys and values are kept in what they are computed in, also where the kernels can do with less.
     `apart`: see `load`. `tower` is what it sees with.
-    Raises ModelError if it cannot be run here, or not rightly.
+    Raises ModelError if it cannot be run here.
     """
     family, rounded = registry.of_type(str(config.get("model_type"))), rounds_activations(model)
     if family.refused is not None:
@@ -307,10 +308,19 @@ def adapt(
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
     selection = select_at_heads(model)
-    kept = None if exact or not (fused or attends_natively(model)) else mx.float16
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else main_dtype(model)
-    found, margin = _probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+
+    def probed() -> tuple[mx.Dtype | None, Findings, int]:
+        kept = None if exact or not (fused or attends_natively(model)) else mx.float16
+        return kept, *_probe(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+
+    kept, found, margin = probed()
+    if found.wrong is not None:
+        notes = [*notes, f"layers run by mlx-lm's own modules, slower: by ingot's own, {found.wrong}"]
+        unlower(model)
+        fused = False
+        kept, found, margin = probed()
     if mutual and not found.mixed:
         raise ModelError("Its pictures' tokens see each other, which this model's attention cannot be told here.")
     if (stack := stack_of(model)) is not None:
@@ -327,7 +337,7 @@ def adapt(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *remarks(selection, found, kernels, stack)),
+        (*notes, *remarks(model, selection, found, kernels, stack)),
         rounded,
         kernels,
         CompiledSteps(model) if found.mixed and compiles(device) and not _is_captured(model) else None,
@@ -353,17 +363,24 @@ def _probe(
     unlike: bool,
 ) -> tuple[Findings, int]:
     """What was found out, and the margin that the model's windows need."""
+    doubts = Doubts(lambda: nudged(model, dtype), lambda: given_experts(model), partial(_original, model))
 
     def findings(margin: int) -> Findings:
-        return Probe(
-            partial(run, model, selection), lambda: new_rows(model, margin, kept, kernels), dtype, unlike=unlike
-        ).run()
+        rows = partial(new_rows, model, margin, kept, kernels)
+        return Probe(partial(run, model, selection), rows, dtype, unlike=unlike, doubts=doubts).run()
 
     found = findings(0)
     windows = [state for state in found.rows.states if isinstance(state, WindowState)]
     # PLaMo 3's masks show a token one more than its caches keep.
     margin = max((state.asked - state.window for state in windows), default=0)
     return (findings(margin) if margin else found), margin
+
+
+def _original(model: Any, prompt: list[int]) -> mx.array:
+    """Logits [1, vocab] of mlx-lm's own code, which runs over its own caches."""
+    logits: mx.array = model(mx.array([prompt]), cache=caches.make_prompt_cache(model))[:, -1]
+    mx.eval(logits)
+    return logits
 
 
 def _said(error: BaseException) -> str:

@@ -1,14 +1,17 @@
 """Which launches a model computes rightly, found out at load by running it.
 
 Model code differs in what it makes of caches: some takes a single number for a position, some ignores that a row is
-padded. So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared.
+padded. So a few tokens are computed as one plain prompt, then as rows of a batch, and the logits are compared. They
+are compared as numbers: with how far rounding alone moves the model's own answer, and where a router wavers between
+experts, with the choice of experts given. No model is refused for its numbers; what cannot be told is run plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
@@ -36,10 +39,25 @@ CLOSE = {mx.float32: 1e-3, mx.float16: 1e-2, mx.bfloat16: 2e-2}
 """Logits this close, in parts of their range, differ by rounding alone."""
 
 WRONG = {mx.float32: 0.1, mx.float16: 0.3, mx.bfloat16: 0.3}
-"""Logits this far apart do not."""
+"""Logits this far apart do not, unless a router wavers."""
 
 NOISE = 3
-"""Between the two, what counts is how much a model rounds, as when its router wavers: this many times that is close."""
+"""Between the two, what counts is how far rounding alone moves a model: this many times that is close."""
+
+Within = Callable[[], AbstractContextManager[None] | None]
+"""None where a model cannot be run so."""
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """How else a model can be run, to tell numbers that waver from wrong ones."""
+
+    nudged: Within = lambda: None  # what tokens are looked up as is off by one unit in the last place
+    given: Within = lambda: None  # the choice of experts is given
+    original: Callable[[list[int]], mx.array] | None = None  # mlx-lm's own logits [1, vocab] of a prompt
+
+
+NO_DOUBTS = Doubts()
 
 
 @dataclass(frozen=True)
@@ -50,22 +68,80 @@ class Findings:
     vocab: int
     ragged: bool  # rows of different lengths may decode together, as one launch
     mixed: bool  # launches of any kind may share one forward pass
+    moved: float = (
+        0.0  # how far rounding alone moves logits, in parts of their range, where nothing could be told of it
+    )
+    unmixed: str | None = None  # why rows of different lengths are not mixed, where that was tried
+    wrong: str | None = None  # how far they are from mlx-lm's own, where that is more than rounding
+
+
+def is_close(gap: float, moved: float, dtype: mx.Dtype) -> bool:
+    """Whether logits that are so far apart are the same but for rounding, which alone moves them so far."""
+    return gap <= CLOSE[dtype] or (gap < WRONG[dtype] and gap <= NOISE * moved)
 
 
 class Probe:
-    def __init__(self, forward: Forward, new_rows: Callable[[], Rows], dtype: mx.Dtype, *, unlike: bool) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        new_rows: Callable[[], Rows],
+        dtype: mx.Dtype,
+        *,
+        unlike: bool,
+        doubts: Doubts = NO_DOUBTS,
+    ) -> None:
         """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass."""
         self._forward, self._new_rows, self._dtype, self._unlike = forward, new_rows, dtype, unlike
+        self._doubts = doubts
+        self._unmixed: str | None = None
 
     def run(self) -> Findings:
-        """Raises ModelError if the model does not run here, or if its answer depends on how its prompt is cut."""
+        """Raises ModelError if the model does not run here."""
         rows, expected = self._plain
         ways = [(True, True), (False, True), (True, False)] if self._unlike else []
-        right = (way for way in ways if self._agrees(partial(self._beside, ragged=way[0], mixed=way[1])))
-        ragged, mixed = next(right, (False, False))
-        if not ragged and not mixed and self._rounding > WRONG[self._dtype]:
-            raise ModelError("The model's answer depends on how its prompt is cut: it cannot be right")
-        return Findings(rows, expected.shape[-1], ragged, mixed)
+        ragged, mixed = next((way for way in ways if self._agrees(*way)), (False, False))
+        alone = self._unlike and not ragged and not mixed
+        moved = self._steady._rounding if alone else 0.0
+        return Findings(
+            rows,
+            expected.shape[-1],
+            ragged,
+            mixed,
+            moved if moved > CLOSE[self._dtype] else 0.0,
+            self._steady._unmixed or self._unmixed if self._unlike and not mixed else None,
+            self._wrong(),
+        )
+
+    def _agrees(self, ragged: bool, mixed: bool) -> bool:
+        """Whether that way of running rows gives what each gives alone, with the choice of experts given if need be."""
+        return self._is_right(ragged, mixed) or (self._steady is not self and self._steady._is_right(ragged, mixed))
+
+    def _wrong(self) -> str | None:
+        """How far what is computed here is from what mlx-lm's own code computes over its own caches."""
+        if self._doubts.original is None or (gap := self._from_original()) <= WRONG[self._dtype]:
+            return None
+        if self._steady is not self:
+            return self._steady._wrong()
+        moved = max(self._rounding, self._arithmetic)
+        return f"answers differ from mlx-lm's own by {gap:.2g} of their range" if gap > NOISE * moved else None
+
+    def _original(self) -> mx.array:
+        assert self._doubts.original is not None
+        return self._doubts.original(LONG)
+
+    def _from_original(self) -> float:
+        try:
+            own = self._original()
+        except Exception:  # of code that cannot do without our states, in whatever way
+            return 0.0
+        return apart(self._plain[1][:1], own) if mx.all(mx.isfinite(own)).item() else 0.0
+
+    @cached_property
+    def _steady(self) -> Probe:
+        """One whose router cannot waver, where this one's may: itself where it does not, or has none."""
+        if self._rounding <= CLOSE[self._dtype] or self._doubts.given() is None:
+            return self
+        return _Given(self._forward, self._new_rows, self._dtype, unlike=self._unlike, doubts=self._doubts)
 
     @cached_property
     def _plain(self) -> tuple[Rows, mx.array]:
@@ -86,8 +162,17 @@ class Probe:
 
     @cached_property
     def _rounding(self) -> float:
-        """How far logits move when a prompt is cut into several launches."""
-        return self._cut(LONG, self._plain[1][:1], mixed=False)
+        """How far logits move when a prompt is cut into several launches, or nudged by as little as can be."""
+        return max(self._cut(LONG, self._plain[1][:1], mixed=False), self._nudged)
+
+    @cached_property
+    def _nudged(self) -> float:
+        nudged = self._doubts.nudged()
+        if nudged is None:
+            return 0.0
+        rows = self._new_rows()
+        with nudged:
+            return apart(self._launch(rows, [(rows.new(), LONG)]), self._plain[1][:1])
 
     @cached_property
     def _arithmetic(self) -> float:
@@ -107,15 +192,17 @@ class Probe:
                 logits = self._run(rows, [[(row, piece)]], mixed=mixed)
         return apart(logits, expected)
 
-    def _agrees(self, trial: Callable[[], mx.array]) -> bool:
+    def _is_right(self, ragged: bool, mixed: bool) -> bool:
         try:
-            gap = apart(trial(), self._plain[1])
+            gap = apart(self._beside(ragged=ragged, mixed=mixed), self._plain[1])
         # Whatever it is that a model cannot do with rows unlike each other, the answer is the same.
-        except Exception:
+        except Exception as error:
+            self._unmixed = self._unmixed or f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
             return False
-        if CLOSE[self._dtype] < gap < WRONG[self._dtype]:
-            return gap <= NOISE * max(self._rounding, self._arithmetic)
-        return gap <= CLOSE[self._dtype]
+        if is_close(gap, 0, self._dtype):
+            return True
+        self._unmixed = self._unmixed or f"logits differ by {gap:.2g} of their range"
+        return gap < WRONG[self._dtype] and is_close(gap, max(self._rounding, self._arithmetic), self._dtype)
 
     def _beside(self, *, ragged: bool, mixed: bool) -> mx.array:
         """Two prompts at once, then the short one decoding beside the long one, then both decoding: as one launch where
@@ -148,6 +235,27 @@ class Probe:
         if logits.shape[0] != len(ends):
             raise ModelError(f"The model answers with logits of shape {logits.shape}; ingot expects one row a token")
         return logits
+
+
+class _Given(Probe):
+    """The same model, whose experts are given."""
+
+    @cached_property
+    def _steady(self) -> Probe:
+        return self
+
+    def _original(self) -> mx.array:
+        with self._choice():
+            return super()._original()
+
+    def _run(self, rows: Rows, parts: list[list[Fed]], *, mixed: bool) -> mx.array:
+        with self._choice():
+            return super()._run(rows, parts, mixed=mixed)
+
+    def _choice(self) -> AbstractContextManager[None]:
+        given = self._doubts.given()
+        assert given is not None
+        return given
 
 
 def apart(found: mx.array, expected: mx.array) -> float:

@@ -122,3 +122,26 @@ def test_a_probe_that_dies_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(examine.subprocess, "run", died)
     assert examine.probe_mlx() == (output.splitlines() or ["mlx died with code -9"])[-1]
+
+
+def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    from ingot.models.layers.modules import parameters
+    from ingot.models.remarks import remarks_ahead
+    from tests.models.layers import family_configs
+
+    for family in ("llama", "deepseek_v3"):
+        folder = tmp_path / family
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(family_configs.config(family)))
+        mx.save_safetensors(str(folder / "model.safetensors"), dict(parameters(family_configs.build(family))))
+    assert remarks_ahead(tmp_path / "llama") == []
+    said = remarks_ahead(tmp_path / "deepseek_v3")
+    probed = {**WORKING, "slower": said}
+    [finding] = examine.model(probed, tmp_path / "deepseek_v3")
+    assert finding.state == "note" and "deepseek_v3: attention by mlx-lm's own modules" in finding.detail
+    [finding] = examine.model({**WORKING, "slower": []}, tmp_path / "llama")
+    assert finding.state == "ok"
+    [finding] = examine.model(probed, tmp_path / "none")
+    assert (finding.state, finding.advice) == ("note", "give the folder of a model")

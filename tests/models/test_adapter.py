@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
+from mlx.utils import tree_map_with_path
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from bench import random_models
+from ingot.cache.layer_state import LayerState
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels import native
 from ingot.kernels.device import Device, current
 from ingot.models.adapter import Adapter, adapt, load
 from ingot.models.files.progress import silent
 from ingot.models.gguf.importer import convert_gguf
+from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.fused import FusedLayers
+from ingot.models.layers.mlp import JoinedMLP
+from ingot.models.layers.recurrent import NativeMixer
+from ingot.models.layers.swapping import unlower
+from ingot.models.probe import apart
 from tests import engines, tiny
 from tests.launches import computed, prompt_logits
 from tests.models.gguf.making import tiny_model
@@ -24,6 +37,7 @@ from tests.models.layers import family_configs
 
 natively = pytest.mark.skipif(not native.available() or current().kind != "cpu", reason="native kernels attend on CPUs")
 
+PROMPT = [5, 17, 3, 29, 11, 23]
 FUSED, MIXED, HYBRID, LATENT = "llama", "gemma3_text", "qwen3_next", "deepseek_v3"
 
 
@@ -80,6 +94,90 @@ def test_rows_of_unlike_length_share_launches_on_a_gpu_and_no_family_is_blamed(k
     made = adapt(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     assert (made.ragged, made.mixed) == (True, True)
     assert not any("family" in note for note in made.notes)
+
+
+WAVERING = {
+    **tiny.CONFIGS["kernel-hybrid"],
+    **{"model_type": "qwen3_5_moe", "full_attention_interval": 2, "norm_topk_prob": True},
+    **{"num_experts": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+}
+METAL = Device("metal", "a CPU that follows Metal's rules", 1 << 34)
+
+
+def wavering(seed: int, bits: int | None = 4) -> Any:
+    """Qwen3.5 MoE whose experts are nearly alike to its routers: rounding decides who answers."""
+
+    def drawn(path: str, weight: mx.array) -> mx.array:
+        if path.endswith("mlp.gate.weight"):
+            return mx.broadcast_to(weight[:1], weight.shape) + 0.002 * weight
+        return weight
+
+    def is_packed(path: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and not path.endswith("mlp.gate")
+
+    model = random_models.build(WAVERING, seed=seed, spread=0.2)
+    model.update(tree_map_with_path(drawn, model.parameters()))
+    model.set_dtype(mx.bfloat16)
+    if bits is not None:
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=is_packed)
+    mx.eval(model.parameters())
+    return model
+
+
+@pytest.mark.parametrize(("seed", "device"), [(0, METAL), (1, METAL), (0, engines.GPU)], ids=["0", "1", "cuda"])
+def test_a_mixture_whose_router_wavers_is_loaded_and_shares_launches(seed: int, device: Device) -> None:
+    made = adapt(wavering(seed), WAVERING, device)
+    assert (made.ragged, made.mixed, made.notes) == (True, True, ())
+
+
+def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed = MixedAttention._mixed
+    monkeypatch.setattr(MixedAttention, "_mixed", lambda *given: -computed(*given))
+    made = adapt(wavering(0), WAVERING, METAL)
+    assert (made.ragged, made.mixed) == (True, False)
+    [note] = made.notes
+    assert re.search(r"computed one after another: .* cannot mix them \(logits differ by 0\.\d+ of their range\)", note)
+
+
+@natively
+@pytest.mark.parametrize(("kind", "ours"), [("llama", FusedLayers), ("hybrid", NativeMixer)])
+def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_used(
+    kind: str, ours: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = ours.__call__
+
+    def wrong(self: Any, x: mx.array, *given: Any, **named: Any) -> mx.array:
+        y: mx.array = own(self, x, *given, **named)
+        return -y if any(isinstance(each, LayerState) for each in (*given, *named.values())) else y
+
+    monkeypatch.setattr(ours, "__call__", wrong)
+    made = adapt(tiny.build(kind), tiny.CONFIGS[kind], current())
+    assert not any(isinstance(module, ours) for module in made.model.modules())
+    [note] = [note for note in made.notes if "layers run by mlx-lm's own modules, slower" in note]
+    assert "answers differ from mlx-lm's own by" in note
+    assert apart(prompt_logits(made, PROMPT), tiny.build(kind)(mx.array([PROMPT]))[0]) < 1e-3
+
+
+@pytest.mark.parametrize("device", [current(), METAL, engines.GPU], ids=["here", "metal", "cuda"])
+@pytest.mark.parametrize("name", [FUSED, MIXED, "qwen3_moe"])
+def test_modules_that_were_swapped_can_be_put_back(name: str, device: Device) -> None:
+    made = adapt(family_configs.build(name), family_configs.config(name), device, widest=64)
+    unlower(made.model)
+    assert not any(isinstance(module, MixedAttention | JoinedMLP | FusedLayers) for module in made.model.modules())
+    plain = replace(made, kept=None, steps=None)
+    assert apart(prompt_logits(plain, PROMPT), family_configs.build(name)(mx.array([PROMPT]))[0]) < 1e-3
+
+
+@pytest.mark.parametrize("device", [current(), METAL], ids=["here", "metal"])
+def test_attention_that_is_mlx_lms_own_is_named_with_what_it_costs(device: Device) -> None:
+    made = adapt(family_configs.build(LATENT), family_configs.config(LATENT), device, widest=64)
+    [note] = [note for note in made.notes if "attention by mlx-lm's own modules" in note]
+    assert "(DeepseekV3Attention), slower: each step copies keys and values out of their pages" in note
+    for known in (FUSED, MIXED, HYBRID):
+        other = adapt(family_configs.build(known), family_configs.config(known), device, widest=64)
+        assert not [note for note in other.notes if "mlx-lm's own" in note]
 
 
 @pytest.fixture(scope="module")

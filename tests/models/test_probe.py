@@ -1,8 +1,11 @@
 """The probe against made-up models, each with one fault."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -11,7 +14,8 @@ from ingot.cache.layer_state import LayerState
 from ingot.cache.layers import AppendState
 from ingot.cache.rows import Rows
 from ingot.errors import ModelError
-from ingot.models.probe import Findings, Forward, Probe, apart
+from ingot.models.probe import Doubts, Findings, Forward, Probe, apart
+from ingot.models.remarks import remarks
 
 Shift = Callable[[LayerState, int], float | mx.array]
 
@@ -95,9 +99,88 @@ def test_a_difference_that_rounding_makes_in_one_row_too_is_no_fault_of_mixing()
         assert (found.ragged, found.mixed) == (True, True)
 
 
-def test_a_model_whose_answer_depends_on_how_its_prompt_is_cut_is_refused() -> None:
-    with pytest.raises(ModelError, match="how its prompt is cut"):
-        probe(lambda state, width: 1.0 if width == 1 else 0.0)
+def test_a_model_whose_answer_depends_on_how_its_prompt_is_cut_is_run_plainly_and_that_is_said() -> None:
+    found = probe(lambda state, width: 1.0 if width == 1 else 0.0)
+    assert (found.ragged, found.mixed) == (False, False) and found.moved > 0.3
+
+
+class Mixture:
+    """A made-up model that also answers with one of two experts, by the toss of a coin: as a router that wavers."""
+
+    def __init__(self, *, wrong: bool = False) -> None:
+        self.wrong, self.is_nudged, self.is_given, self.passes = wrong, False, False, 0
+
+    def __call__(
+        self, rows_: Rows, tokens: mx.array, parts: Sequence[Part], at: Sequence[int] | None, *, mixed: bool
+    ) -> mx.array:
+        assert at is not None
+        self.passes += 1
+        with rows_.launch(parts, mixed=mixed) as layers:
+            together = rows(layers[0]) > 1
+        expert = 0 if self.is_given else hash((self.is_nudged, mixed, together, len(at), tokens.size)) % 7
+        off = 0.5 if self.wrong and together else 0.0
+        return mx.sin((tokens[mx.array(list(at))][:, None] + 31 * expert) * mx.arange(1, 9)) + off
+
+    @contextmanager
+    def nudged(self) -> Iterator[None]:
+        self.is_nudged = True
+        yield
+        self.is_nudged = False
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        self.is_given = True
+        yield
+        self.is_given = False
+
+    def found(self, original: Callable[[list[int]], mx.array] | None = None) -> Findings:
+        doubts = Doubts(self.nudged, self.given, original)
+        return Probe(self, lambda: Rows([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
+
+
+def test_a_router_that_wavers_is_no_fault_of_mixing() -> None:
+    found = Mixture().found()
+    assert (found.ragged, found.mixed, found.moved, found.wrong) == (True, True, 0.0, None)
+
+
+def test_a_mixture_that_goes_wrong_in_company_is_found_though_its_router_wavers() -> None:
+    found = Mixture(wrong=True).found()
+    assert (found.ragged, found.mixed) == (False, False)
+
+
+def test_a_mixture_whose_experts_cannot_be_given_is_run_plainly_and_that_is_said() -> None:
+    model = Mixture()
+    doubts = Doubts(model.nudged)
+    found = Probe(model, lambda: Rows([AppendState()]), mx.bfloat16, unlike=True, doubts=doubts).run()
+    assert (found.ragged, found.mixed) == (False, False) and found.moved > 0.3
+    [said] = [said for said in remarks(nn.Module(), None, found, None, None) if "one after another" in said]
+    assert "rounding alone moves this model's answers by" in said
+
+
+def test_what_differs_from_mlx_lms_own_answer_by_more_than_rounding_is_wrong() -> None:
+    def original(prompt: list[int], off: float = 0.0) -> mx.array:
+        return mx.sin(mx.array(prompt[-1:])[:, None] * mx.arange(1, 9)) + off
+
+    def found(off: float) -> Findings:
+        model = Mixture()
+        model.is_given = True
+        return Probe(
+            model,
+            lambda: Rows([AppendState()]),
+            mx.float32,
+            unlike=True,
+            doubts=Doubts(original=partial(original, off=off)),
+        ).run()
+
+    assert found(0.0).wrong is None
+    assert found(1.0).wrong is not None and "differ from mlx-lm's own by" in str(found(1.0).wrong)
+
+
+def test_a_steady_model_pays_for_no_doubts() -> None:
+    model = Mixture()
+    model.is_given = True
+    assert model.found().mixed
+    assert model.passes == 3 + 3, "three prompts alone, and three passes beside each other"
 
 
 def test_a_model_that_answers_with_no_numbers_is_refused() -> None:

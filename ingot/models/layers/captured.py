@@ -38,7 +38,7 @@ from ingot.models.layers.adapted_graphs import AdaptedGraphs
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.covered import CoveredLayer, adapted, alike, covered, gated
 from ingot.models.layers.dense_linear import DenseKernelLinear
-from ingot.models.layers.fused import layers_of, run_by_first
+from ingot.models.layers.fused import OwnLayer, is_foreign, layers_of, run_by_first
 from ingot.models.layers.packed_linear import FEW
 
 log = logging.getLogger("ingot.models")
@@ -351,12 +351,14 @@ def _outputs(linear: Any) -> int:
     return outputs
 
 
-class CapturedLayers(nn.Module):
+class CapturedLayers(OwnLayer):
     """Stands in for a model's first layer, which it extends, and runs all of them."""
 
     _stack: Stack
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if is_foreign(cache):
+            return self.by_itself(x, mask, cache)
         return self._stack(x, mask, [None] * len(self._stack.layers) if cache is None else cache.neighbours)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.layer_state import LayerState
 from ingot.kernels import native
 from ingot.models.families.registry import is_fusible
 from ingot.models.layers.adapted import Blend
@@ -28,6 +29,11 @@ class OwnLayer(nn.Module):
         return y
 
 
+def is_foreign(cache: Any) -> bool:
+    """Whether it is a cache of mlx-lm's: then each layer computes itself."""
+    return cache is not None and not isinstance(cache, LayerState)
+
+
 class FusedLayers(OwnLayer):
     """Stands in for a model's first layer, which it extends, and computes all of them."""
 
@@ -39,6 +45,8 @@ class FusedLayers(OwnLayer):
     _head_size: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if is_foreign(cache):
+            return self.by_itself(x, mask, cache)
         if cache.onlooker is not None or (self._blend is not None and self._blend.opened is not None):
             for layer, state in zip(self._each(), cache.neighbours, strict=True):
                 x = layer.by_itself(x, mask, state)
@@ -56,7 +64,7 @@ class SkippedLayer(OwnLayer):
     """Stands in for a layer, which it extends, that was computed with the first."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        return x
+        return self.by_itself(x, mask, cache) if is_foreign(cache) else x
 
 
 def fuse_layers(model: Any) -> bool:

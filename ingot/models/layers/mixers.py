@@ -23,10 +23,11 @@ from ingot.cache.layer_state import LayerState
 from ingot.cache.positions import Positions
 from ingot.kernels import native
 from ingot.kernels.paged.checked import CheckedKernels
+from ingot.models.families.registry import recurrence_of, wiring_of
 from ingot.models.layers.adapted import Blend
 from ingot.models.layers.attention import MixedAttention, mixed_attention
 from ingot.models.layers.gated_delta import kernel_delta
-from ingot.models.layers.modules import adopt
+from ingot.models.layers.modules import adopt, own_class, restored
 from ingot.models.layers.native_attention import Rotations
 from ingot.models.layers.rope import SharedRopes
 from ingot.models.layers.turning import Turns
@@ -124,6 +125,18 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
     swapped = [(path, _swapped(module, ropes, ragged, kernels, turns)) for path, module in found]
     model.update_modules(tree_unflatten(swapped))
     return len(found)
+
+
+def split_mixers(model: nn.Module) -> None:
+    """Swap every mixer of the model for its own code, run once for each launch of a mixed one."""
+    model.update_modules(tree_unflatten([(path, adopt(each, _split(type(each)))) for path, each in mixers(model)]))
+
+
+def unknown_mixers(model: nn.Module) -> list[str]:
+    """The classes of attention that run mlx-lm's own code, of a model whose modules were swapped or will be."""
+    split = [module for module in model.modules() if isinstance(module, SplitMixer)]
+    left = [each for _, each in mixers(model) if type(each) is own_class(each) and wiring_of(each) is None]
+    return sorted({own_class(each).__name__ for each in (*split, *left) if recurrence_of(restored(each)) is None})
 
 
 def _swapped(

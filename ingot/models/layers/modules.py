@@ -5,7 +5,8 @@ Layers are multiplied by the native kernels, and RoPE modules learn to read expl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +105,41 @@ def adopt(module: nn.Module, cls: type) -> Any:
     dict.update(taken, module)
     taken.__dict__.update(vars(module))
     return taken
+
+
+def own_class(module: nn.Module) -> type:
+    """Another project's class, which the class of a module that stands in for one extends."""
+    return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith("ingot."))
+
+
+def restored(module: nn.Module) -> Any:
+    """What a module stands in for: one of its own class, with all that it owns but what that class knows nothing of."""
+    kind: Any = own_class(module)
+    ours = {
+        name
+        for each in type(module).__mro__
+        if each.__module__.startswith("ingot.")
+        for name in vars(each).get("__annotations__", ())
+    }
+    plain = kind.__new__(kind)
+    nn.Module.__init__(plain)
+    dict.update(plain, module)
+    plain.__dict__.update({name: value for name, value in vars(module).items() if name not in ours})
+    return plain
+
+
+@contextmanager
+def stood_in(model: nn.Module, found: Sequence[tuple[str, nn.Module]], ours: type) -> Iterator[None]:
+    """While this is open, modules of a model are of classes that put `ours` before their own."""
+    extended = [
+        (path, adopt(each, type(f"{ours.__name__}{type(each).__name__}", (ours, type(each)), {})))
+        for path, each in found
+    ]
+    model.update_modules(tree_unflatten(extended))
+    try:
+        yield
+    finally:
+        model.update_modules(tree_unflatten([*found]))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Output heads are swapped for ones that compute only the positions that are sampl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.models.layers.dense_linear import DenseKernelEmbedding, DenseKernelLinear
-from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, adopt
+from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, adopt, stood_in
 from ingot.models.layers.packed_linear import KernelEmbedding, KernelLinear
 
 
@@ -149,6 +149,24 @@ def embedding_of(model: nn.Module) -> nn.Module | None:
     """What looks tokens up; None if the model has none that is known."""
     found = _only_module(model, TIED_NAMES)
     return None if found is None else found[1]
+
+
+class _Nudged:
+    """Looks tokens up a little beside where they are."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        y: mx.array = super().__call__(ids)  # type: ignore[misc]
+        sides = mx.where(mx.random.bernoulli(shape=y.shape[-1:], key=mx.random.key(11)), 1, -1).astype(y.dtype)
+        return y + y * sides * self._by  # type: ignore[attr-defined]
+
+
+def nudged(model: nn.Module, dtype: mx.Dtype) -> AbstractContextManager[None] | None:
+    """While this is open, what tokens are looked up as is off by one unit in the last place of `dtype`: what a model
+    then answers shows how far rounding alone moves it. None where what looks tokens up is not known."""
+    found = _only_module(model, TIED_NAMES)
+    if found is None:
+        return None
+    return stood_in(model, [found], type("Nudged", (_Nudged,), {"_by": float(mx.finfo(dtype).eps)}))
 
 
 def output_head_of(model: nn.Module) -> nn.Module | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from ingot.kernels import native
 from ingot.kernels.device import Device
@@ -12,13 +13,17 @@ from ingot.kernels.paged.checked import CheckedKernels
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.captured import capture_layers
 from ingot.models.layers.dense_linear import swap_dense
-from ingot.models.layers.fused import FusedLayers, fuse_layers
-from ingot.models.layers.mixers import swap_mixers
-from ingot.models.layers.mlp import join_gates, swap_gates
-from ingot.models.layers.modules import swap_ropes
+from ingot.models.layers.fused import FusedLayers, OwnLayer, fuse_layers
+from ingot.models.layers.gated_delta import KernelDelta
+from ingot.models.layers.mixers import SplitMixer, split_mixers, swap_mixers
+from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gates, swap_gates
+from ingot.models.layers.modules import restored, swap_ropes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.packed_linear import swap_packed
-from ingot.models.layers.recurrent import swap_recurrences
+from ingot.models.layers.recurrent import NativeMixer, swap_recurrences
+
+LOWERED = (OwnLayer, MixedAttention, SplitMixer, NativeMixer, KernelDelta, GatedMLP, JoinedMLP)
+"""What stands in for modules of mlx-lm's whose weights it shares."""
 
 
 def let_apart(model: nn.Module, device: Device) -> None:
@@ -28,6 +33,14 @@ def let_apart(model: nn.Module, device: Device) -> None:
     if found == {FusedLayers}:
         swap_mixers(model, unfused=device.unfused_attention)
         swap_gates(model)
+
+
+def unlower(model: nn.Module) -> None:
+    """Let mlx-lm's own modules compute layers, mixers and MLPs again, in launches of all kinds."""
+    found = [(path, restored(module)) for path, module in model.named_modules() if isinstance(module, LOWERED)]
+    for path, module in found:  # from the outermost inwards: those inside are looked up in what was put back
+        model.update_modules(tree_unflatten([(path, module)]))
+    split_mixers(model)
 
 
 def swap_modules(
