@@ -85,7 +85,10 @@ class Spiller:
     def _hand_over(self, node: Node) -> bool:
         assert node.record is not None
         loose = self._encoding.loose(node.record)
-        entry = self._disk.offer(self._header(node, loose), tuple(packed(loose)), loose)
+        header = self._header(node, loose)
+        entry = self._disk.store.find(header.name)  # the same was computed before, and is there still
+        if entry is None or entry.lost:
+            entry = self._disk.offer(header, tuple(packed(loose)), loose)
         if entry is None:
             return False
         node.filed = FiledRecord.whole(entry)

@@ -243,6 +243,14 @@ def test_what_memory_has_no_room_for_is_said_and_is_no_failure(
     engine.close()
 
 
+def test_an_answer_that_is_on_disk_already_is_not_written_again(tmp_path: Path, gates: Gates) -> None:
+    engine = restarted("llama", tmp_path, gates, prompt(1))
+    run(engine, ask("again", prompt(1)))
+    until(lambda: saved(engine))
+    assert totals(engine).spills == 0
+    engine.close()
+
+
 def fill(engine: Engine, count: int, along: list[int]) -> None:
     """Write records of an owner: many of other prompts, and three of one, which go on from one another."""
     disk = engine._loaded.disk

@@ -73,11 +73,11 @@ class Occupied(NamedTuple):
     """Bytes of files."""
 
     others: int
-    index: int  # its own, and its journal's
+    indexed: int  # the index's own, and its journal's
 
     @property
     def nbytes(self) -> int:
-        return self.others + self.index
+        return self.others + self.indexed
 
 
 class RecordStore:
@@ -384,7 +384,7 @@ class RecordStore:
 
     def _missing(self, wanted: int, used: Occupied, records: int) -> int:
         """How many bytes have to go first."""
-        over_cap = used.others + max(INDEX_ROOM, used.index + INDEX_GROWTH) + wanted - self.limits.most
+        over_cap = used.others + max(INDEX_ROOM, used.indexed + INDEX_GROWTH) + wanted - self.limits.most
         # Where others have filled the drive, this folder does not grow; to shrink it would not help them for long.
         over_floor = min(wanted, wanted + self.limits.floor - self._files.free(self.folder))
         too_many = wanted > 0 and records >= MOST_RECORDS
