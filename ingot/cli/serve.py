@@ -141,8 +141,7 @@ def _serve(settings: Settings, settings_again: Callable[[], Settings], signs: Si
         except BaseException:
             engine.close()
             raise
-        if isinstance(server.given_up, DeviceLost):
-            lost.leave()
+        engine.when_lost(lost.leave)
         if server.force_exit or server.given_up:
             leave_at_once()
         _say_saving(settings)
@@ -180,8 +179,7 @@ def _serve_fleet(entries: Sequence[ModelEntry], settings: Settings, settings_aga
         except BaseException:
             garage.close()
             raise
-        if isinstance(server.given_up, DeviceLost):
-            lost.leave()
+        garage.when_lost(lost.leave)
         if server.force_exit:
             leave_at_once()
         _say_saving(settings)
@@ -297,16 +295,25 @@ def start_again(listening: Sequence[socket.socket]) -> NoReturn:
         leave_lost(f"the device was lost {times}; the server is not started again. `ingot doctor` looks at the device.")
     handed = [one.fileno() for one in listening]
     os.environ[RESTARTS] = ",".join(str(at) for at in (*lately, int(now)))
-    os.environ[LISTENING] = ",".join(map(str, handed))
+    if handed:
+        os.environ[LISTENING] = ",".join(map(str, handed))
     _flush(f"the device was lost; starting again ({len(lately) + 1} of {MOST_RESTARTS} times)")
-    for file in [int(each.name) for each in Path("/dev/fd").iterdir()]:
-        with contextlib.suppress(OSError):
-            if file > LAST_STANDARD_FILE:  # a driver's, too, or the device would not be given back
-                os.set_inheritable(file, file in handed)
+    for file in _open_files():
+        with contextlib.suppress(OSError):  # a driver's file, too, or the device would not be given back
+            os.set_inheritable(file, False)
+    for file in handed:
+        os.set_inheritable(file, True)
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except OSError as error:
         leave_lost(f"the device was lost, and the server cannot be started again: {error.strerror}")
+
+
+def _open_files() -> list[int]:
+    """But the standard ones."""
+    with contextlib.suppress(OSError):
+        return [file for each in Path("/dev/fd").iterdir() if (file := int(each.name)) > LAST_STANDARD_FILE]
+    return []
 
 
 def leave_lost(said: str) -> NoReturn:
@@ -317,10 +324,11 @@ def leave_lost(said: str) -> NoReturn:
 
 def _flush(said: str) -> None:
     """The last line, behind all others."""
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    sys.stdout.flush()
-    print(f"ingot serve: {said}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        sys.stdout.flush()
+        print(f"ingot serve: {said}", file=sys.stderr, flush=True)
 
 
 def leave_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
