@@ -18,7 +18,7 @@ from ingot.cache.disk.record_file import StoredData
 from ingot.cache.extents import layers_of, of_group, raw_delta, read
 from ingot.cache.groups import PageGroup
 from ingot.cache.packing import Form, LooseRecord, as_stored, extents, fitted, laid, laid_part, unpacked
-from ingot.cache.pages import Table
+from ingot.cache.pages import PAGE, Table
 from ingot.cache.records import KVPart, Record
 from ingot.cache.rows import Rows
 from ingot.errors import ConfigError
@@ -118,8 +118,17 @@ class LossyEncoding(RecordEncoding):
             oldest = 0 if group.window is None else length - group.window + 1
             if not part.has_pages and part.end > oldest:
                 assert record.encoded is not None
-                parts[group.number] = laid_part(self._rows, group, before, self._decoded(record.encoded, group))
+                parts[group.number] = self._part_with_pages(part, before, self._decoded(record.encoded, group))
         return replace(record, parts=tuple(parts))
+
+    def _part_with_pages(self, part: KVPart, before: Sequence[Record], deltas: Deltas) -> KVPart:
+        """What it still has of its pages stays: others go on from inside of the last one, and count on it to pay."""
+        group, held = part.group, part.table
+        if group.window is not None or not held.numbers:
+            return laid_part(self._rows, group, before, deltas)
+        made = laid_part(self._rows, group, before, deltas.before(held.first * PAGE, part.begin))
+        table = Table(group.pages, made.table.first, [*made.table.numbers, *held.numbers], kept=True)
+        return replace(part, table=table, paid=min(made.paid, held.first))
 
     def _deltas(self, record: Record) -> Deltas:
         return self._encoded(record) if record.encoded is None else record.encoded

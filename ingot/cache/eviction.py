@@ -124,5 +124,5 @@ class _Heap:
     def check(self) -> int:
         """How many there are."""
         for place, member in enumerate(self._members):
-            assert member.place == place and self._members[(place - 1) // 2].rank <= member.rank or not place
+            assert (member.place == place and self._members[(place - 1) // 2].rank <= member.rank) or not place
         return len(self._members)

@@ -38,6 +38,9 @@ class Tally(NamedTuple):
         return Tally(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
+NOTHING = Tally()
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """Tokens up to `end` of its path, and what was computed of them: a record in memory, one on disk, or both. What is
@@ -60,7 +63,7 @@ class Node:
     filed: FiledRecord | None = None
     hashed: PathHash | None = None  # of all tokens up to its end, once somebody asked
     resident_children: int = 0  # those that have a record in memory
-    tally: Tally = Tally()  # of a root: what is in memory of all nodes below it
+    tally: Tally = NOTHING  # of a root: what is in memory of all nodes below it
     root: Node = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +139,7 @@ class Node:
     def own_tally(self) -> Tally:
         """What is in memory of this node."""
         if self.record is None:
-            return Tally()
+            return NOTHING
         tokens, nbytes, pinned = len(self.tokens), self.record.nbytes, int(self.pinned)
         return Tally(1, tokens, int(self.record.has_checkpoint), tokens * pinned, nbytes, nbytes * pinned)
 

@@ -5,7 +5,7 @@ Arrays are made, read and let go on the engine thread alone; files are read and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -57,7 +57,7 @@ class _Walk:
         self._index = index = reuse.index
         # Files hold what went through the codec, where there is one, and nothing else.
         owners = [owner for owner in index.owners(tenant) if not owner.exact]
-        self._ahead = chain.from_iterable(map(index.nodes, owners))
+        self._ahead: Iterator[Node] = chain.from_iterable(map(index.nodes, owners))
         self._target: Node | None = None
         self._numbers: dict[Node, int] = {}
         self.ended = False

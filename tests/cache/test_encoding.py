@@ -70,6 +70,19 @@ def test_records_without_pages_are_gone_on_from_as_if_they_had_them(
     rows.check()
 
 
+@pytest.mark.parametrize("first", [40, 100])
+def test_a_page_that_others_count_on_is_still_paid_for_once_its_record_has_pages_again(first: int) -> None:
+    rows = new_rows("llama")
+    [group] = rows.groups
+    encoding, tokens = encoding_of(rows, "llama"), prompt(200)
+    records = records_of(rows, "llama", tokens, [first, 200])  # the second goes on from inside of the first's last page
+    records[0] = encoding.shrunk(records[0])
+    records = encoding.with_pages(records, 200)
+    assert sum(record.parts[0].nbytes for record in records) == group.pages.kept * group.page_bytes
+    assert goes_on(rows, "llama", records, tokens)
+    rows.check()
+
+
 @pytest.mark.parametrize("kind", ["llama", "window"])
 @pytest.mark.parametrize("at", [1, 37, PAGE, 90])
 def test_a_record_without_pages_is_split_like_any_other(kind: str, at: int) -> None:
