@@ -253,17 +253,20 @@ class _Lost:
     def __init__(self, server: Server, *, alone: bool = True) -> None:
         self._server, self._alone = server, alone
         self._listening: Sequence[socket.socket] = ()
+        self._late: threading.Timer | None = None
 
     def __call__(self) -> None:
         """The device is lost. Any thread may call it."""
         if not self._server.stopped:
             self._listening = [one.dup() for one in self._server.listener.sockets]  # its own are closed when it ends
-        late = threading.Timer(LAST_WORDS_S, self.leave)
-        late.daemon = True
-        late.start()
+        self._late = threading.Timer(LAST_WORDS_S, self.leave)
+        self._late.daemon = True
+        self._late.start()
         self._server.give_up(DeviceLost())
 
     def leave(self) -> NoReturn:
+        if self._late is not None:
+            self._late.cancel()
         if not self._alone:
             leave_lost("rank 0 lost its device")
         if self._server.stopped:
