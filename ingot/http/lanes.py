@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, TypeVar
 
 from ingot.errors import Overloaded
+from ingot.shares import Shares
 from ingot.text import cancellation
 
 T = TypeVar("T")
@@ -26,9 +27,9 @@ class Lane:
     """
 
     def __init__(self, name: str, *, threads: int, each: int, waiting: int) -> None:
-        self.name, self._threads, self._each, self._waiting = name, threads, each, waiting
+        self.name, self._each, self._waiting = name, each, waiting
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"ingot-{name}")
-        self._running: Counter[str] = Counter()
+        self._running = Shares(name, threads)
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
@@ -55,7 +56,7 @@ class Lane:
         """Waits for a thread, which is the caller's from then on."""
         queue = self._queues.get(tenant)
         if not queue and self._has_room(tenant):
-            self._running[tenant] += 1
+            self._running.add(tenant, 1)
             return
         if queue is None:
             queue = self._queues[tenant] = deque()
@@ -75,24 +76,23 @@ class Lane:
             raise
 
     def _has_room(self, tenant: str) -> bool:
-        return self._running.total() < self._threads and self._running[tenant] < self._each
+        return self._running.total < self._running.capacity and self._running.held[tenant] < self._each
 
     def _ended(self, loop: asyncio.AbstractEventLoop, tenant: str) -> None:
         with suppress(RuntimeError):  # the loop is gone, and with it all who waited
             loop.call_soon_threadsafe(self._leave, tenant)
 
     def _leave(self, tenant: str) -> None:
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
-            del self._running[tenant]
+        self._running.add(tenant, -1)
         while (following := self._next()) is not None:
             turn = self._queues[following].popleft()
             if not turn.cancelled():
-                self._running[following] += 1
+                self._running.add(following, 1)
                 turn.set_result(None)
                 self._queues.move_to_end(following)
         self._queues = OrderedDict((tenant, queue) for tenant, queue in self._queues.items() if queue)
 
     def _next(self) -> str | None:
-        """Whose turn it is: of those who may have a thread, the one who has waited longest for a turn."""
-        return next((tenant for tenant, queue in self._queues.items() if queue and self._has_room(tenant)), None)
+        """Whose turn it is: of those who may have a thread, who has fewest; of these who has waited longest for one."""
+        waiting = (tenant for tenant, queue in self._queues.items() if queue and self._has_room(tenant))
+        return min(waiting, key=lambda tenant: self._running.held[tenant], default=None)
