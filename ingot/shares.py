@@ -25,6 +25,8 @@ LEDGER: Final = {
     "compile": "waits for its turn; beyond 8 that wait, a 429",
     "queue": "a 429 for whoever has its share waiting",
     "prefix cache": "whoever holds more than its share loses what is worth least",
+    "disk cache": "whoever holds more than its share, or has used nothing for a day, loses what it used longest ago",
+    "stored responses": "whoever holds most loses its oldest",
 }
 """What is shared by this rule, and what happens when it is asked for more than there is."""
 
