@@ -23,6 +23,8 @@ LEDGER: Final = {
     "read-long": "waits for its turn; beyond 16 that wait, a 429",
     "fetch": "waits for its turn; beyond 64 that wait, a 429",
     "compile": "waits for its turn; beyond 8 that wait, a 429",
+    "archive work": "exports and imports wait for their turn; beyond 4 that wait, a 429",
+    "archive files": "a key has one, while it is made, sent or received; its next waits, beyond 4 that wait a 429",
     "queue": "a 429 for whoever has its share waiting",
     "prefix cache": "whoever holds more than its share loses what is worth least",
     "disk cache": "whoever holds more than its share, or has used nothing for a day, loses what it used longest ago",

@@ -95,9 +95,14 @@ async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
             raise ClientGone
         piece, more = message.get("body", b""), message.get("more_body", False)
         size += len(piece)
-        if more and clock() - began > SILENCE_S + size / SLOWEST:
+        if more and is_too_slow(clock() - began, size):
             raise TooSlow(f"The body comes too slowly: send at least {SLOWEST >> 10} KiB a second.")
         yield piece
+
+
+def is_too_slow(seconds: float, size: int) -> bool:
+    """Whether so many bytes were too few for that time, whichever way they went."""
+    return seconds > SILENCE_S + size / SLOWEST
 
 
 def check_media_type(headers: Headers, wanted: str = JSON) -> None:
