@@ -11,6 +11,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +39,7 @@ PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 EXPOSED: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
+FLOOD_S: Final = 1.0  # that whoever asks too often without a key waits for its refusal
 PREFLIGHT_AGE_S: Final = 600
 RESTART_S: Final = 5.0  # what clients are told to wait for when the server stops
 
@@ -67,7 +69,10 @@ class Guard:
         try:
             asks_leave = self._judge(scope, headers, answer)
         except IngotError as error:
-            if answer.known or not isinstance(error, RateLimited):  # else they may be many
+            if not answer.known and isinstance(error, RateLimited):
+                # They may be many: no line is written for each, and who asks again when it is answered does so seldom.
+                await anyio.sleep(FLOOD_S)
+            else:
                 refused(answer, error, self._called(headers))
             raise
         connection = scope["state"].get("connection")

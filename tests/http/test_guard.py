@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingot.errors import ConfigError
+from ingot.http import guard
 from ingot.http.app import build_app
 from ingot.http.server import listen
 from ingot.http.tenants import Tenants
@@ -238,6 +240,11 @@ async def test_every_answer_has_an_id_and_forbids_sniffing() -> None:
         assert made.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.fixture
+def floods_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "FLOOD_S", 0.0)
+
+
 async def sent_from(app: Any, address: str, path: str, key: str | None = None) -> int:
     asked = Call(app, "GET", path, headers={} if key is None else {"x-api-key": key})
     asked.scope["client"] = (address, 1)
@@ -245,6 +252,7 @@ async def sent_from(app: Any, address: str, path: str, key: str | None = None) -
         return (await asked.done()).status
 
 
+@pytest.mark.usefixtures("floods_are_refused_at_once")
 @pytest.mark.parametrize("path", ["/static/nothing.js", "/v1/models", "/health/live"])
 async def test_without_a_key_an_address_has_a_budget_which_stops_nobody_else(path: str) -> None:
     server = app(api_key=KEY)
@@ -273,6 +281,7 @@ async def test_addresses_without_number_take_no_more_than_twice_a_budget() -> No
     assert sum(budget.take(f"from {number}") for number in range(100)) == 8
 
 
+@pytest.mark.usefixtures("floods_are_refused_at_once")
 async def test_a_flood_without_a_key_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     server = app(api_key=KEY)
     server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
@@ -281,3 +290,13 @@ async def test_a_flood_without_a_key_is_one_line_in_the_log(caplog: pytest.LogCa
             await sent_from(server, "10.0.0.1", "/static/nothing.js")
     assert sum("10.0.0.1" in record.getMessage() for record in caplog.records) == 1
     assert len(caplog.records) < 5
+
+
+async def test_whoever_asks_too_often_waits_for_its_refusal_and_nobody_else_does() -> None:
+    server = app(api_key=KEY)
+    server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
+    assert await sent_from(server, "10.0.0.1", "/v1/models") == 401
+    refused = asyncio.create_task(sent_from(server, "10.0.0.1", "/v1/models"))
+    assert await sent_from(server, "10.0.0.1", "/v1/models", KEY) == 200
+    assert not refused.done()
+    refused.cancel()
