@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from ingot.cache.disk.entry import Entry
 from ingot.cache.filed import FiledRecord
 from ingot.cache.records import Record
-from ingot.cache.shares import Shares
 from ingot.cache.tree import Node, Owner, Tally, agreement
+from ingot.shares import Shares
 
 
 class Forest:

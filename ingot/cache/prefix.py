@@ -33,9 +33,9 @@ from ingot.cache.matches import Explanation, Match, Needs, Reason, codec_of
 from ingot.cache.outline import outline
 from ingot.cache.records import Record
 from ingot.cache.resuming import Reach, Tier, is_complete, resumable, sees, within
-from ingot.cache.shares import Shares
 from ingot.cache.thinning import superfluous
 from ingot.cache.tree import Node, Owner, Tally, agreement
+from ingot.shares import Shares
 
 __all__ = ["Explanation", "Match", "Needs", "Owner", "PrefixIndex", "agreement"]
 
@@ -74,7 +74,7 @@ class PrefixIndex:
         self._needs, self._cost, self._spill, self._condenser = needs, cost, spill, condenser
         self._evicted = Evicted()
         self._clock, self._turns = 0.0, itertools.count()
-        self.shares = Shares(clock)
+        self.shares = Shares("prefix cache", clock=clock)
         self._forest = Forest(self.shares, self._queue)
         self._evictable = EvictionQueue()  # by what computing them again takes,
         self._condensable = EvictionQueue()  # and by what decoding them does

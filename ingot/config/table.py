@@ -208,7 +208,7 @@ class SettingsTable:
     strict: bool = setting(False, "refuse requests that hold an unknown field")
     max_connections: int = setting(
         1024,
-        "most connections open at once; where none is idle and can make room, one more is refused with 503",
+        "most connections open at once, shared by keys and addresses; where none gives way, one more gets a 503",
         low=1,
         high=1 << 20,
     )

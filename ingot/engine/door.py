@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ingot.engine.sequence import Sequence
 from ingot.engine.sight import Sight
 from ingot.engine.stream import EventSink
 from ingot.errors import BadRequest, ContextOverflow, Overloaded, Unsupported
+from ingot.shares import Shares
 from ingot.text.tokens.tokenizer import Tokenizer
 from ingot.text.tokens.translation import Translate
 
@@ -55,7 +55,7 @@ class Door:
         self._eyes, self._loras, self._translate = eyes, loras, translate
         self._card, self._tokenizer, self._limits, self._free_seats = card, tokenizer, limits, free_seats
         self.jobs: dict[str, Job] = {}
-        self._queued: Counter[str] = Counter()  # by tenant: sequences let in and not yet running for the first time
+        self._queued = Shares("queue", limits.max_queue)  # sequences let in and not yet running for the first time
         self._entering = 0  # of those, the ones whose jobs are being made
         self._tickets = itertools.count()
         self._mean_request_s = 1.0
@@ -68,7 +68,7 @@ class Door:
         count = len(request.prompts) * request.n
         with self._lock:
             self._refuse_if_full(request, count)
-            self._queued[request.tenant] += count
+            self._queued.add(request.tenant, count)
             self._entering += count
         job: Job | None = None
         try:
@@ -77,7 +77,7 @@ class Door:
             with self._lock:
                 self._entering -= count
                 if job is None or request.id in self.jobs:
-                    self._dequeue(request.tenant, count)
+                    self._queued.add(request.tenant, -count)
                 else:
                     self.jobs[request.id] = job
         if self.jobs.get(request.id) is not job:
@@ -88,13 +88,13 @@ class Door:
         """They run, each for the first time."""
         with self._lock:
             for sequence in sequences:
-                self._dequeue(sequence.request.tenant, 1)
+                self._queued.add(sequence.request.tenant, -1)
 
     def left(self, sequence: Sequence) -> None:
         """It ended, wherever it was."""
         if sequence.admitted_at is None:
             with self._lock:
-                self._dequeue(sequence.request.tenant, 1)
+                self._queued.add(sequence.request.tenant, -1)
 
     def close(self, request_id: str) -> Job | None:
         """Its job is no longer known; None where it was not."""
@@ -108,12 +108,7 @@ class Door:
     def check(self) -> None:
         with self._lock:
             if not self.jobs:
-                assert self._queued.total() == self._entering, "the queue's count is off"
-
-    def _dequeue(self, tenant: str, count: int) -> None:
-        self._queued[tenant] -= count
-        if not self._queued[tenant]:
-            del self._queued[tenant]
+                assert self._queued.total == self._entering, "the queue's count is off"
 
     def _refuse_if_full(self, request: Request, count: int) -> None:
         most = self._limits.max_queue
@@ -123,17 +118,14 @@ class Door:
                 "at once",
                 param="n" if request.n > 1 else "prompt",
             )
-        queued = self._queued.total()
-        tenants = {request.tenant, *self._queued, *(job.request.tenant for job in self.jobs.values())}
-        share = -(-most // len(tenants))
-        if queued + count > most + self._free_seats() and self._queued[request.tenant] + count > share:
+        here = (job.request.tenant for job in self.jobs.values())
+        if not self._queued.fits(request.tenant, count, spare=self._free_seats(), sharing=here):
             self.refused += 1
-            raise Overloaded(
-                f"The queue is full: {queued} sequences wait, at most {most} may", retry_after=self._retry_after()
-            )
+            told = f"The queue is full: {self._queued.total} sequences wait, at most {most} may"
+            raise Overloaded(told, retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
-        return min(60.0, max(1.0, self._mean_request_s * self._queued.total() / self._limits.max_sequences))
+        return min(60.0, max(1.0, self._mean_request_s * self._queued.total / self._limits.max_sequences))
 
     def _validate(self, request: Request) -> None:
         context, vocab = self._card.context_of(exact=request.exact), self._card.vocab

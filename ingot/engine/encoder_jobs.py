@@ -25,6 +25,7 @@ from ingot.engine.loop import FAILED, Post
 from ingot.engine.request import Phase, RequestStatus
 from ingot.errors import BadRequest, Cancelled, IngotError, InputTooLong, Overloaded
 from ingot.kernels.device import is_lost
+from ingot.shares import Shares
 from ingot.text.tokens.encoder_inputs import REMEDY
 
 log = logging.getLogger("ingot.engine")
@@ -48,7 +49,9 @@ class EncoderJobs(BesideSteps):
     ) -> None:
         """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
         self._encoders, self._post, self._clock = encoders, post, clock
-        self._max_queue, self._target_ms = max_queue, target_ms
+        self._target_ms = target_ms
+        # One may always be computed, besides those that wait.
+        self._queued = Shares("encodings", max_queue + 1)
         self._jobs: dict[str, RunningEncoding] = {}
         self._lock = threading.Lock()
         self._costs = {role: CostLine() for role in encoders}
@@ -92,12 +95,13 @@ class EncoderJobs(BesideSteps):
         with self._lock:
             if request.id in self._jobs:
                 raise BadRequest(f"A request with the id {request.id} is already running")
-            # One may always be computed, besides those that wait.
-            if len(self._jobs) > self._max_queue:
+            if not self._queued.fits(request.tenant, 1):
+                most = self._queued.capacity - 1
                 raise Overloaded(
-                    f"The queue is full: {len(self._jobs)} requests for encoders wait, at most {self._max_queue} may",
+                    f"The queue is full: {len(self._jobs)} requests for encoders wait, at most {most} may",
                     retry_after=self._retry_after(),
                 )
+            self._queued.add(request.tenant, 1)
             self._jobs[request.id] = RunningEncoding(request, reply)
         self._post(lambda: None)  # wakes an idle engine
 
@@ -262,6 +266,8 @@ class EncoderJobs(BesideSteps):
     def _end(self, request_id: str, result: Encoded | IngotError) -> None:
         with self._lock:
             encoding = self._jobs.pop(request_id, None)
+            if encoding is not None:
+                self._queued.add(encoding.request.tenant, -1)
         if encoding is None:
             return
         encoding.ended = True

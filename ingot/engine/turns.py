@@ -3,8 +3,8 @@
 Pure Python: no mlx, tested without it. The contract:
 
 - Any thread may call `open`, `accept`, `cancel` and `status`; the rest is the engine thread's.
-- `advance` works for a bounded time, in parts that the model bounds. Of several requests each has a turn, so that one
-  turn's states are held at a time.
+- `advance` works for a bounded time, in parts that the model bounds. Tenants take turns, and of a tenant's requests
+  each, so that one turn's states are held at a time. The queue is shared as `ingot.shares` says.
 - Whoever is next in line is begun while another's turn goes on, so that what it waits for (a sound that has to be
   read) is there when its turn comes.
 - A request ends exactly once, in an event that is no piece.
@@ -13,6 +13,7 @@ Pure Python: no mlx, tested without it. The contract:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from ingot.engine.piece_stream import PieceStream
 from ingot.engine.request import RequestStatus
 from ingot.errors import BadRequest, Cancelled, ClientLeft, IngotError, Overloaded
 from ingot.kernels.device import is_lost
+from ingot.shares import Shares
 
 log = logging.getLogger("ingot.engine")
 
@@ -91,7 +93,11 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
     ) -> None:
         """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
         self._post, self._clock = post, clock
-        self._max_queue, self._target_ms = max_queue, target_ms
+        self._target_ms = target_ms
+        # One may always be under way, besides those that wait.
+        self._queued = Shares("speech", max_queue + 1)
+        self._had: dict[str, int] = {}  # by tenant, which turn was its last,
+        self._turns = itertools.count(1)  # of all
         self._jobs: dict[str, Turn[AskedT, DoingT, EventT]] = {}
         self._lock = threading.Lock()
         self._at: Turn[AskedT, DoingT, EventT] | None = None  # whose turn is begun
@@ -124,12 +130,12 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
         with self._lock:
             if request.id in self._jobs:
                 raise BadRequest(f"A request with the id {request.id} is already running")
-            # One may always be under way, besides those that wait.
-            if len(self._jobs) > self._max_queue:
+            if not self._queued.fits(request.tenant, 1):
+                most = self._queued.capacity - 1
                 raise Overloaded(
-                    f"The queue is full: {len(self._jobs)} {self.things} wait, at most {self._max_queue} may",
-                    retry_after=RETRY_S,
+                    f"The queue is full: {len(self._jobs)} {self.things} wait, at most {most} may", retry_after=RETRY_S
                 )
+            self._queued.add(request.tenant, 1)
             self._jobs[request.id] = Turn(request, reply)
         self._post(lambda: None)  # wakes an idle engine
 
@@ -173,10 +179,13 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
                 return
 
     def _next(self) -> Turn[AskedT, DoingT, EventT] | None:
-        """Whoever's turn is begun, else who had one longest ago."""
-        if self._at is not None:
-            return self._at
-        return next((job for job in list(self._jobs.values()) if not job.waits), None)
+        """Whoever's turn is begun, else the next in line."""
+        return self._at if self._at is not None else self._in_line()
+
+    def _in_line(self) -> Turn[AskedT, DoingT, EventT] | None:
+        """Of the tenant that had a turn longest ago, the request that had."""
+        ready = [job for job in list(self._jobs.values()) if job is not self._at and not job.waits]
+        return min(ready, key=lambda job: self._had.get(job.request.tenant, 0), default=None)
 
     def _part(self, job: Turn[AskedT, DoingT, EventT]) -> None:
         with self._failing_alone(job):
@@ -199,8 +208,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
 
     def _look_ahead(self) -> None:
         """Begin with whoever has the next turn."""
-        waiting = (job for job in list(self._jobs.values()) if job is not self._at and not job.waits)
-        job = next(waiting, None)
+        job = self._in_line()
         if job is not None and job.work is None:
             with self._failing_alone(job):
                 self._begin(job)
@@ -227,6 +235,7 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
 
     def _to_the_end(self, job: Turn[AskedT, DoingT, EventT]) -> None:
         """It has had its turn."""
+        self._had[job.request.tenant] = next(self._turns)
         with self._lock:
             if self._jobs.pop(job.request.id, None) is not None:
                 self._jobs[job.request.id] = job
@@ -239,8 +248,13 @@ class Turns(BesideSteps, Generic[AskedT, DoingT, EventT, StreamT]):
     def _end(self, request_id: str, last: EventT | IngotError) -> None:
         with self._lock:
             job = self._jobs.pop(request_id, None)
+            if job is not None:
+                self._queued.add(job.request.tenant, -1)
         if job is None:
             return
+        self._had[job.request.tenant] = next(self._turns)
+        if not self._jobs:
+            self._had.clear()
         if self._at is job:
             self._at = None
         try:

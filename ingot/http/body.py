@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope
 
 from ingot.errors import BadRequest, TooSlow, Unavailable, UnsupportedMedia
 from ingot.http.edge import ClientGone
+from ingot.shares import Shares
 
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
 NAMES: Final = {JSON: "JSON", FORM: "a form"}
 SILENCE_S: Final = 30.0  # between two pieces of a body
 SLOWEST: Final = 32 << 10  # bytes a second, on average, once a silence's worth of time has passed
+LENT: Final = 0.75  # of what bodies may take in all, to one key
 CONTAINERS: Final = 250_000  # each costs far more memory and time than the two bytes it takes to ask for it
 BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
@@ -43,11 +45,15 @@ class Body:
 
 
 class Bodies:
-    """The bodies of all requests that are coming in or being read, in no more bytes than `most`."""
+    """The bodies of all requests that are coming in or being read, in no more bytes than `most`. What is held cannot be
+    taken back, so a tenant has no more than a part of that, but for a body that is alone."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self.held = 0
+        self._shares = Shares("bodies", most)
+
+    @property
+    def held(self) -> int:
+        return self._shares.total
 
     @asynccontextmanager
     async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON) -> AsyncIterator[Body]:
@@ -57,17 +63,18 @@ class Bodies:
             yield read
             return
         check_media_type(Headers(scope=scope), wanted)
-        size = 0
+        size, answer = 0, scope.get("state", {}).get("answer")
+        tenant: str = answer.tenant if answer is not None else ""
 
         def let_go() -> None:
             nonlocal size
-            self.held -= size
+            self._shares.add(tenant, -size)
             size = 0
 
         async def counted() -> AsyncIterator[bytes]:
             nonlocal size
             async for piece in pieces_of(receive):
-                self._take(len(piece))
+                self._take(tenant, len(piece), size)
                 size += len(piece)
                 yield piece
 
@@ -77,10 +84,13 @@ class Bodies:
         finally:
             let_go()
 
-    def _take(self, size: int) -> None:
-        if self.held + size > self._most:
+    def _take(self, tenant: str, size: int, before: int) -> None:
+        """So many bytes more of a body of which there are some already."""
+        most, held = self._shares.capacity, self._shares.held[tenant]
+        beyond = tenant and held > before and held + size > most * LENT
+        if beyond or self.held + size > most:
             raise Unavailable("The server is reading as much as it can at once. Try again soon.", retry_after=1)
-        self.held += size
+        self._shares.add(tenant, size)
 
 
 async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
@@ -95,9 +105,14 @@ async def pieces_of(receive: Receive) -> AsyncIterator[bytes]:
             raise ClientGone
         piece, more = message.get("body", b""), message.get("more_body", False)
         size += len(piece)
-        if more and clock() - began > SILENCE_S + size / SLOWEST:
+        if more and is_too_slow(clock() - began, size):
             raise TooSlow(f"The body comes too slowly: send at least {SLOWEST >> 10} KiB a second.")
         yield piece
+
+
+def is_too_slow(seconds: float, size: int) -> bool:
+    """Whether so many bytes were too few for that time, whichever way they went."""
+    return seconds > SILENCE_S + size / SLOWEST
 
 
 def check_media_type(headers: Headers, wanted: str = JSON) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -29,10 +30,12 @@ from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded, T
 from ingot.errors import BadRequest
 from ingot.observe.notices import Notice
 from ingot.protocol.served import Served
+from ingot.shares import heaviest
 from ingot.version import __version__
 
 VERSION: Final = 1
-MOST: Final = 1000  # files; the oldest go first
+MOST: Final = 1000  # files; the oldest go first, of the tenant that has most
+EARLIER: Final = "\0"
 SECRETS: Final = frozenset({"authorization", "api_key", "apikey", "headers", "token", "password", "secret"})
 REMOVED: Final = "[removed]"
 HEADER: Final = "ingot-capture"
@@ -52,6 +55,7 @@ class Captures:
         self._all = settings.capture_requests == "all"
         self._writer = ThreadPoolExecutor(1, "capture")
         self._trouble = Notice(log)
+        self._tenants: dict[str, str] = {}  # whose a file is, by its name, where this server wrote it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def wants(self, asked: str | None) -> bool:
@@ -62,7 +66,7 @@ class Captures:
         card = served.card
         model = {"name": card.name, "source": card.source, "device": card.device, "formats": card.formats}
         about = {"model": model, "fingerprint": served.fingerprint, "seed": request.sampling.seed}
-        return Capture(self, self._record(request.id, request.via, body, request.prompts) | about)
+        return Capture(self, self._record(request.id, request.via, body, request.prompts) | about, request.tenant)
 
     def encoded(self, body: bytes, path: str, request: EncodingRequest, card: EncoderCard, answer: Encoded) -> None:
         """Write down a request for vectors or scores, which has its answer."""
@@ -76,7 +80,8 @@ class Captures:
                 "fingerprint": fingerprint,
                 "answers": [{"numbers": list(row)} for row in kept],
                 "timing_s": {"queue": answer.queue_s, "compute": answer.compute_s},
-            }
+            },
+            request.tenant,
         )
 
     def _record(self, id: str, path: str, body: bytes, prompts: Iterable[Sequence[int]]) -> dict[str, Any]:
@@ -91,30 +96,41 @@ class Captures:
             "prompts": [{"tokens": len(prompt), "digest": digest_of(prompt)} for prompt in prompts],
         }
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        self._writer.submit(self._write, record)
+    def write(self, record: Mapping[str, Any], tenant: str) -> None:
+        self._writer.submit(self._write, record, tenant)
 
     def close(self) -> None:
         """Wait until everything is written."""
         self._writer.shutdown()
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: Mapping[str, Any], tenant: str) -> None:
         try:
             path = self._folder / f"{record['id']}.json"
             path.touch(0o600)
             path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-            written = sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)
-            for old in written[:-MOST]:
-                old.unlink()
+            self._tenants[path.name] = tenant
+            self._remove_old()
         except OSError as error:
             self._trouble.warn("a request was not captured in %s: %s", self._folder, error.strerror)
+
+    def _remove_old(self) -> None:
+        """What earlier servers left is of one holder."""
+        written = sorted(self._folder.glob("*.json"), key=lambda one: one.stat().st_mtime)
+        self._tenants = {one.name: self._tenants.get(one.name, EARLIER) for one in written}
+        held = Counter(self._tenants.values())
+        while held.total() > MOST:
+            giver = heaviest(held)
+            oldest = next(one for one in written if self._tenants.get(one.name) == giver)
+            oldest.unlink()
+            del self._tenants[oldest.name]
+            held[giver] -= 1
 
 
 class Capture:
     """One request. Takes all its events; the last one writes it down."""
 
-    def __init__(self, captures: Captures, record: dict[str, Any]) -> None:
-        self._captures, self._record = captures, record
+    def __init__(self, captures: Captures, record: dict[str, Any], tenant: str) -> None:
+        self._captures, self._record, self._tenant = captures, record, tenant
         self._texts: dict[int, list[str]] = {}
         self._ended: list[SequenceEnded] = []
 
@@ -140,7 +156,7 @@ class Capture:
             }
             for ended in sorted(self._ended, key=lambda one: one.index)
         ]
-        self._captures.write({**self._record, "answers": answers, **told})
+        self._captures.write({**self._record, "answers": answers, **told}, self._tenant)
 
 
 def to_capture(captures: Captures | None, scope: Scope) -> bool:

@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingot.errors import ClientLeft, IngotError
+from ingot.errors import ClientLeft, IngotError, RateLimited
 from ingot.observe.logs import about, request_id
 from ingot.protocol.errors import error_body, retry_after
 
@@ -67,7 +67,7 @@ class Reply:
         self.status = 0
         self.tenant = ""  # whose request it is, once the guard has seen the key
         self.admin = False  # whether that is the administrator, or there are no keys to tell
-        self.known = True  # whether its key, where one is needed, was given; not on paths that need none
+        self.known = True  # whether its key was given, where the server has any
         self.body = b""  # as it came, where it is to be captured
         self.cut_by: Callable[[], IngotError | None] = lambda: None  # why the server ended it before its answer did
         self.id = ID_PREFIXES.get(scope["path"], "req-") + secrets.token_hex(12)
@@ -97,8 +97,9 @@ class Reply:
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
-        # Probes come every few seconds for as long as the server lives.
-        level = logging.DEBUG if path.startswith("/health") or path in WATCHED else logging.INFO
+        # Probes come every few seconds for as long as the server lives; what is refused without a key, by the hundred.
+        often = path.startswith("/health") or path in WATCHED or (self.status == RateLimited.status and not self.known)
+        level = logging.DEBUG if often else logging.INFO
         told = about(self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant)
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)
 

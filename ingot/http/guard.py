@@ -6,23 +6,29 @@ Everything here is judged before a route is chosen, so that no route can forget 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from typing import Final
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.errors import BadRequest, Forbidden, IngotError, Stopping, TooLarge, Unauthorized, Unavailable
+from ingot.errors import BadRequest, Forbidden, IngotError, RateLimited, Stopping, TooLarge, Unauthorized
 from ingot.http.audit import refused
 from ingot.http.edge import Reply, answer_of
 from ingot.http.endpoints.page import PAGES
 from ingot.http.hall import Hall
 from ingot.http.rates import HEADERS as RATE_HEADERS
+from ingot.http.socket.connections import address_of
 from ingot.http.tenants import Tenants, tenant_name
+from ingot.observe.notices import Notice
 from ingot.protocol.chat.receipt_headers import RECEIPT_HEADERS
 from ingot.protocol.operations import IMPORT_PATH, OPERATIONS
+
+log = logging.getLogger("ingot.http")
 
 PROBES: Final = frozenset(operation.path for operation in OPERATIONS if operation.public)
 PUBLIC: Final = PROBES | {*PAGES.values()}
@@ -33,6 +39,7 @@ PUBLIC_FOLDER: Final = "/static/"
 SAFE_METHODS: Final = ("GET", "HEAD")
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 EXPOSED: Final = ("x-request-id", "retry-after", *RATE_HEADERS, *RECEIPT_HEADERS)
+FLOOD_S: Final = 1.0  # that whoever asks too often without a key waits for its refusal
 PREFLIGHT_AGE_S: Final = 600
 RESTART_S: Final = 5.0  # what clients are told to wait for when the server stops
 
@@ -40,6 +47,7 @@ RESTART_S: Final = 5.0  # what clients are told to wait for when the server stop
 class Guard:
     def __init__(self, app: ASGIApp, hall: Hall) -> None:
         self.app, self.hall = app, hall
+        self._flood = Notice(log)
         self._follow(hall.settings)
 
     def _follow(self, settings: Settings) -> None:
@@ -55,15 +63,21 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers, answer = Headers(scope=scope), answer_of(scope)
-        check_room(scope)
         if self.settings is not self.hall.settings:
             self._follow(self.hall.settings)
         self.tenants.refresh()
         try:
             asks_leave = self._judge(scope, headers, answer)
         except IngotError as error:
-            refused(answer, error, self._called(headers))
+            if not answer.known and isinstance(error, RateLimited):
+                # They may be many: no line is written for each, and who asks again when it is answered does so seldom.
+                await anyio.sleep(FLOOD_S)
+            else:
+                refused(answer, error, self._called(headers))
             raise
+        connection = scope["state"].get("connection")
+        if connection is not None and scope["path"] not in PROBES:
+            connection.claim(answer.tenant)
         if asks_leave:
             await send_preflight(headers, send)
             return
@@ -78,6 +92,11 @@ class Guard:
     def _judge(self, scope: Scope, headers: Headers, answer: Reply) -> bool:
         """Raises what a request is refused with for who sends it, whence, or how many. Whether a page of another origin
         asks if it may send one."""
+        given = keys_in(headers)
+        tenant = self.tenants.of(given)
+        answer.known = not self.tenants or tenant is not None
+        if not answer.known:
+            self._check_unknown(scope)
         self._check_host(headers)
         if self._check_origin(headers):
             answer.headers += [
@@ -88,15 +107,21 @@ class Guard:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return True
         if self.tenants and not is_public(scope):
-            self._check_key(headers, answer)
-        else:
-            answer.known = not self.tenants or self.tenants.of(keys_in(headers)) is not None
+            self._check_key(given, tenant, answer)
         answer.admin = self.tenants.is_admin(answer.tenant)
         if scope["method"] == "POST" and scope["path"] in RUNNING:
             if self.hall.live.draining:
                 raise self.hall.live.refusal or shutting_down()
             self._check_rate(answer)
         return False
+
+    def _check_unknown(self, scope: Scope) -> None:
+        """Refuses what an address asks for without a key beyond its share of what that may cost the others."""
+        address = address_of(scope.get("client"))
+        budget = self.hall.probes if scope["path"] in PROBES else self.hall.unknown
+        if not budget.take(address):
+            self._flood.warn("more than %d %s a second; the most are %s", budget.capacity, budget.name, address)
+            raise RateLimited(f"Too many {budget.name} come from this address.", retry_after=1)
 
     def _check_rate(self, answer: Reply) -> None:
         key, rates = self.tenants.key_of(answer.tenant), self.hall.rates
@@ -144,9 +169,7 @@ class Guard:
             "--cors-origins and that origin."
         )
 
-    def _check_key(self, headers: Headers, answer: Reply) -> None:
-        given = keys_in(headers)
-        tenant = self.tenants.of(given)
+    def _check_key(self, given: list[str], tenant: str | None, answer: Reply) -> None:
         if len(set(given)) > 1:
             answer.headers.append(("www-authenticate", "Bearer"))
             raise Unauthorized("The request holds different API keys. Send one of them.")
@@ -163,13 +186,6 @@ def keys_in(headers: Headers) -> list[str]:
         scheme, _, token = value.partition(" ")
         given += [token] if scheme.lower() == "bearer" else []
     return [key for each in given if (key := each.strip())]
-
-
-def check_room(scope: Scope) -> None:
-    """A connection above the most may ask how the server is, and nothing else."""
-    most = scope["state"].get("connections")
-    if most is not None and scope["path"] not in PROBES:
-        raise Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)
 
 
 def check_length(headers: Headers, most: int) -> None:

@@ -25,6 +25,7 @@ from ingot.media import fetched
 from ingot.observe.recent import Recent
 from ingot.observe.timeline import Timeline
 from ingot.ranks.standing import Standing, first_problem, not_ready
+from ingot.shares import PerSecond
 from ingot.text.grammar import limits
 from ingot.text.grammar.uncompiled import Uncompiled, prepared
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONG_BODY: Final = 512 * 1024
 """Bytes of a body that takes long to read, for which there are threads of their own: others overtake it."""
+UNKNOWN_A_SECOND: Final = 200
+"""Requests without a key: a page is about sixty of them."""
+PROBES_A_SECOND: Final = 100
 BEHIND_S: Final = 5.0
 """A process that is behind for so long makes the server's health bad, before all are given up."""
 
@@ -53,6 +57,8 @@ class Hall:
         self.response_store = store_of(settings)
         self.mcp = None if settings.mcp_config is None else mcp_servers(settings.mcp_config)
         self.tenants, self.rates = Tenants(settings), Rates()
+        self.unknown = PerSecond("requests without a key", UNKNOWN_A_SECOND)
+        self.probes = PerSecond("probes", PROBES_A_SECOND)
         self.bodies = Bodies(settings.held_bytes)
         self.live = Live()
         self.runs: Runs[Any] = Runs()
@@ -62,7 +68,7 @@ class Hall:
         self.standings: Callable[[], Sequence[Standing]] = tuple
         """How the processes stand that the model runs on, where there are several."""
         self._readers = Lane("read", threads=8, each=6, waiting=256)
-        self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)
+        self._long_readers = Lane("read-long", threads=3, each=2, waiting=16)
         self._fetchers = Lane("fetch", threads=8, each=4, waiting=64)
         self._compilers = Lane("compile", threads=limits.COMPILERS, each=1, waiting=limits.WAITING)
 

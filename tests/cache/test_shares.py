@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ingot.cache.matches import Needs
 from ingot.cache.prefix import Owner, PrefixIndex
-from ingot.cache.shares import IDLE_S
+from ingot.shares import IDLE_S
 from tests.cache.paper import APPEND, HYBRID, TOKEN, store
 
 MOST = 100 * TOKEN

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingot.errors import ConfigError
+from ingot.http import guard
 from ingot.http.app import build_app
 from ingot.http.server import listen
 from ingot.http.tenants import Tenants
+from ingot.shares import PerSecond
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 
@@ -235,3 +238,65 @@ async def test_every_answer_has_an_id_and_forbids_sniffing() -> None:
         made = await get(path)
         assert made.headers["x-request-id"].startswith("req-")
         assert made.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.fixture
+def floods_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "FLOOD_S", 0.0)
+
+
+async def sent_from(app: Any, address: str, path: str, key: str | None = None) -> int:
+    asked = Call(app, "GET", path, headers={} if key is None else {"x-api-key": key})
+    asked.scope["client"] = (address, 1)
+    async with asked:
+        return (await asked.done()).status
+
+
+@pytest.mark.usefixtures("floods_are_refused_at_once")
+@pytest.mark.parametrize("path", ["/static/nothing.js", "/v1/models", "/health/live"])
+async def test_without_a_key_an_address_has_a_budget_which_stops_nobody_else(path: str) -> None:
+    server = app(api_key=KEY)
+    hall = server.state.service.hall
+    for name, capacity in (("unknown", 4), ("probes", 4)):
+        budget = getattr(hall, name)
+        setattr(hall, name, PerSecond(budget.name, capacity, clock=lambda: 0.0))
+    flood = [await sent_from(server, "10.0.0.1", path) for _ in range(9)]
+    assert 429 not in flood[:4] and set(flood[4:]) == {429}
+    assert [await sent_from(server, "10.0.0.2", path) for _ in range(3)] == [*flood[:2], 429], "half is its share"
+    assert await sent_from(server, "10.0.0.1", "/v1/models", KEY) == 200
+    other = "/v1/models" if path.startswith("/health") else "/health/live"
+    assert await sent_from(server, "10.0.0.1", other) in (200, 401), "probes have a budget of their own"
+
+
+async def test_a_budget_is_whole_again_a_second_later() -> None:
+    now = [0.0]
+    budget = PerSecond("probes", 2, clock=lambda: now[0])
+    assert [budget.take("here") for _ in range(3)] == [True, True, False]
+    now[0] = 1.0
+    assert [budget.take("here") for _ in range(3)] == [True, True, False]
+
+
+async def test_addresses_without_number_take_no_more_than_twice_a_budget() -> None:
+    budget = PerSecond("probes", 4, clock=lambda: 0.0)
+    assert sum(budget.take(f"from {number}") for number in range(100)) == 8
+
+
+@pytest.mark.usefixtures("floods_are_refused_at_once")
+async def test_a_flood_without_a_key_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = app(api_key=KEY)
+    server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
+    with caplog.at_level("INFO"):
+        for _ in range(50):
+            await sent_from(server, "10.0.0.1", "/static/nothing.js")
+    assert sum("10.0.0.1" in record.getMessage() for record in caplog.records) == 1
+    assert len(caplog.records) < 5
+
+
+async def test_whoever_asks_too_often_waits_for_its_refusal_and_nobody_else_does() -> None:
+    server = app(api_key=KEY)
+    server.state.service.hall.unknown = PerSecond("requests without a key", 1, clock=lambda: 0.0)
+    assert await sent_from(server, "10.0.0.1", "/v1/models") == 401
+    refused = asyncio.create_task(sent_from(server, "10.0.0.1", "/v1/models"))
+    assert await sent_from(server, "10.0.0.1", "/v1/models", KEY) == 200
+    assert not refused.done()
+    refused.cancel()

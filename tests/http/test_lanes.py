@@ -40,7 +40,7 @@ class Gate:
 
 @asynccontextmanager
 async def lane(**options: int) -> AsyncIterator[tuple[Lane, Gate]]:
-    made, gate = Lane("test", **{"threads": 2, "each": 1, "waiting": 2, **options}), Gate()
+    made, gate = Lane("read", **{"threads": 2, "each": 1, "waiting": 2, **options}), Gate()
     try:
         yield made, gate
     finally:

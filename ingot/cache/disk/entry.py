@@ -98,7 +98,9 @@ class Entry:
             "landmark": self.landmark,
             "checkpoint": self.checkpoint,
         }
-        return IndexRow(scope, self.name, self.size, self.used, self.begin, json.dumps(facts).encode())
+        return IndexRow(
+            scope, self.name, self.size, self.used, self.begin, json.dumps(facts).encode(), self.owner.tenant
+        )
 
     @property
     def end(self) -> int:

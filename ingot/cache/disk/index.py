@@ -1,9 +1,10 @@
 """The index of a folder's records: an SQLite file that says what their headers say, and when each was last used.
 
 It is a cache of what the files say, and saves reading all their headers when a server starts. It also knows what all
-records take together, by scope and without asking each; which were used longest ago; what each folder of records was
-like when it was last counted; and, for the other processes that share it, what came and went. One that is missing,
-damaged or of another version is made anew (`LastingIndex`); one that cannot be written to is kept in memory instead.
+records take together, by scope and tenant and without asking each; which of a tenant's were used longest ago; what each
+folder of records was like when it was last counted; and, for the other processes that share it, what came and went. One
+that is missing, damaged or of another version is made anew (`LastingIndex`); one that cannot be written to is kept in
+memory instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ from ingot.cache.disk.files import Files
 log = logging.getLogger("ingot.cache")
 T = TypeVar("T")
 
-VERSION: Final = 2
+VERSION: Final = 3
 PATIENCE_S: Final = 5.0  # for another process that writes to it
 PAGES_AHEAD: Final = 64  # of the journal, which counts against the folder's cap
 REMEMBERED: Final = 1024
@@ -30,11 +31,12 @@ REMEMBERED: Final = 1024
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS records (
     scope TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, begin INTEGER NOT NULL,
-    facts BLOB NOT NULL, PRIMARY KEY (scope, name)
+    facts BLOB NOT NULL, tenant TEXT NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS records_by_use ON records (used, begin DESC);
+CREATE INDEX IF NOT EXISTS records_by_use ON records (tenant, used, begin DESC);
 CREATE TABLE IF NOT EXISTS totals (
-    scope TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL
+    scope TEXT NOT NULL, tenant TEXT NOT NULL, records INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (scope, tenant)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS folders (
     name TEXT PRIMARY KEY, changed INTEGER NOT NULL, other INTEGER NOT NULL
@@ -43,23 +45,28 @@ CREATE TABLE IF NOT EXISTS changes (
     number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, name TEXT NOT NULL
 );
 CREATE TRIGGER IF NOT EXISTS record_added AFTER INSERT ON records BEGIN
-    INSERT OR IGNORE INTO totals VALUES (new.scope, 0, 0);
-    UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope;
+    INSERT OR IGNORE INTO totals VALUES (new.scope, new.tenant, 0, 0);
+    UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope AND tenant = new.tenant;
     INSERT INTO changes (scope, name) VALUES (new.scope, new.name);
     DELETE FROM changes WHERE number <= last_insert_rowid() - {REMEMBERED};
 END;
 CREATE TRIGGER IF NOT EXISTS record_removed AFTER DELETE ON records BEGIN
-    UPDATE totals SET records = records - 1, bytes = bytes - old.size WHERE scope = old.scope;
+    UPDATE totals SET records = records - 1, bytes = bytes - old.size WHERE scope = old.scope AND tenant = old.tenant;
+    DELETE FROM totals WHERE scope = old.scope AND tenant = old.tenant AND records = 0;
     INSERT INTO changes (scope, name) VALUES (old.scope, old.name);
     DELETE FROM changes WHERE number <= last_insert_rowid() - {REMEMBERED};
 END;
-CREATE TRIGGER IF NOT EXISTS record_resized AFTER UPDATE OF size ON records BEGIN
-    UPDATE totals SET bytes = bytes + new.size - old.size WHERE scope = new.scope;
+CREATE TRIGGER IF NOT EXISTS record_changed AFTER UPDATE OF size, tenant ON records BEGIN
+    UPDATE totals SET records = records - 1, bytes = bytes - old.size WHERE scope = old.scope AND tenant = old.tenant;
+    INSERT OR IGNORE INTO totals VALUES (new.scope, new.tenant, 0, 0);
+    UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope AND tenant = new.tenant;
+    DELETE FROM totals WHERE scope = old.scope AND tenant = old.tenant AND records = 0;
 END;
 """
 _ADD: Final = """
-INSERT INTO records VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, name) DO UPDATE
-SET size = excluded.size, used = max(used, excluded.used), begin = excluded.begin, facts = excluded.facts
+INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (scope, name) DO UPDATE
+SET size = excluded.size, used = max(used, excluded.used), begin = excluded.begin, facts = excluded.facts,
+tenant = excluded.tenant
 """
 
 
@@ -70,6 +77,7 @@ class IndexRow(NamedTuple):
     used: float  # unix time
     begin: int
     facts: bytes  # none, where nobody of its scope has looked at it yet
+    tenant: str  # by its digest; none, where its file does not say
 
 
 class Total(NamedTuple):
@@ -131,7 +139,7 @@ class RecordIndex:
 
     def rows(self, scope: str, names: Iterable[str]) -> list[IndexRow]:
         """Of these, those that it knows."""
-        query = "SELECT scope, name, size, used, begin, facts FROM records WHERE scope = ? AND name = ?"
+        query = "SELECT scope, name, size, used, begin, facts, tenant FROM records WHERE scope = ? AND name = ?"
         found = (self._open.execute(query, (scope, name)).fetchone() for name in names)
         return [IndexRow(*row) for row in found if row is not None]
 
@@ -143,22 +151,21 @@ class RecordIndex:
         """When each was last, by whichever process."""
         return dict(self._open.execute("SELECT name, used FROM records WHERE scope = ?", (scope,)).fetchall())
 
-    def least_used(self, nbytes: int) -> list[IndexRow]:
-        """So many bytes of records, of any scope and without their facts; of those that were used together the longest
-        paths first."""
-        query = "SELECT scope, name, size, used, begin FROM records ORDER BY used, begin DESC"
-        found: list[IndexRow] = []
-        for scope, name, size, used, begin in self._open.execute(query):
-            if nbytes <= 0:
-                break
-            found.append(IndexRow(scope, name, size, used, begin, b""))
-            nbytes -= size
-        return found
+    def least_used(self, tenant: str) -> Iterator[IndexRow]:
+        """A tenant's records of any scope, without their facts: those that were used longest ago first, and of those
+        that were used together the longest paths. Reads no more than is asked for."""
+        query = "SELECT scope, name, size, used, begin FROM records WHERE tenant = ? ORDER BY used, begin DESC"
+        for scope, name, size, used, begin in self._open.execute(query, (tenant,)):
+            yield IndexRow(scope, name, size, used, begin, b"", tenant)
+
+    def last_used(self, tenant: str) -> float:
+        (used,) = self._open.execute("SELECT max(used) FROM records WHERE tenant = ?", (tenant,)).fetchone()
+        return float(used or 0.0)
 
     def totals(self) -> dict[str, Total]:
-        """By scope."""
-        found = self._open.execute("SELECT scope, records, bytes FROM totals").fetchall()
-        return {scope: Total(records, nbytes) for scope, records, nbytes in found}
+        """By tenant, of all scopes."""
+        found = self._open.execute("SELECT tenant, sum(records), sum(bytes) FROM totals GROUP BY tenant").fetchall()
+        return {tenant: Total(records, nbytes) for tenant, records, nbytes in found}
 
     def add(self, rows: Iterable[IndexRow]) -> None:
         self._change(_ADD, rows)

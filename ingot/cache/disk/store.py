@@ -6,9 +6,10 @@
     folder/SCOPE/RECORD           states that this server can use, if the scope is its own
     folder/damaged/RECORD         what was found to be otherwise than it was written
 
-All files in the folder count against its cap, whosever they are; to keep it records are removed, of whichever scope,
-those that were used longest ago first, and no other files. Any thread may call anything here; writing and reading take
-their time, so neither is for the engine's thread. `along`, `touch`, `held` and `total` wait for no file.
+All files in the folder count against its cap, whosever they are. To keep it records are removed, of whichever scope,
+and no other files: of tenants that hold more than their share, or have used nothing for a day, those that were used
+longest ago first. Any thread may call anything here; writing and reading take their time, so neither is for the
+engine's thread. `along`, `touch`, `held` and `total` wait for no file.
 
 Files are the truth: the index, and what is known in memory, follow them. All are listed when a store is opened. From
 then on a write takes the same work however many there are: whoever changes a folder of records under the lock says so
@@ -24,6 +25,7 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,11 +37,14 @@ from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, Header, RecordOwner, scope_of, sums_of
 from ingot.cache.disk.index import FolderNote, IndexRow, LastingIndex, RecordIndex, Total, files_of
 from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
+from ingot.shares import exceeding
 
 log = logging.getLogger("ingot.cache")
 
 PATIENCE_S: Final = 10.0
 """For another process that writes."""
+IDLE_S: Final = 86_400.0
+"""Seconds after whose last use a tenant's share of the folder is lent to the others."""
 MOST_RECORDS: Final = 100_000
 """In the whole folder."""
 INDEX_ROOM: Final = 1 << 20
@@ -151,7 +156,7 @@ class RecordStore:
             used = self._counted()
             self._follow()
             if not (self._home / entry.name).exists():
-                self._make_room(entry.size, used)
+                self._make_room(entry.size, used, entry.owner.tenant)
                 self._put(entry, [header.encoded(), *data])
         with self._books:
             self._known.add(entry)
@@ -351,8 +356,28 @@ class RecordStore:
         if folder == self._home:
             self._learn(records.values())
         elif is_scope:
-            self._index.using(lambda index: _update(index, folder.name, records), None)
+            self._update(folder.name, records)
         self._index.using(lambda index: index.note_folder(folder.name, FolderNote(changed, other)), None)
+
+    def _update(self, scope: str, there: Mapping[str, Listed]) -> None:
+        """Let the index know another scope's records, and whose they are."""
+        none: dict[str, int] = {}
+        indexed = self._index.using(lambda index: index.sizes(scope), none)
+        gone = [name for name in indexed if name not in there]
+        new = [file for name, file in there.items() if indexed.get(name) != file.nbytes]
+        rows = [
+            IndexRow(scope, file.path.name, file.nbytes, file.changed, 0, b"", self._tenant_in(file)) for file in new
+        ]
+        self._index.using(lambda index: index.remove(scope, gone), None)
+        self._index.using(lambda index: index.add(rows), None)
+
+    def _tenant_in(self, file: Listed) -> str:
+        """Whose a record is, as its file says; nobody's, where that cannot be read, which is not for this scope to
+        set aside."""
+        try:
+            return read_header(self._files, file.path, file.nbytes).owner.tenant
+        except (Damaged, OSError):
+            return ""
 
     def _note_change(self, scope: str) -> None:
         """A folder of records was changed, and the index knows how."""
@@ -361,26 +386,47 @@ class RecordStore:
 
     # Room
 
-    def _make_room(self, wanted: int, used: Occupied) -> None:
-        """While nobody else writes: let so many bytes be written, beside those that are used. Raises NoRoom, before
-        anything is removed for it."""
+    def _make_room(self, wanted: int, used: Occupied, tenant: str = "") -> None:
+        """While nobody else writes: let so many bytes of a tenant's be written, beside those that are used. Raises
+        NoRoom, before anything is removed for it."""
         noted, totals = self._noted()
         missing = self._missing(wanted, used, sum(total.records for total in totals.values()))
         if missing <= 0:
             return
         aside = noted[DAMAGED].other if DAMAGED in noted else 0
-        if wanted and aside + sum(total.nbytes for total in totals.values()) < missing:
-            raise NoRoom(f"{wanted} bytes more do not fit, even without any other record")
+        self.settle()  # uses that the index does not know yet
+        held = Counter({holder: total.nbytes for holder, total in totals.items()})
+        held[tenant] += wanted
+        none: list[IndexRow] = []
+        gone = self._index.using(lambda index: self._giving_way(index, held, missing - aside, tenant), none)
+        if wanted and sum(row.size for row in gone) + aside < missing:
+            raise NoRoom(f"{wanted} bytes more do not fit, even without any other record that could give way")
         if aside:
             for file in self._listed(self.folder / DAMAGED):
                 self._files.remove(file.path)
             self._survey(self.folder / DAMAGED)
-        self.settle()  # uses that the index does not know yet
-        none: list[IndexRow] = []
-        least = self._index.using(lambda index: index.least_used(missing - aside), none)
-        self._remove([(row.scope, row.name) for row in least])
-        if wanted and sum(row.size for row in least) < missing - aside:
-            raise NoRoom(f"{wanted} bytes more do not fit")
+        self._remove([(row.scope, row.name) for row in gone])
+
+    def _giving_way(self, index: RecordIndex, held: Counter[str], nbytes: int, writing: str) -> list[IndexRow]:
+        """So many bytes of records, each of a tenant that holds more than its share of what is left then: the one that
+        was used longest ago. Looks at no others."""
+        most, since = held.total() - nbytes, self._clock() - IDLE_S
+        known = (holder for holder in held if holder)
+        active = {holder for holder in known if holder == writing or index.last_used(holder) > since}
+        ahead = {holder: index.least_used(holder) for holder in held}
+        first = {holder: row for holder, rows in ahead.items() if (row := next(rows, None)) is not None}
+        gone: list[IndexRow] = []
+        while nbytes > 0 and (givers := exceeding(held, most, active) & first.keys()):
+            row = min((first[holder] for holder in givers), key=lambda row: (row.used, -row.begin))
+            gone.append(row)
+            nbytes -= row.size
+            held[row.tenant] -= row.size
+            following = next(ahead[row.tenant], None)
+            if following is None:
+                del first[row.tenant]
+            else:
+                first[row.tenant] = following
+        return gone
 
     def _missing(self, wanted: int, used: Occupied, records: int) -> int:
         """How many bytes have to go first."""
@@ -431,11 +477,3 @@ class RecordStore:
     def close(self) -> None:
         self.settle()
         self._index.close()
-
-
-def _update(index: RecordIndex, scope: str, there: Mapping[str, Listed]) -> None:
-    """Let it know another scope's records by what their files say without being read."""
-    indexed = index.sizes(scope)
-    index.remove(scope, [name for name in indexed if name not in there])
-    new = (file for name, file in there.items() if indexed.get(name) != file.nbytes)
-    index.add(IndexRow(scope, file.path.name, file.nbytes, file.changed, 0, b"") for file in new)

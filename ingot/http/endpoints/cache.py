@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,13 +20,14 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
 from ingot.http.archive_key import ArchiveKey
-from ingot.http.body import check_media_type, pieces_of
-from ingot.http.edge import Json, answer_of
+from ingot.http.body import check_media_type, clock, is_too_slow, pieces_of
+from ingot.http.edge import ClientGone, Json, answer_of
+from ingot.http.lanes import Turns
 from ingot.http.service import Service
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ours.cache import FILE, AdoptedBody, CacheBody, ClearedBody, ExplainedBody
@@ -34,6 +36,8 @@ from ingot.protocol.responses.request import Surroundings
 
 T = TypeVar("T")
 Going = Callable[[], bool]
+FILES: Final = 8
+WAITING: Final = 4
 OTHER_SITES: Final = ("cross-site", "same-site")
 
 
@@ -73,24 +77,34 @@ def cache_endpoints(service: Service, around: Callable[[str], Surroundings]) -> 
 
 
 class Desk:
-    """Where kept prompts become files. One at a time: each may take twice as much of the disk as the cache has
-    memory."""
+    """Where kept prompts become files, and files kept prompts: one at a time, by turns of the tenants. Files that are
+    sent or received have nothing to do with that. Each may take twice as much of the disk as the cache has memory, so a
+    tenant has one, and there are a few in all."""
 
     def __init__(self, service: Service) -> None:
         self.engine = service.engine
         self.key = ArchiveKey(service.settings.archive_key_file)
         self._service = service
-        self._turn = asyncio.Lock()
+        self._files = Turns("archive files", at_once=FILES, each=1, waiting=WAITING)
+        self._turns = Turns("archive work", at_once=1, each=1, waiting=WAITING)
 
     @asynccontextmanager
-    async def file(self) -> AsyncIterator[Path]:
-        async with self._turn:
+    async def file(self, tenant: str) -> AsyncIterator[Path]:
+        async with self._files.turn(tenant):
             with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
                 yield Path(folder) / "kept.safetensors"
 
-    async def work(self, receive: Receive, work: Callable[[Going], T]) -> T:
+    async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._service.attended(receive, work)
+
+    async def work(self, tenant: str, receive: Receive, work: Callable[[Going], T]) -> T:
         """What `work` gives, in a thread. It is told when to stop: the client left, time is up, the server stops."""
-        return await self._service.attended(receive, lambda: stoppable(work))
+
+        async def in_turn() -> T:
+            async with self._turns.turn(tenant):
+                return await stoppable(work)
+
+        return await self.attended(receive, in_turn)
 
 
 async def stoppable(work: Callable[[Going], T]) -> T:
@@ -106,7 +120,8 @@ async def stoppable(work: Callable[[Going], T]) -> T:
 
 
 class Export:
-    """One ASGI endpoint, which has its file as long as it takes to send it."""
+    """One ASGI endpoint, which has its file as long as it takes to send it. That is at no less than the slowest pace,
+    as files may be awaited by others."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -114,13 +129,15 @@ class Export:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refuse_other_sites(Headers(scope=scope))
         tenant = answer_of(scope).tenant
-        async with self.desk.file() as path:
+        async with AsyncExitStack() as held:
+            waits = partial(held.enter_async_context, self.desk.file(tenant))
+            path = await self.desk.attended(receive, waits)
 
             def export(going: Going) -> int:
                 return self.desk.engine.kept.export(tenant, path, self.desk.key.secret(), going)
 
-            await self.desk.work(receive, export)
-            await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, send)
+            await self.desk.work(tenant, receive, export)
+            await FileResponse(path, media_type=FILE, filename=path.name)(scope, receive, paced(send))
 
 
 class Import:
@@ -137,7 +154,7 @@ class Import:
                 "--admin-api-key."
             )
         check_media_type(Headers(scope=scope), FILE)
-        async with self.desk.file() as path:
+        async with self.desk.file(answer.tenant) as path:
             with path.open("wb") as file:
                 async for piece in pieces_of(receive):
                     file.write(piece)
@@ -145,8 +162,22 @@ class Import:
             def adopt(going: Going) -> int:
                 return self.desk.engine.kept.adopt(answer.tenant, path, self.desk.key.secret(), going)
 
-            added = await self.desk.work(receive, adopt)
+            added = await self.desk.work(answer.tenant, receive, adopt)
         await Json(AdoptedBody(added))(scope, receive, send)
+
+
+def paced(send: Send) -> Send:
+    """`send`, as long as the client reads a body fast enough; its connection is closed then."""
+    began, size = clock(), 0
+
+    async def paced(message: Message) -> None:
+        nonlocal size
+        await send(message)
+        size += len(message.get("body", b""))
+        if message.get("more_body") and is_too_slow(clock() - began, size):
+            raise ClientGone
+
+    return paced
 
 
 def refuse_other_sites(headers: Headers) -> None:

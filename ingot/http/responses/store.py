@@ -27,6 +27,7 @@ from ingot.config import Settings
 from ingot.errors import ConfigError, Unavailable
 from ingot.observe.notices import Notice
 from ingot.protocol.responses.stored_response import StoredResponse
+from ingot.shares import heaviest
 
 if TYPE_CHECKING:
     from ingot.protocol.responses.answers import ResponseBody
@@ -140,9 +141,9 @@ class ResponseStore:
         """Whose oldest response has to go: that of the tenant with most of what there is too much of. So nobody loses
         anything of an equal share, and what others leave of theirs is anyone's."""
         if sum(own.rows for own in held.values()) > self._caps.rows:
-            return max(held, key=lambda tenant: held[tenant].rows)
+            return heaviest({tenant: own.rows for tenant, own in held.items()})
         if sum(own.size for own in held.values()) > self._caps.size:
-            return max(held, key=lambda tenant: held[tenant].size)
+            return heaviest({tenant: own.size for tenant, own in held.items()})
         return None
 
     @contextmanager

@@ -1,78 +1,184 @@
-"""The open connections: at most so many, of which idle ones make room for new ones."""
+"""The open connections: at most so many, shared equally by keys and addresses; idle ones make room for new ones."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import resource
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from ingot.observe.notices import Notice
+from ingot.shares import Shares, heaviest
 
 log = logging.getLogger("ingot.http")
 
-GUESTS: Final = 16  # connections above the most that are heard, so that they can be told why they are refused
+WAITING: Final = 16  # connections above the most whose heads are read, to see whose they are or to answer probes
 SPARE_FILES: Final = 32  # for stored responses, kept prompts, tools and what grammars are tried in
-
-Admission = Literal["in", "guest", "out"]
 
 
 class Connection(Protocol):
+    @property
+    def address(self) -> str:
+        """Whence it comes: who holds it, until a key says more."""
+
+    @property
+    def received(self) -> int:
+        """Bytes of its request that have come."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of its request is still to come."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether that has been so for a while without anything coming."""
+
     def give_way(self) -> None:
         """Close at once."""
 
 
+@dataclass(slots=True)
+class Held:
+    """One holder's connections, the oldest of each kind first. One is idle while no request on it is under way."""
+
+    idle: dict[Connection, None] = field(default_factory=dict)
+    working: dict[Connection, None] = field(default_factory=dict)
+
+
 class Connections:
-    """Belongs to one event loop. A connection is idle while no request on it is under way."""
+    """Belongs to one event loop. Each is held by the key of its request, or by its address until that is known."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._idle: dict[Connection, None] = {}  # the one that has been idle for longest comes first
-        self._working: set[Connection] = set()
-        self._guests: set[Connection] = set()
+        self._shares = Shares("connections", most)
+        self._held: dict[str, Held] = {}
+        self._holders: dict[Connection, str] = {}
+        self._waiting = Shares("waiting connections", WAITING)
+        self._waiting_ones: dict[Connection, None] = {}
         self._crowded = Notice(log)
 
-    def enter(self, one: Connection) -> Admission:
-        """Where a new connection is put. At the most, one that is idle is closed for it; where all are at work, it is
-        a guest, which may be told so and no more, or has to go at once."""
-        if len(self._idle) + len(self._working) >= self.most:
-            if not self._idle:
-                return self._turned_away(one)
-            longest = next(iter(self._idle))
-            del self._idle[longest]
-            longest.give_way()
-        self._idle[one] = None
-        return "in"
+    def enter(self, one: Connection) -> bool:
+        """Whether a new connection has a place. At the most an idle one is closed for it, of whoever holds most; where
+        all are at work it waits until its head says whose it is. A few may, and of more than those one is closed."""
+        if self._shares.total >= self.most and not self._close_idle():
+            self._wait(one)
+            return False
+        self._hold(one, one.address)
+        return True
 
     def work(self, one: Connection) -> None:
         """A request on it is under way."""
-        if one in self._idle:
-            del self._idle[one]
-            self._working.add(one)
+        if (held := self._held_with(one)) is not None and one in held.idle:
+            del held.idle[one]
+            held.working[one] = None
 
     def rest(self, one: Connection) -> None:
         """The last request on it is done."""
-        if one in self._working:
-            self._working.discard(one)
-            self._idle[one] = None
+        if (held := self._held_with(one)) is not None and one in held.working:
+            del held.working[one]
+            held.idle[one] = None
+
+    def claim(self, one: Connection, tenant: str) -> bool:
+        """Its request is under way, and a tenant's, or nobody's that is known. Whether it has a place: one that waits
+        gets that of somebody who holds more, or whose request does not come on."""
+        if one in self._waiting_ones:
+            holder = tenant or one.address
+            if self._shares.total >= self.most and not self._close_idle() and not self._close_working(one, holder):
+                self._crowded.warn("all %d connections are at work; new ones are refused", self.most)
+                return False
+            self.leave(one)
+            self._hold(one, holder)
+            self.work(one)
+        elif tenant and self._holders.get(one, tenant) != tenant:
+            self.leave(one)
+            self._hold(one, tenant)
+            self.work(one)
+        return True
 
     def leave(self, one: Connection) -> None:
-        self._idle.pop(one, None)
-        self._working.discard(one)
-        self._guests.discard(one)
+        if one in self._waiting_ones:
+            del self._waiting_ones[one]
+            self._waiting.add(one.address, -1)
+        holder = self._holders.pop(one, None)
+        if holder is not None:
+            self._shares.add(holder, -1)
+            held = self._held[holder]
+            held.idle.pop(one, None)
+            held.working.pop(one, None)
+            if not self._shares.held[holder]:
+                del self._held[holder]
 
-    def _turned_away(self, one: Connection) -> Admission:
-        self._crowded.warn("all %d connections are at work; new ones are refused", self.most)
-        if len(self._guests) >= GUESTS:
-            return "out"
-        self._guests.add(one)
-        return "guest"
+    def _held_with(self, one: Connection) -> Held | None:
+        return self._held.get(self._holders.get(one, ""))
+
+    def _hold(self, one: Connection, holder: str) -> None:
+        self._shares.add(holder, 1)
+        self._holders[one] = holder
+        self._held.setdefault(holder, Held()).idle[one] = None
+
+    def _wait(self, one: Connection) -> None:
+        self._waiting_ones[one] = None
+        self._waiting.add(one.address, 1)
+        if self._waiting.total > WAITING:
+            crowd = heaviest(self._waiting.held)
+            theirs = [each for each in self._waiting_ones if each.address == crowd and each is not one]
+            self._close(min(theirs, key=_received))
+
+    def _close_idle(self) -> bool:
+        idle = {holder: self._shares.held[holder] for holder, held in self._held.items() if held.idle}
+        if idle:
+            self._close(next(iter(self._held[heaviest(idle)].idle)))
+        return bool(idle)
+
+    def _close_working(self, one: Connection, holder: str) -> bool:
+        """Close one at work for one more of this holder's, if somebody holds more than its share: of a key's one of the
+        address with most, and of these the oldest that has sent least. Else one whose request does not come on."""
+        given = self._too_many(one, holder)
+        sending = [each for each in given if each.is_sending]
+        if not given:
+            sending = [each for held in self._held.values() for each in held.working if each.is_stalled]
+        if sending or given:
+            self._close(min(sending, key=_received) if sending else given[-1])
+        return bool(sending or given)
+
+    def _too_many(self, one: Connection, holder: str) -> list[Connection]:
+        """Those at work of whoever holds more than `holder` would, with one more; within a key, of an address."""
+        crowd = heaviest(self._shares.held)
+        theirs = [*self._held[crowd].working]
+        by_address = Counter(each.address for each in theirs)
+        address = heaviest(by_address)
+        if crowd == holder:
+            enough = by_address[one.address] + 1 < by_address[address]
+        else:
+            enough = self._shares.held[holder] + 1 < self._shares.held[crowd]
+        return [each for each in theirs if each.address == address] if enough else []
+
+    def _close(self, one: Connection) -> None:
+        self.leave(one)
+        one.give_way()
+
+
+def _received(one: Connection) -> int:
+    return one.received
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """Who may have as many addresses as there are in a network of IPv6 is one."""
+    known = "" if client is None else client[0]
+    with contextlib.suppress(ValueError):
+        if (parsed := ipaddress.ip_address(known.partition("%")[0])).version == 6:
+            mapped = parsed.ipv4_mapped
+            known = str(mapped or ipaddress.ip_network((parsed, 64), strict=False))
+    return f"from {known}"
 
 
 def affordable(wanted: int) -> int:
     """As many connections as were wanted, or as the limit of open files leaves room for; it is raised if it may be."""
-    needed = len(list(Path("/dev/fd").iterdir())) + SPARE_FILES + GUESTS + wanted
+    needed = len(list(Path("/dev/fd").iterdir())) + SPARE_FILES + WAITING + wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted

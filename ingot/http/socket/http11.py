@@ -13,16 +13,17 @@ from typing import Any, ClassVar, Final
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ingot.errors import BadRequest, HeadTooLarge, IngotError
-from ingot.http.socket.connections import Connections
+from ingot.errors import BadRequest, HeadTooLarge, IngotError, Unavailable
+from ingot.http.socket.connections import Connections, address_of
 from ingot.http.socket.options import watch
 from ingot.observe.notices import Notice
-from ingot.protocol.errors import ErrorBody
+from ingot.protocol.errors import ErrorBody, retry_after
 
 log = logging.getLogger("ingot.http")
 
 HEAD_S: Final = 30.0  # from the first byte of a connection, or of the next request on it, to the end of the head
-GUEST_HEAD_S: Final = 5.0  # the same, for a connection above the most
+WAITING_HEAD_S: Final = 5.0  # the same, for a connection above the most
+STALLED_S: Final = 5.0  # without a byte of a body after which its connection is given to another, where there are none
 UNREAD_S: Final = 60.0  # that a client may take without reading anything of what waits for it
 unread = Notice(log)
 
@@ -37,7 +38,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._unfinished = 0
         self._in_body = False
-        self._guest = False
+        self._waits = False  # for a place among the connections
+        self.address = ""
+        self.received = 0  # bytes of the request that comes in or is under way
+        self._heard = 0.0
         self._patience: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None  # runs while something waits to be read by the client
         self._cycles: list[RequestResponseCycle] = []
@@ -51,12 +55,9 @@ class BoundedHttp(HttpToolsProtocol):
         watch(transport.get_extra_info("socket"))
         # Whatever the kernel does not take at once counts as waiting for the client.
         transport.set_write_buffer_limits(high=0)
-        place = self.open_ones.enter(self)
-        self._guest = place == "guest"
-        if place == "out":
-            transport.abort()
-        else:
-            self._expect_more()
+        self.address = address_of(self.client)
+        self._waits = not self.open_ones.enter(self)
+        self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -70,6 +71,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        self._heard = self.loop.time()
         super().data_received(data)
         if self._patience is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_more()  # what came was nothing that a request begins with, or of one that was answered
@@ -96,13 +99,13 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         self._in_head, self._in_body = False, True
-        self.scope["state"]["connections"] = self.open_ones.most if self._guest else None
+        self.scope["state"]["connection"] = self
         self.open_ones.work(self)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self.cycle is not None:
             self._cycles.append(self.cycle)
-            self.cycle.keep_alive = self.cycle.keep_alive and not self._guest
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._waits
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -110,6 +113,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if not self.pipeline:
+            self.received = 0
             self.open_ones.rest(self)
         super().on_response_complete()
         if self._in_body and not self.pipeline and not self.transport.is_closing():
@@ -126,8 +130,30 @@ class BoundedHttp(HttpToolsProtocol):
             self._reading.cancel()
             self._reading = None
 
+    @property
+    def is_sending(self) -> bool:
+        return self._in_body
+
+    @property
+    def is_stalled(self) -> bool:
+        # Nothing comes either while the server does not read.
+        return self._in_body and not self.flow.read_paused and self.loop.time() - self._heard > STALLED_S
+
+    def claim(self, tenant: str) -> None:
+        """The request on it is this tenant's, or nobody's that is known. Raises Unavailable where it cannot stay."""
+        if not self.open_ones.claim(self, tenant):
+            raise crowded(self.open_ones.most)
+
     def give_way(self) -> None:
-        self.transport.abort()
+        """Nobody answers on it any more; one whose answer was not begun is told why."""
+        begun = [cycle for cycle in self._cycles if not cycle.response_complete]
+        for cycle in begun:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if len(begun) == 1 and not begun[0].response_started:
+            self._refuse(crowded(self.open_ones.most))
+        else:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not take: ours if it was too long, else no HTTP at all."""
@@ -144,7 +170,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _expect_more(self) -> None:
         """The next head, or the rest of a body that nobody reads any more, within bounded time."""
         self._stop_waiting()
-        seconds = GUEST_HEAD_S if self._guest else HEAD_S
+        seconds = WAITING_HEAD_S if self._waits else HEAD_S
         self._patience = self.loop.call_later(seconds, self.transport.close)
 
     def _expect_reading(self) -> None:
@@ -171,6 +197,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, error: IngotError) -> None:
         body = msgspec.json.encode(ErrorBody.of(error))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        if (seconds := retry_after(error)) is not None:
+            head += b"retry-after: %s\r\n" % seconds.encode()
+        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         self.transport.close()
+
+
+def crowded(most: int) -> Unavailable:
+    return Unavailable(f"The server has as many connections as it takes ({most}), all at work.", retry_after=1)

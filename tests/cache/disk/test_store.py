@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from ingot.cache.disk.entry import SIBLINGS
 from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, RecordOwner, digest
-from ingot.cache.disk.store import DiskLimits, NoRoom
+from ingot.cache.disk.index import IndexRow, RecordIndex, Total
+from ingot.cache.disk.store import IDLE_S, INDEX_GROWTH, INDEX_ROOM, DiskLimits, NoRoom, RecordStore
 from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
 
 SHORT = [1, 2, 3]
@@ -327,6 +329,89 @@ def test_a_write_takes_the_same_work_however_many_records_there_are(tmp_path: Pa
     here.write(*record([3]))  # and learns what the other one wrote, without listing or reading anything
     assert len(here.entries(ME)) == records + 3
     assert files.listed_files <= 2 * len(list(tmp_path.iterdir())) and files.reads == 0
+
+
+YOU = RecordOwner.of("you", "")
+
+
+def of_both(store: RecordStore) -> tuple[int, int]:
+    return len(store.entries(ME)), len(store.entries(YOU))
+
+
+@pytest.mark.parametrize("models", [["abc"], ["abc", "another"]])
+def test_one_tenants_records_remove_none_of_anothers_share_whatever_model_they_are_of(
+    tmp_path: Path, models: list[str]
+) -> None:
+    store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
+    mine = [store.write(*record([number] * 100)) for number in range(6)]  # 1.2 of 3 million bytes
+    greedy = [opened(tmp_path, DiskLimits(4_000_000, sync=False), model=model) for model in models]
+    for number in range(40):
+        for model, writing in zip(models, greedy, strict=True):
+            writing.write(*record([number] * 100, owner=YOU, key=KEY | {"model": model}))
+            assert bytes_in(tmp_path) <= 4_000_000
+    store.write(*record([7] * 100))
+    assert not any(entry.lost for entry in mine)
+    assert sum(len(writing.entries(YOU)) for writing in greedy) >= 5
+
+
+def test_what_was_lent_of_a_share_is_given_back_when_its_tenant_writes(tmp_path: Path) -> None:
+    store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
+    for number in range(40):
+        store.write(*record([number] * 100, owner=YOU))
+    lent = len(store.entries(YOU))
+    for number in range(40):
+        store.write(*record([number] * 100))
+    mine, yours = of_both(store)
+    assert lent >= 12 and abs(mine - yours) <= 1 and mine + yours >= lent - 1
+
+
+def test_the_share_of_a_tenant_that_used_nothing_for_a_day_is_lent_as_a_whole(tmp_path: Path) -> None:
+    now = [1e6]
+    store = opened(tmp_path, DiskLimits(4_000_000, sync=False))
+    store._clock = lambda: now[0]
+    for number in range(6):
+        store.write(*record([number] * 100))
+    now[0] += IDLE_S + 1
+    for number in range(40):
+        store.write(*record([number] * 100, owner=YOU))
+    assert of_both(store)[0] == 0
+
+
+def test_whose_records_are_is_known_without_the_index_of_other_models_too(tmp_path: Path) -> None:
+    other = opened(tmp_path, model="another")
+    for owner in (ME, YOU):
+        other.write(*record([1] * 100, owner=owner, key=KEY | {"model": "another"}))
+    other.close()
+    opened(tmp_path).close()
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    store = opened(tmp_path)
+    nothing: dict[str, Total] = {}
+    held = store._index.using(lambda index: index.totals(), nothing)
+    assert {tenant: total.records for tenant, total in held.items()} == {ME.tenant: 1, YOU.tenant: 1}
+
+
+@pytest.mark.parametrize("records", [12, 120])
+def test_making_room_looks_at_what_goes_and_the_next_of_each_tenant(
+    tmp_path: Path, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    for number in range(records):
+        store.write(*record([number] * 4, owner=ME if number % 2 else YOU))
+    looked = [0]
+    least_used = RecordIndex.least_used
+
+    def counted(index: RecordIndex, tenant: str) -> Iterator[IndexRow]:
+        for row in least_used(index, tenant):
+            looked[0] += 1
+            yield row
+
+    monkeypatch.setattr(RecordIndex, "least_used", counted)
+    used = store._counted()
+    store.limits = DiskLimits(used.others + max(INDEX_ROOM, used.indexed + INDEX_GROWTH), sync=False)
+    store.write(*record([1] * 16))
+    gone = records + 1 - sum(of_both(store))
+    assert 0 < gone < records and looked[0] <= gone + 2
 
 
 def test_files_that_come_or_go_without_the_lock_are_counted_before_the_next_write(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ import pytest
 
 from ingot.engine.request import TextDelta
 from ingot.http.socket import connections, http11, options
-from ingot.http.socket.connections import Connections
+from ingot.http.socket.connections import Connections, address_of
 from ingot.http.socket.options import watch
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
@@ -26,36 +27,135 @@ ASKED = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 
 class Visitor:
-    def __init__(self) -> None:
+    def __init__(self, address: str = "here", received: int = 0, *, is_sending: bool = False) -> None:
+        self.address, self.received, self.is_sending = address, received, is_sending
+        self.is_stalled = False
         self.sent_away = False
 
     def give_way(self) -> None:
         self.sent_away = True
 
 
+def at_work(open_ones: Connections, visitors: Sequence[Visitor], tenant: str = "") -> None:
+    for one in visitors:
+        assert open_ones.enter(one)
+        open_ones.work(one)
+        assert open_ones.claim(one, tenant)
+
+
+def sent_away(visitors: Sequence[Visitor]) -> list[int]:
+    return [place for place, one in enumerate(visitors) if one.sent_away]
+
+
 def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
     first, second, third, fourth = visitors = [Visitor() for _ in range(4)]
     open_ones = Connections(2)
     for one in (first, second):
-        assert open_ones.enter(one) == "in"
+        assert open_ones.enter(one)
     open_ones.work(first)
     open_ones.rest(first)
-    assert open_ones.enter(third) == "in"
-    assert open_ones.enter(fourth) == "in"
-    assert [one.sent_away for one in visitors] == [True, True, False, False]
+    assert open_ones.enter(third)
+    assert open_ones.enter(fourth)
+    assert sent_away(visitors) == [0, 1]
 
 
-def test_where_all_are_at_work_a_few_more_are_heard_and_the_rest_sent_away() -> None:
+def test_of_idle_connections_one_of_whoever_holds_most_makes_room() -> None:
+    quiet, *crowd = [Visitor("there"), *(Visitor() for _ in range(3))]
+    open_ones = Connections(4)
+    for one in (quiet, *crowd):
+        assert open_ones.enter(one)
+    assert open_ones.enter(Visitor("elsewhere"))
+    assert not quiet.sent_away and sent_away(crowd) == [0]
+
+
+def test_where_all_are_at_work_new_ones_wait_for_a_place_and_of_too_many_the_oldest_goes() -> None:
     open_ones = Connections(1)
-    worker, *others = [Visitor() for _ in range(connections.GUESTS + 2)]
-    open_ones.enter(worker)
-    open_ones.work(worker)
-    assert [open_ones.enter(one) for one in others] == ["guest"] * connections.GUESTS + ["out"]
-    open_ones.leave(others[0])
-    assert open_ones.enter(others[-1]) == "guest"
+    worker, last, *others = [Visitor() for _ in range(connections.WAITING + 3)]
+    at_work(open_ones, [worker])
+    assert not any(open_ones.enter(one) for one in others)
+    assert sent_away(others) == [0]
+    assert not open_ones.claim(others[1], ""), "all others hold as many"
     open_ones.leave(worker)
-    assert open_ones.enter(Visitor()) == "in"
+    assert open_ones.claim(others[1], "")
+    open_ones.leave(others[1])
+    assert open_ones.enter(last)
     assert not worker.sent_away
+
+
+def test_one_address_that_keeps_connecting_takes_no_place_of_another_that_waits() -> None:
+    open_ones = Connections(1)
+    at_work(open_ones, [Visitor()])
+    polite, *greedy = [Visitor("there"), *(Visitor() for _ in range(200))]
+    for one in (greedy[0], polite, *greedy[1:]):
+        open_ones.enter(one)
+    assert not polite.sent_away
+
+
+def test_a_key_that_holds_all_gives_way_to_another_with_the_oldest_that_has_sent_least() -> None:
+    open_ones = Connections(4)
+    greedy = [Visitor(received=sent, is_sending=True) for sent in (200, 101, 101, 300)]
+    at_work(open_ones, greedy, "greedy")
+    polite = [Visitor() for _ in range(3)]
+    for one in polite:
+        assert not open_ones.enter(one)
+    assert [open_ones.claim(one, "polite") for one in polite] == [True, True, False], "a half is its share"
+    assert sent_away(greedy) == [1, 2]
+
+
+def test_within_a_key_the_address_with_most_gives_way() -> None:
+    open_ones = Connections(4)
+    greedy = [Visitor("there", is_sending=True) for _ in range(4)]
+    at_work(open_ones, greedy, "shared")
+    other = Visitor("here")
+    open_ones.enter(other)
+    assert open_ones.claim(other, "shared")
+    assert sent_away(greedy) == [0]
+
+
+def test_a_request_that_does_not_come_on_gives_way_to_anybody() -> None:
+    open_ones = Connections(2)
+    holders = [Visitor(is_sending=True), Visitor("there", is_sending=True)]
+    at_work(open_ones, holders)
+    other = Visitor("elsewhere")
+    open_ones.enter(other)
+    assert not open_ones.claim(other, "")
+    holders[1].is_stalled = True
+    assert open_ones.claim(other, "")
+    assert sent_away(holders) == [1]
+
+
+def test_addresses_of_one_network_are_one() -> None:
+    assert address_of(("2001:db8::1", 1)) == address_of(("2001:db8::ffff:2", 2)) != address_of(("2001:db8:1::1", 1))
+    assert address_of(("::ffff:10.0.0.1", 1)) == address_of(("10.0.0.1", 2)) != address_of(("10.0.0.2", 1))
+    assert address_of(None) == address_of(("", 0))
+
+
+def stop_after(connection: socket.socket, key: str, sent: int) -> None:
+    """Send a request whose body stops after so many bytes, once the server reads it."""
+    head = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
+    head += [f"x-api-key: {key}", "content-length: 1000", "expect: 100-continue", "", ""]
+    connection.sendall("\r\n".join(head).encode())
+    assert connection.recv(65_536).startswith(b"HTTP/1.1 100")
+    connection.sendall(b"x" * sent)
+
+
+def test_bodies_of_one_key_that_stop_keep_no_other_key_out_nor_probes(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("key-of-greedy\nkey-of-polite\n")
+    keys.chmod(0o600)
+    asked = settings(max_connections=4, api_key_file=keys)
+    with running(ScriptedEngine(), asked) as url, ExitStack() as held:
+        greedy = []
+        for sent in (9, 1, 1, 5):
+            greedy.append(held.enter_context(connect(url)))
+            stop_after(greedy[-1], "key-of-greedy", sent)
+        for _ in range(2 * connections.WAITING):  # and some that say nothing
+            held.enter_context(connect(url))
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        answer = httpx.get(f"{url}/v1/models", headers={"x-api-key": "key-of-polite"})
+        assert answer.status_code == 200
+        told = everything(greedy[1])
+        assert told.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in told and b"as many connections" in told
 
 
 def test_idle_connections_keep_nobody_out() -> None:
@@ -79,7 +179,7 @@ def test_where_every_connection_is_at_work_a_new_one_is_told_so_and_probes_are_a
 
 
 def test_a_connection_above_the_most_that_says_nothing_is_soon_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http11, "GUEST_HEAD_S", 0.1)
+    monkeypatch.setattr(http11, "WAITING_HEAD_S", 0.1)
     engine = ScriptedEngine(None)
     with running(engine, settings(max_connections=1)) as url, connect(url) as busy:
         busy.sendall(post("/v1/chat/completions", STREAM))

@@ -1,0 +1,254 @@
+"""The ledger, entry by entry: a greedy holder takes all it can get, then a polite one asks; what is counted is how many
+of the greedy one's go before the polite one is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ingot.cache.disk.header import RecordOwner
+from ingot.cache.disk.store import DiskLimits
+from ingot.cache.prefix import Owner, PrefixIndex
+from ingot.engine.encoder_request import EncodingRequest
+from ingot.engine.speaking.request import SpeechRequest
+from ingot.errors import Overloaded, Unavailable
+from ingot.http import capture
+from ingot.http.body import Bodies
+from ingot.http.capture import Captures
+from ingot.http.endpoints import cache
+from ingot.http.hall import Hall
+from ingot.http.lanes import Turns
+from ingot.http.responses.store import Caps, ResponseStore
+from ingot.http.socket.connections import WAITING, Connections
+from ingot.shares import LEDGER, PerSecond, Shares
+from ingot.text.tokens.encoder_inputs import EncoderInput
+from tests.cache.disk import records
+from tests.cache.paper import APPEND, TOKEN, store
+from tests.engine import test_door, test_encoder_jobs
+from tests.engine.speaking import test_jobs
+from tests.http.responses.test_store import ITEMS, response
+from tests.http.scripted import settings
+from tests.http.socket.test_connections import Visitor, at_work
+
+MOST_BEFORE: Final = 2
+"""Of the greedy one's that may go before the polite one, once it asks."""
+GREEDY, POLITE = "greedy", "polite"
+
+
+async def connections(folder: Path) -> int:
+    ones = Connections(64)
+    at_work(ones, [Visitor(is_sending=True) for _ in range(64)], GREEDY)
+    asking = [Visitor() for _ in range(32)]
+    for one in asking:
+        ones.enter(one)
+        if not ones.claim(one, POLITE):
+            return 1 << 30
+    return 0
+
+
+async def waiting_connections(folder: Path) -> int:
+    ones = Connections(1)
+    at_work(ones, [Visitor()])
+    polite = Visitor(POLITE)
+    for one in [*(Visitor(GREEDY) for _ in range(WAITING)), polite, *(Visitor(GREEDY) for _ in range(500))]:
+        ones.enter(one)
+    return 1 << 30 if polite.sent_away else 0
+
+
+def per_second(name: str) -> Callable[[Path], Awaitable[int]]:
+    async def walk(folder: Path) -> int:
+        budget = PerSecond(name, 100, clock=lambda: 0.0)
+        while budget.take(GREEDY):
+            pass
+        return sum(not budget.take(POLITE) for _ in range(50)) << 30
+
+    return walk
+
+
+def lane(name: str) -> Callable[[Path], Awaitable[int]]:
+    async def walk(folder: Path) -> int:
+        hall = Hall(settings())
+        try:
+            return await turns_before(vars(hall)[name]._turns)
+        finally:
+            await hall.stop()
+
+    return walk
+
+
+def archives(at_once: int, name: str) -> Callable[[Path], Awaitable[int]]:
+    async def walk(folder: Path) -> int:
+        return await turns_before(Turns(name, at_once=at_once, each=1, waiting=cache.WAITING))
+
+    return walk
+
+
+async def turns_before(turns: Turns) -> int:
+    """Everything that goes ends as soon as another could go on."""
+    gone: list[str] = []
+
+    async def go(tenant: str) -> None:
+        async with turns.turn(tenant):
+            gone.append(tenant)
+            await asyncio.sleep(0)
+
+    async def greedily() -> None:
+        while POLITE not in gone and len(gone) < 1000:
+            try:
+                await go(GREEDY)
+            except Overloaded:
+                await asyncio.sleep(0)
+
+    greedy = [asyncio.create_task(greedily()) for _ in range(300)]
+    await asyncio.sleep(0)
+    begun = len(gone)
+    await go(POLITE)
+    before = gone[begun:].index(POLITE)
+    await asyncio.gather(*greedy)
+    return before
+
+
+async def queue(folder: Path) -> int:
+    door = test_door.door(8)
+    with pytest.raises(Overloaded):
+        for number in range(100):
+            test_door.enter(door, f"greedy-{number}", GREEDY)
+    for number in range(4):
+        test_door.enter(door, f"polite-{number}", POLITE)
+    return 0
+
+
+async def speech(folder: Path) -> int:
+    world = test_jobs.World(max_queue=8)
+
+    def ask(name: str, tenant: str, piece: str) -> None:
+        world.desk.accept(SpeechRequest(name, (piece,) * 9, "af_heart", tenant=tenant), lambda events: None)
+
+    with pytest.raises(Overloaded):
+        for number in range(100):
+            ask(f"greedy-{number}", GREEDY, "g")
+    world.turn()
+    before = len(world.mouth.spoken)
+    ask(POLITE, POLITE, "p")
+    world.finish()
+    pieces = [piece for piece, _, _ in world.mouth.spoken[before:]]
+    nth = [place for place, piece in enumerate(pieces) if piece == "p"]
+    return max(place - 2 * number for number, place in enumerate(nth))
+
+
+async def encodings(folder: Path) -> int:
+    world = test_encoder_jobs.World(max_queue=8)
+
+    def ask(name: str, tenant: str) -> None:
+        request = EncodingRequest(name, "embedding", (EncoderInput((1, 2)),), tenant=tenant)
+        world.desk.accept(request, lambda answer: None)
+
+    with pytest.raises(Overloaded):
+        for number in range(100):
+            ask(f"greedy-{number}", GREEDY)
+    ask(POLITE, POLITE)
+    return 0
+
+
+async def bodies(folder: Path) -> int:
+    held = Bodies(1000)
+    with pytest.raises(Unavailable):
+        while True:
+            held._take(GREEDY, 50, 0)
+    held._take(POLITE, 200, 0)
+    return 0
+
+
+async def captures(folder: Path) -> int:
+    writing = Captures(folder, settings())
+    for number, tenant in enumerate([POLITE, *[GREEDY] * 20]):
+        writing.write({"id": f"{tenant}-{number}"}, tenant)
+    writing.close()
+    assert len(list(folder.iterdir())) == capture.MOST
+    return 0 if (folder / f"{POLITE}-0.json").exists() else 1 << 30
+
+
+async def prefix_cache(folder: Path) -> int:
+    index = PrefixIndex(APPEND, float, lambda: 1e6)
+    for number, tenant in enumerate([POLITE, *[GREEDY] * 50]):
+        store(index, [number] * 10, APPEND, Owner(tenant))
+        index.shrink(100 * TOKEN)
+    return index.shares.evictions[POLITE] << 30
+
+
+async def disk_cache(folder: Path) -> int:
+    kept = records.opened(folder, DiskLimits(4_000_000, sync=False))
+    mine = kept.write(*records.record([1] * 100, owner=RecordOwner.of(POLITE, "")))
+    for number in range(30):
+        kept.write(*records.record([number] * 100, owner=RecordOwner.of(GREEDY, "")))
+    return int(mine.lost) << 30
+
+
+async def stored_responses(folder: Path) -> int:
+    kept = ResponseStore(folder / "responses.db", Caps(rows=4, size=1 << 20, age_s=3600.0))
+    for number, tenant in enumerate([POLITE, *[GREEDY] * 20]):
+        kept.keep(tenant, response(f"resp_{number}"), ITEMS)
+    found = kept.find(POLITE, "resp_0")
+    kept.close()
+    return 0 if found else 1 << 30
+
+
+WALKS: Final[dict[str, Callable[[Path], Awaitable[int]]]] = {
+    "connections": connections,
+    "waiting connections": waiting_connections,
+    "probes": per_second("probes"),
+    "requests without a key": per_second("requests without a key"),
+    "read": lane("_readers"),
+    "read-long": lane("_long_readers"),
+    "fetch": lane("_fetchers"),
+    "compile": lane("_compilers"),
+    "speech": speech,
+    "encodings": encodings,
+    "bodies": bodies,
+    "captures": captures,
+    "archive work": archives(1, "archive work"),
+    "archive files": archives(cache.FILES, "archive files"),
+    "queue": queue,
+    "prefix cache": prefix_cache,
+    "disk cache": disk_cache,
+    "stored responses": stored_responses,
+}
+
+
+@pytest.mark.parametrize("name", LEDGER)
+def test_whatever_a_greedy_one_holds_a_polite_one_is_served_soon(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MOST", 8)
+
+    async def walk() -> int:
+        return await WALKS[name](tmp_path)
+
+    assert asyncio.run(walk()) <= MOST_BEFORE
+
+
+def rows_of(page: Path) -> Iterable[str]:
+    return (line.split("|")[1].strip() for line in page.read_text().splitlines() if line.startswith("| "))
+
+
+def test_the_documents_table_has_every_entry() -> None:
+    told = set(rows_of(Path(__file__).parent.parent / "docs" / "operations.md"))
+    assert set(LEDGER) <= told, set(LEDGER) - told
+
+
+def test_what_is_not_in_the_ledger_is_not_shared() -> None:
+    with pytest.raises(AssertionError):
+        Shares("something else")
+
+
+def test_one_who_is_alone_may_have_all_and_somebody_else_its_share_then() -> None:
+    entry = Shares("queue", 10)
+    entry.add(GREEDY, 10)
+    assert not entry.fits(GREEDY, 1) and entry.fits(POLITE, 5) and not entry.fits(POLITE, 6)
+    assert entry.fits(POLITE, 3, sharing=["another"]) and entry.fits(GREEDY, 1, spare=1)
+    entry.add(GREEDY, -10)
+    assert dict[str, Any](entry.held) == {} and entry.total == 0
