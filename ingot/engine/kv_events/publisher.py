@@ -28,6 +28,8 @@ REMEMBERED: Final = 10_000
 """Batches that can be asked for again."""
 UNREAD: Final = 100_000
 """Messages that a subscriber may leave unread before it misses some."""
+LONGEST: Final = 4096
+"""Bytes that a peer may send in one piece: a number, or a topic that it subscribes to. Anybody may connect."""
 POLL_MS: Final = 50
 END: Final = (-1).to_bytes(8, "big", signed=True)
 
@@ -58,6 +60,7 @@ class Publisher:
     def _bound(self, kind: int, endpoint: str) -> Any:
         socket = self._context.socket(kind)
         socket.linger = 0
+        socket.maxmsgsize = LONGEST
         try:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
