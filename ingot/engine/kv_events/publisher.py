@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
 from ingot.engine.kv_events.events import Batch, BlockEvent
 from ingot.errors import ConfigError
+from ingot.extras import require
 
 log = logging.getLogger("ingot.engine")
 
@@ -44,7 +44,10 @@ class Address:
 class Publisher:
     def __init__(self, address: Address) -> None:
         """Raises ConfigError where the sockets cannot be opened."""
-        self._zmq = _zeromq()
+        require("events", "kv_events", param="kv_events")
+        import zmq
+
+        self._zmq = zmq
         self._context = self._zmq.Context()
         self._batches: queue.Queue[Batch | None] = queue.Queue(QUEUED)
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED)
@@ -112,11 +115,3 @@ class Publisher:
                 if number >= asked:
                     self._router.send_multipart((who, b"", number, batch))
             self._router.send_multipart((who, b"", END, b""))
-
-
-def _zeromq() -> ModuleType:
-    try:
-        import zmq
-    except ImportError as error:
-        raise ConfigError("kv_events needs ZeroMQ: pip install 'ingot[events]'", param="kv_events") from error
-    return zmq
