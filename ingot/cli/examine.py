@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -19,10 +18,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.config import GIB, Settings
+from ingot.extras import EXTRAS, install_command, missing
 from ingot.kernels import device
 
 REQUIRED = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
-EXTRAS = {"matplotlib": "plots of `ingot bench`", "mlx_vlm": "models that see", "av": "clips"}
+USES = {
+    "vision": "models that see",
+    "audio": "speech",
+    "mcp": "tools of MCP servers",
+    "events": "`--kv-events`",
+    "otel": "`--otlp-traces-endpoint`",
+    "bench": "plots of `ingot bench`",
+}
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 PROBE_SECONDS = 120
 LEAST_DISK = 2 * GIB
@@ -139,7 +146,7 @@ def packages() -> Iterator[Finding]:
         try:
             yield Finding(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "missing", "not installed", f"pip install {name}")
+            yield Finding(name, "missing", "not installed", install_command([name]))
 
 
 def compiler(name: str, programs: Sequence[str], use: str) -> Finding:
@@ -178,11 +185,13 @@ def _limit(value: int) -> str:
 
 
 def extras() -> Iterator[Finding]:
-    for package, use in EXTRAS.items():
-        if importlib.util.find_spec(package) is None:
-            yield Finding(package, "note", f"not installed; for {use}", f"pip install {package}")
+    for extra, use in USES.items():
+        if wanted := missing(extra):
+            lacks = ", ".join(requirement.partition(">")[0] for requirement in wanted)
+            yield Finding(extra, "note", f"without {lacks}; for {use}", install_command(wanted))
         else:
-            yield Finding(package, "ok", importlib.metadata.version(package))
+            names = [requirement.partition(">")[0] for requirement in EXTRAS[extra].values()]
+            yield Finding(extra, "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
 
 
 def hub(settings: Settings) -> Finding:

@@ -24,8 +24,9 @@ from ingot.cli.group import follow, hosts_wanted, listening, over, refuse_severa
 from ingot.cli.ready import fleet_record, ready_record
 from ingot.config import SETTINGS, ModelEntry, Settings, lone_entry, model_entries
 from ingot.errors import DeviceLost
+from ingot.extras import require
 from ingot.kernels.device import is_lost
-from ingot.models.files.kinds import CHAT, kind_of
+from ingot.models.files.kinds import CHAT, kind_of, sees
 from ingot.ranks.place import LISTENING, Place, place
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def run(arguments: list[str]) -> int:
 
         print(show(config))
         return 0
+    alone = lone(config.settings)
+    require_extras(entries or (alone,))
     here = place(os.environ)
     hosts = hosts_wanted(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -72,12 +75,29 @@ def run(arguments: list[str]) -> int:
     if here is not None:
         _serve_rank(config.settings, here, lambda: settle(namespace).settings)
         return 0
-    alone = lone(config.settings)
     if entries or config.settings.lazy or alone.kind != CHAT:
         _serve_fleet(entries or (alone,), config.settings, lambda: settle(namespace).settings)
     else:
         _serve(config.settings, lambda: settle(namespace).settings)
     return 0
+
+
+def require_extras(entries: Sequence[ModelEntry]) -> None:
+    """Of models that may be loaded much later, too. Raises ConfigError where a package is missing that they, or what
+    else the settings ask for, cannot do without."""
+    for entry in entries:
+        settings = entry.settings
+        for setting in ("audio_model", "speech_model"):
+            if getattr(settings, setting) is not None:
+                require("audio", f"--{setting.replace('_', '-')}", param=setting)
+        if entry.kind in ("audio", "speech"):
+            require("audio", f"{entry.name}, of kind {entry.kind},")
+        if entry.kind == CHAT and sees(entry.path, settings):
+            require("vision", f"{entry.name}, which sees,", instead="or serve it for text alone with --text-only")
+        if settings.kv_events is not None:
+            require("events", "--kv-events", param="kv_events")
+        if settings.otlp_traces_endpoint is not None:
+            require("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
 
 
 def _serve_rank(settings: Settings, here: Place, settings_again: Callable[[], Settings]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import plistlib
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ ACTIONS = {
 RESTARTS_S = 5
 STOPS_S = 45  # what it may take to finish requests, and to write what is kept to disk
 OPEN_FILES = 8192
+NO_BUS = (
+    ". There is no session of this user's to ask: log in as this user rather than by su or sudo, or, where nobody logs "
+    "in, run `loginctl enable-linger` first"
+)
+_BUS = re.compile("Failed to connect to .*bus|not been booted with systemd")
+MARK = "Written by `ingot service install`, which `ingot service uninstall` takes back."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Service:
     """A definition, where it goes, and what makes the system know and forget it."""
 
     path: Path
-    text: str
+    text: str  # with the mark, by which it is known for ingot's
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
 
@@ -77,7 +84,8 @@ def service_of(platform: str, name: str, python: Path, config: Path | None) -> S
 
 def _systemd(name: str, command: list[str]) -> Service:
     unit = f"{name}.service"
-    text = f"""[Unit]
+    text = f"""# {MARK}
+[Unit]
 Description=ingot, an inference server
 
 [Service]
@@ -123,6 +131,7 @@ def _launchd(name: str, command: list[str]) -> Service:
         },
         sort_keys=False,
     ).decode()
+    text = text.replace("<plist", f"<!-- {MARK} -->\n<plist", 1)
     domain = f"gui/{os.getuid()}"
     return Service(
         path,
@@ -133,23 +142,69 @@ def _launchd(name: str, command: list[str]) -> Service:
 
 
 def _install(service: Service) -> None:
-    if service.path.exists() and service.path.read_text() != service.text:
-        raise ConfigError(f"{service.path} is there and says something else: uninstall it, or choose another --name")
+    """Raises ConfigError where another definition has the name, and IngotError, with nothing left behind, where the
+    system does not take this one."""
+    there = _definition(service)
+    if there is not None and there != service.text:
+        way = "uninstall it first, or choose" if _ours(there, service) else "ingot did not write it: choose"
+        raise ConfigError(f"{service.path} is there and says something else; {way} another --name")
     service.path.parent.mkdir(parents=True, exist_ok=True)
     service.path.write_text(service.text)
     print(f"wrote {service.path}")
-    for command in service.start:
-        _call(command)
+    try:
+        for command in service.start:
+            _call(command)
+    except IngotError as error:
+        if there is not None:
+            raise
+        _forget(service)
+        raise IngotError(f"{error.message}; {service.path} is removed again, and nothing is installed") from error
     print("it runs, and starts when you log in; `ingot service uninstall` takes that back")
 
 
 def _uninstall(service: Service) -> None:
-    if not service.path.exists():
+    """Raises ConfigError where there is no definition, or none of ingot's."""
+    there = _definition(service)
+    if there is None:
         raise ConfigError(f"there is no {service.path}: nothing is installed by that name")
-    for command in service.stop:
-        _call(command)
-    service.path.unlink()
+    if not _ours(there, service):
+        raise ConfigError(
+            f"ingot did not write {service.path}, and leaves it: if it is to go, stop and remove it by hand"
+        )
+    failure = _forget(service)
     print(f"removed {service.path}")
+    if failure is not None:
+        print(f"it could not be stopped, and runs on if it runs: {failure.message}", file=sys.stderr)
+
+
+def _definition(service: Service) -> str | None:
+    try:
+        return service.path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _ours(definition: str, service: Service) -> bool:
+    """Those of earlier versions have no mark, and are known by being what would be written now but for that."""
+    unmarked = "".join(line for line in service.text.splitlines(keepends=True) if MARK not in line)
+    return MARK in definition or definition == unmarked
+
+
+def _forget(service: Service) -> IngotError | None:
+    """Stop it if that can be done, and remove its files. What the system says against stopping it is returned: without
+    a session there is nothing to ask, and a definition that stays would start it at the next login."""
+    failure = None
+    try:
+        for command in service.stop:
+            _call(command)
+    except IngotError as error:
+        failure = error
+    enabled = (
+        service.path.parent / "default.target.wants" / service.path.name
+    )  # systemd's link, which it removes itself
+    enabled.unlink(missing_ok=True)
+    service.path.unlink()
+    return failure
 
 
 def _call(command: tuple[str, ...]) -> None:
@@ -159,5 +214,6 @@ def _call(command: tuple[str, ...]) -> None:
     except OSError as error:
         raise IngotError(f"cannot run {command[0]}: {error.strerror}") from error
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise IngotError(f"`{' '.join(command)}` failed: {said or f'exit code {done.returncode}'}")
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        hint = NO_BUS if _BUS.search(said) else ""
+        raise IngotError(f"`{' '.join(command)}` failed: {said}{hint}")

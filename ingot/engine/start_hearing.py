@@ -9,6 +9,7 @@ from ingot.config import Settings
 from ingot.engine.hearing.jobs import OfferedHearing
 from ingot.engine.hearing.request import HearingCard
 from ingot.errors import ModelError
+from ingot.extras import require
 from ingot.kernels.device import Device
 from ingot.models.files.locate import ModelFolder
 from ingot.models.whisper.whisper import load_whisper
@@ -32,7 +33,9 @@ NO_HEARING = Hearing()
 
 
 def offer_hearing(folder: ModelFolder, settings: Settings, device: Device, free: int) -> Hearing:
-    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
+    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
+    ConfigError where sounds cannot be unpacked."""
+    require("audio", f"{folder.name}, which hears,")
     model = load_whisper(folder.path, device, dtype=settings.dtype)
     taken = model.weight_bytes + model.window_bytes
     if taken > free:

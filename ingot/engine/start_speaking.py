@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speaking.request import SpeakingCard
 from ingot.errors import ModelError
+from ingot.extras import require
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kokoro.kokoro import load_kokoro
 from ingot.text.speech.dictionary import read_ahead
@@ -31,7 +32,9 @@ NO_SPEECH = Speaking()
 
 
 def offer_speech(folder: ModelFolder, free: int) -> Speaking:
-    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
+    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
+    ConfigError where mp3, the usual format, cannot be written."""
+    require("audio", f"{folder.name}, which speaks,")
     model = load_kokoro(folder.path)
     taken = model.weight_bytes + model.config.piece_bytes
     if taken > free:

@@ -16,6 +16,7 @@ from ingot.media.size import Size
 from ingot.models.vision.loading import has_tower
 from ingot.models.vision.rehearsal import rehearse
 from ingot.models.vision.tower import Tower
+from ingot.models.vision.upstream import require_vision
 
 SHARE = 1 / 8
 """Of what the weights leave, the most that is set aside for looking."""
@@ -47,6 +48,7 @@ class Vision:
                 return cls(
                     processor_in(folder), sees=False, notes=("text alone, as asked: its vision tower is not loaded",)
                 )
+            require_vision()
             return cls(processor_in(folder), sees=True)
         notes = []
         if isinstance(config.get("vision_config"), dict):

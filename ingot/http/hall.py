@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from ingot.observe.recent import Recent
 from ingot.observe.timeline import Timeline
 from ingot.ranks.standing import Standing, first_problem, not_ready
 from ingot.shares import PerSecond
+from ingot.text.cancellation import wanted
 from ingot.text.grammar import limits
 from ingot.text.grammar.uncompiled import Uncompiled, prepared
 
@@ -125,7 +127,7 @@ class Hall:
             except Uncompiled as missing:
                 ready[missing.key] = await self._compilers.run(tenant, missing.compile)
             except fetched.Unfetched as missing:
-                files[missing.url] = await self._fetchers.run(tenant, missing.fetch)
+                files[missing.url] = await self._fetchers.run(tenant, partial(missing.fetch, wanted))
 
     async def attended(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, as long as the client is there."""

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ingot.errors import ConfigError
+from ingot.extras import require
 from ingot.version import __version__
 
 if TYPE_CHECKING:
@@ -101,11 +102,8 @@ def traces_to(endpoint: str) -> Traces:
     wanted = next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), HTTP)
     if wanted != HTTP:
         raise ConfigError(f"spans are sent by {HTTP}, not by {wanted}", param="otlp_traces_endpoint")
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError:
-        raise ConfigError(
-            "--otlp-traces-endpoint needs OpenTelemetry: pip install 'ingot[otel]'", param="otlp_traces_endpoint"
-        ) from None
+    require("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
     address = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}{PATH}"
     return Traces(OTLPSpanExporter(address, timeout=SENT_S))

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from ingot.extras import install_command
 from ingot.kernels.remedy import remedy
 
 _installed: ctypes.CDLL | None = None
@@ -56,7 +57,7 @@ def advice() -> str | None:
     if _unwanted():
         return "INGOT_KERNELS=mlx: mlx's reference BLAS is used (slow)"
     if _openblas() is None:
-        return "no fast BLAS: pip install scipy-openblas32"
+        return f"no fast BLAS: {install_command(['scipy-openblas32>=0.3.28,<0.4'])}"
     if _bridge() is None:
         return f"no BLAS bridge: {remedy()}"
     return "mlx was imported before ingot: its reference BLAS is used (slow)"

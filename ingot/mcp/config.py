@@ -5,10 +5,8 @@ It is JSON in the form that other programs use, `{"mcpServers": {"LABEL": {...}}
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from ingot.errors import ConfigError
+from ingot.extras import require
 
 LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MESSAGE_BYTES: Final = 4 << 20  # of one message of a server; one that sends a longer one is ended
-SDK: Final = "mcp>=2.3,<3"  # what the extra `mcp` asks for
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -46,8 +44,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 def require_sdk() -> None:
     """Raises ConfigError where the official SDK is not installed."""
-    if importlib.util.find_spec("mcp") is None:
-        raise ConfigError(f"MCP needs the package `mcp`. To install it: {sys.executable} -m pip install '{SDK}'")
+    require("mcp", "MCP")
 
 
 def read_servers(path: Path) -> dict[str, ServerConfig]:

@@ -21,7 +21,7 @@ from ingot.media.guard import check_size
 from ingot.media.layout import ClipHeader
 from ingot.media.size import Size
 
-NO_PYAV: Final = "This server cannot unpack clips: install it with pip install 'ingot[vision]'."
+NO_PYAV: Final = "This server cannot unpack clips: its `ingot doctor` says what to install."
 KNOWN: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/jpeg;base64,…"
 # Decoders that can leave out frames that no other refers to, and are right about which those are: of HEVC's, frames of
 # other layers may refer to ones that are called so.

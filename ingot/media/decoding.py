@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 """[height, width, 3], as people see it."""
 
-NO_PILLOW: Final = "This server cannot unpack pictures: install it with pip install 'ingot[vision]'."
+NO_PILLOW: Final = "This server cannot unpack pictures: its `ingot doctor` says what to install."
 _WHITE: Final = (255, 255, 255, 255)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 from ingot.errors import IngotError
@@ -19,10 +19,10 @@ class Unfetched(Exception):
         super().__init__("a file is not fetched yet")
         self.url, self._hosts = url, hosts
 
-    def fetch(self) -> bytes | IngotError:
-        """The file, or why it cannot be had."""
+    def fetch(self, going: Callable[[], bool] = lambda: True) -> bytes | IngotError:
+        """The file, or why it cannot be had, such as that `going` said no."""
         try:
-            return fetch(self.url, self._hosts)
+            return fetch(self.url, self._hosts, going=going)
         except IngotError as error:
             return error
 

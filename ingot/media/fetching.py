@@ -3,28 +3,38 @@
 An address comes from whoever sends a request, who must not make this server speak to what only it can reach. So at
 every hop the host is looked up once, every answer must lie in the public network (unless the setting names that very
 address), and it is that answer which is dialled, under the name that was asked for. Redirects are followed by hand, by
-the same rules. What is read is counted while it comes.
+the same rules. What is read is counted while it comes, and one limit of time holds from the first connection to the
+last byte, however little comes at once: nothing waits on a socket for longer than a slice of it.
 """
 
 from __future__ import annotations
 
+import errno
 import http.client
+import io
 import ipaddress
+import os
+import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ingot.errors import BadMedia
+from ingot.errors import BadMedia, Cancelled
 from ingot.media import bounds
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PIECE: Final = 1 << 16
+_SLICE_S: Final = 0.1
 _PORTS: Final = {"http": 80, "https": 443}
+T = TypeVar("T")
 Lookup = Callable[[str, int], Sequence[str]]
 
 
@@ -34,15 +44,24 @@ def addresses(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-def fetch(url: str, hosts: Sequence[str], *, lookup: Lookup = addresses, timeout_s: float = bounds.FETCH_S) -> bytes:
-    """The file at this address. Raises BadMedia, which says what is not allowed or did not work."""
-    until = time.monotonic() + timeout_s
+def fetch(
+    url: str,
+    hosts: Sequence[str],
+    *,
+    lookup: Lookup = addresses,
+    timeout_s: float = bounds.FETCH_S,
+    clock: Callable[[], float] = time.monotonic,
+    going: Callable[[], bool] = lambda: True,
+) -> bytes:
+    """The file at this address. Raises BadMedia, which says what is not allowed or did not work, and Cancelled once
+    `going` says no."""
+    limit = _TimeLimit(clock() + timeout_s, clock, going)
     for _ in range(bounds.REDIRECTS + 1):
         hop = _Hop.of(url, hosts, lookup)
         try:
-            with _asked(hop, until) as answer:
+            with _asked(hop, limit) as answer:
                 if answer.status not in _REDIRECTS:
-                    return _body(answer, hop, until)
+                    return _body(answer, hop)
                 url = urljoin(url, answer.getheader("location") or "")
         except (OSError, http.client.HTTPException) as error:
             raise BadMedia(f"the file at {hop.host} could not be fetched: {_reason(error)}.") from error
@@ -56,6 +75,29 @@ def host_allowed(host: str, hosts: Sequence[str]) -> bool:
         allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:]))
         for allowed in (each.lower() for each in hosts)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeLimit:
+    until: float
+    clock: Callable[[], float]
+    going: Callable[[], bool]
+
+    def left(self) -> float:
+        """Seconds. Raises BadMedia where there are none, and Cancelled where nobody waits for the file."""
+        if not self.going():
+            raise Cancelled("Nobody waits for the file any more.")
+        left = self.until - self.clock()
+        if left <= 0:
+            raise BadMedia(f"the file took longer than {bounds.FETCH_S:g} seconds to fetch.")
+        return left
+
+    def wait(self, sock: socket.socket, attempt: Callable[[], T]) -> T:
+        """What `attempt` gives, which is made on this socket again until it does not time out."""
+        while True:
+            sock.settimeout(min(_SLICE_S, self.left()))
+            with suppress(TimeoutError):
+                return attempt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +162,80 @@ def _named_loopback(host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 @contextmanager
-def _asked(hop: _Hop, until: float) -> Iterator[http.client.HTTPResponse]:
-    with closing(_Pinned(hop, _left(until))) as connection:
+def _asked(hop: _Hop, limit: _TimeLimit) -> Iterator[http.client.HTTPResponse]:
+    with closing(_connected(hop, limit)) as plain, closing(_secured(plain, hop, limit)) as sock:
+        connection = http.client.HTTPConnection(hop.host, hop.port)
+        connection.default_port = _PORTS[hop.scheme]  # which goes unsaid in the name that is asked for
+        connection.sock = cast(socket.socket, _LimitedSocket(sock, limit))
         connection.request("GET", hop.path, headers={"Accept-Encoding": "identity", "User-Agent": "ingot"})
         yield connection.getresponse()
 
 
-class _Pinned(http.client.HTTPConnection):
-    """Dials the address that was checked, and speaks to it by the name that was asked for."""
+def _connected(hop: _Hop, limit: _TimeLimit) -> socket.socket:
+    """To the address that was checked. Raises OSError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in hop.address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex((hop.address, hop.port))
+        if error == errno.EINPROGRESS:
+            with selectors.DefaultSelector() as selector:
+                selector.register(sock, selectors.EVENT_WRITE)
+                while not selector.select(min(_SLICE_S, limit.left())):
+                    pass
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
-    def __init__(self, hop: _Hop, timeout: float) -> None:
-        super().__init__(hop.host, hop.port, timeout=timeout)
-        self._hop = hop
-        self.default_port = _PORTS[hop.scheme]
 
-    def connect(self) -> None:
-        self.sock = socket.create_connection((self._hop.address, self._hop.port), self.timeout)
-        if self._hop.scheme == "https":
-            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self._hop.host)
+def _secured(sock: socket.socket, hop: _Hop, limit: _TimeLimit) -> socket.socket:
+    """By the name that was asked for. Raises OSError."""
+    if hop.scheme != "https":
+        return sock
+    limit.left()
+    sock.settimeout(_SLICE_S)
+    secured = ssl.create_default_context().wrap_socket(sock, server_hostname=hop.host, do_handshake_on_connect=False)
+    try:
+        limit.wait(secured, secured.do_handshake)
+    except BaseException:
+        secured.close()
+        raise
+    return secured
 
 
-def _body(answer: http.client.HTTPResponse, hop: _Hop, until: float) -> bytes:
+class _LimitedSocket:
+    """What http.client needs of a socket. Whoever made the real one closes it."""
+
+    def __init__(self, sock: socket.socket, limit: _TimeLimit) -> None:
+        self._sock, self._limit = sock, limit
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(self._limit.left())  # which is that of all of it
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_LimitedReader(self._sock, self._limit))
+
+    def close(self) -> None:
+        pass
+
+
+class _LimitedReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, limit: _TimeLimit) -> None:
+        super().__init__()
+        self._sock, self._limit = sock, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        return self._limit.wait(self._sock, lambda: self._sock.recv_into(buffer))
+
+
+def _body(answer: http.client.HTTPResponse, hop: _Hop) -> bytes:
     if answer.status != 200:
         raise BadMedia(f"{hop.host} answered with status {answer.status}.")
     if answer.getheader("content-encoding", "identity").lower() != "identity":
@@ -151,15 +246,7 @@ def _body(answer: http.client.HTTPResponse, hop: _Hop, until: float) -> bytes:
         if size > bounds.FETCHED_BYTES:
             raise BadMedia(f"the file has more than {bounds.FETCHED_BYTES} bytes, which is the most that is fetched.")
         pieces.append(piece)
-        _left(until)
     return b"".join(pieces)
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise BadMedia(f"the file took longer than {bounds.FETCH_S:g} seconds to fetch.")
-    return left
 
 
 def _reason(error: Exception) -> str:

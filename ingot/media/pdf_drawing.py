@@ -19,7 +19,7 @@ from ingot.media import bounds
 from ingot.media.decoding import Pixels
 from ingot.media.size import Size
 
-NO_PDFIUM: Final = "This server cannot read PDFs: install it with pip install 'ingot[vision]'."
+NO_PDFIUM: Final = "This server cannot read PDFs: its `ingot doctor` says what to install."
 
 
 def page_sizes(data: bytes) -> list[tuple[float, float]]:

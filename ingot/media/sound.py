@@ -17,7 +17,7 @@ from ingot.errors import BadMedia, Unavailable
 from ingot.media import bounds
 from ingot.media.mel import RATE, Floats
 
-NO_PYAV: Final = "This server cannot unpack sounds: install it with pip install 'ingot[audio]'."
+NO_PYAV: Final = "This server cannot unpack sounds: its `ingot doctor` says what to install."
 KNOWN: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
 SLACK_S: Final = 1.0
 """What a file may be short of the length that it states, besides a fiftieth of it."""

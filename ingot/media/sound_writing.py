@@ -98,8 +98,8 @@ class CodedWriter:
             import av
         except ImportError as error:
             raise Unsupported(
-                f"{format} is written by PyAV, which is not installed here: pip install 'ingot[audio]'. wav and pcm "
-                "need none.",
+                f"{format} is written by PyAV, which is not installed here: `ingot doctor` says how to. wav and "
+                "pcm need none.",
                 param="response_format",
             ) from error
         self._sink, self._rate, self._written = _Sink(), rate, 0

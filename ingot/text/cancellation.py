@@ -14,7 +14,12 @@ from ingot.errors import Cancelled
 current: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
 
+def wanted() -> bool:
+    """Whether somebody still waits for the work that this thread does."""
+    return current.get()()
+
+
 def checkpoint() -> None:
     """Goes on where the work is still wanted. Raises Cancelled where it is not."""
-    if not current.get()():
+    if not wanted():
         raise Cancelled("Nobody waits for this any more.")

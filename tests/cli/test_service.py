@@ -5,6 +5,7 @@ from __future__ import annotations
 import plistlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,77 @@ def test_a_service_is_installed_shown_and_removed(
     assert not path.exists() and called[-1][-3:] == ("disable", "--now", "ingot.service")
 
 
-def test_somebody_elses_definition_is_not_overwritten(called: list[tuple[str, ...]], home: Path) -> None:
+@pytest.fixture
+def unit_path(home: Path) -> Path:
     path = home / ".config/systemd/user/ingot.service"
     path.parent.mkdir(parents=True)
-    path.write_text("[Unit]\n")
-    with pytest.raises(ConfigError, match="says something else"):
+    return path
+
+
+@pytest.fixture
+def no_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine on which systemd has no session of this user's."""
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text("#!/bin/sh\necho 'Failed to connect to bus: No medium found' >&2\nexit 1\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:/usr/bin:/bin")
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+def test_somebody_elses_definition_is_neither_overwritten_nor_removed(
+    called: list[tuple[str, ...]], unit_path: Path
+) -> None:
+    unit_path.write_text("[Unit]\n")
+    with pytest.raises(ConfigError, match=r"says something else; ingot did not write it"):
         service.run(["install"])
-    assert path.read_text() == "[Unit]\n" and not called
+    with pytest.raises(ConfigError, match=r"ingot did not write .*ingot\.service, and leaves it"):
+        service.run(["uninstall"])
+    assert unit_path.read_text() == "[Unit]\n" and not called
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_ingots_own_definition_is_known_with_other_settings_and_from_before_it_was_marked(
+    platform: str, called: list[tuple[str, ...]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    (home / "other.toml").write_text("port = 8001\n")
+    service.run(["install", "--config", str(home / "other.toml")])
+    with pytest.raises(ConfigError, match="uninstall it first"):
+        service.run(["install"])
+    service.run(["uninstall"])
+    service.run(["install"])
+    path = service_of(platform, "ingot", PYTHON, None).path
+    unmarked = [line for line in path.read_text().splitlines(keepends=True) if service.MARK not in line]
+    path.write_text("".join(unmarked))
+    service.run(["uninstall"])
+    assert not path.exists()
+
+
+def test_an_install_that_fails_leaves_nothing_and_says_why(no_bus: None, home: Path) -> None:
+    with pytest.raises(IngotError, match=r"Failed to connect to bus.*enable-linger.*removed again"):
+        service.run(["install"])
+    assert not (home / ".config/systemd/user/ingot.service").exists()
+
+
+def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_bus: None, unit_path: Path) -> None:
+    unit_path.write_text(service_of("linux", "ingot", Path(sys.executable), None).text)
+    with pytest.raises(IngotError, match="Failed to connect to bus"):
+        service.run(["install"])
+    assert unit_path.exists()
+
+
+def test_a_definition_is_removed_where_nothing_can_be_stopped(
+    no_bus: None, unit_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit_path.write_text(service_of("linux", "ingot", Path(sys.executable), None).text)
+    enabled = unit_path.parent / "default.target.wants" / unit_path.name
+    enabled.parent.mkdir()
+    enabled.symlink_to(unit_path)
+    assert service.run(["uninstall"]) == 0
+    said = capsys.readouterr()
+    assert not unit_path.exists() and not enabled.is_symlink()
+    assert f"removed {unit_path}" in said.out and "could not be stopped" in said.err and "connect to bus" in said.err
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import Cancelled, Overloaded
+from ingot.errors import Cancelled, IngotError, Overloaded
 from ingot.http.app import build_app
+from ingot.http.hall import Hall
 from ingot.http.lanes import Lane
 from ingot.http.service import LONG_BODY, Service
+from ingot.media.fetched import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
@@ -234,3 +236,27 @@ async def test_a_client_that_leaves_stops_the_reading_of_its_request() -> None:
     gate.open.set()
     assert await asyncio.to_thread(stopped.wait, 10)
     await app.state.service.stop()
+
+
+async def test_a_file_that_is_fetched_for_a_client_that_left_is_given_up() -> None:
+    gate, asked = Gate(), []
+
+    class Missing(Unfetched):
+        def fetch(self, going: Callable[[], bool] = lambda: True) -> bytes | IngotError:
+            gate()
+            asked.append(going())
+            gate.begun.release()
+            return b""
+
+    def needs_a_file() -> None:
+        raise Missing("http://localhost/a", ())
+
+    hall = Hall(settings())
+    task = asyncio.create_task(hall.prepare(needs_a_file, "a"))
+    await gate.entered()
+    task.cancel()
+    await asyncio.wait([task])
+    gate.open.set()
+    await gate.entered()
+    await hall.stop()
+    assert asked == [False]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import selectors
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from ingot.errors import BadMedia
+from ingot.errors import BadMedia, Cancelled
 from ingot.media import bounds, fetching
 from ingot.media.fetched import Unfetched, fetched_bytes, ready
 from ingot.media.fetching import fetch, host_allowed
@@ -148,6 +153,78 @@ def test_a_server_that_cannot_be_reached_is_told_of_without_its_address() -> Non
 def test_time_runs_out(server: Any) -> None:
     with pytest.raises(BadMedia, match="longer than"):
         fetch(at(server, "/a"), LOCAL, lookup=here, timeout_s=-1)
+
+
+class Dripping:
+    """A server that answers with a beginning, and then with a byte whenever the time is asked for, which goes on by a
+    second then."""
+
+    def __init__(self, beginning: bytes) -> None:
+        self.now, self._beginning, self._asked = 0.0, beginning, threading.Semaphore(0)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Dripping:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._asked.release(1000)  # so that it notices that nobody reads any more
+        self._listening.close()
+        self._thread.join()
+
+    def clock(self) -> float:
+        self.now += 1
+        self._asked.release()
+        return self.now
+
+    def url(self, scheme: str = "http") -> str:
+        return f"{scheme}://localhost:{self._listening.getsockname()[1]}/a"
+
+    def _run(self) -> None:
+        connection, _ = self._listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(self._beginning)
+            while self._beginning and self._asked.acquire():
+                connection.sendall(b"x")
+            connection.recv(1 << 16)
+            connection.recv(1)  # until it is closed
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [HEAD, HEAD + b"a: ", HEAD + b"\r\n", HEAD + b"content-length: 99\r\n\r\n"]
+    + [HEAD + b"transfer-encoding: chunked\r\n\r\n" + ending for ending in (b"1;", b"ff\r\n")],
+)
+def test_one_limit_holds_for_head_and_body_however_slowly_they_come(beginning: bytes) -> None:
+    with Dripping(beginning) as server, pytest.raises(BadMedia, match="longer than"):
+        fetch(server.url(), LOCAL, lookup=here, timeout_s=20, clock=server.clock)
+    assert server.now <= 22  # the limit, and where it begins
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_says_nothing_is_waited_for_no_longer(scheme: str) -> None:
+    with Dripping(b"") as server, pytest.raises(BadMedia, match="longer than"):
+        fetch(server.url(scheme), LOCAL, lookup=here, timeout_s=5, clock=server.clock)
+
+
+@pytest.mark.parametrize(("beginning", "scheme"), [(b"", "http"), (b"", "https"), (HEAD, "http")])
+def test_nothing_is_fetched_for_a_client_that_left(beginning: bytes, scheme: str) -> None:
+    asked = itertools.count()
+    with Dripping(beginning) as server, pytest.raises(Cancelled):
+        fetch(server.url(scheme), LOCAL, lookup=here, timeout_s=99, clock=server.clock, going=lambda: next(asked) < 4)
+    assert next(asked) == 5
+
+
+def test_an_address_that_does_not_answer_is_left_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)
+    monkeypatch.setattr(selectors.DefaultSelector, "select", lambda self, timeout: [])
+    asked = itertools.count()
+    with pytest.raises(Cancelled):
+        fetch("http://localhost:1/", LOCAL, lookup=here, going=lambda: next(asked) < 4)
 
 
 def test_hosts_are_named_one_by_one_or_by_what_they_are_below() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any
 from ingot.cli.bench.load import LoadPlan, Target
 from ingot.cli.bench.stats import Level, Spread
 from ingot.errors import ConfigError
+from ingot.extras import require
 from ingot.version import __version__
 
 HEAD = ("streams", "done", "failed", "prompt", "output", "tok/s", "tok/s each")
@@ -65,8 +65,7 @@ def require_plot(path: Path) -> None:
     """Raise before anything is measured, rather than after, when no plot can be drawn."""
     if path.suffix not in PLOTS:
         raise ConfigError(f"--plot: {path} must end in {', '.join(PLOTS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
+    require("bench", "--plot")
 
 
 def write_plot(path: Path, target: Target, plan: LoadPlan, levels: Sequence[Level]) -> None:

@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
 from ingot.engine.kv_events.events import Batch, BlockEvent
 from ingot.errors import ConfigError
+from ingot.extras import require
 
 log = logging.getLogger("ingot.engine")
 
@@ -28,6 +28,8 @@ REMEMBERED: Final = 10_000
 """Batches that can be asked for again."""
 UNREAD: Final = 100_000
 """Messages that a subscriber may leave unread before it misses some."""
+LONGEST: Final = 4096
+"""Bytes that a peer may send in one piece: a number, or a topic that it subscribes to. Anybody may connect."""
 POLL_MS: Final = 50
 END: Final = (-1).to_bytes(8, "big", signed=True)
 
@@ -42,7 +44,10 @@ class Address:
 class Publisher:
     def __init__(self, address: Address) -> None:
         """Raises ConfigError where the sockets cannot be opened."""
-        self._zmq = _zeromq()
+        require("events", "kv_events", param="kv_events")
+        import zmq
+
+        self._zmq = zmq
         self._context = self._zmq.Context()
         self._batches: queue.Queue[Batch | None] = queue.Queue(QUEUED)
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED)
@@ -58,6 +63,7 @@ class Publisher:
     def _bound(self, kind: int, endpoint: str) -> Any:
         socket = self._context.socket(kind)
         socket.linger = 0
+        socket.maxmsgsize = LONGEST
         try:
             socket.bind(endpoint)
         except self._zmq.ZMQError as error:
@@ -109,11 +115,3 @@ class Publisher:
                 if number >= asked:
                     self._router.send_multipart((who, b"", number, batch))
             self._router.send_multipart((who, b"", END, b""))
-
-
-def _zeromq() -> ModuleType:
-    try:
-        import zmq
-    except ImportError as error:
-        raise ConfigError("kv_events needs ZeroMQ: pip install 'ingot[events]'", param="kv_events") from error
-    return zmq

@@ -24,6 +24,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.extras import install_command
 from ingot.kernels.gpu.cubins import USUAL, cubin_key, private
 
 log = logging.getLogger("ingot.kernels")
@@ -97,7 +98,7 @@ def compiler_command(aside: Path) -> list[str]:
         raise BuildError("Python's headers are not installed: install python3-dev")
     nanobind = _package("nanobind")
     if nanobind is None:
-        raise BuildError("nanobind is not installed: run pip install 'nanobind>=3.1,<3.2'")
+        raise BuildError(f"nanobind is not installed: run {install_command(['nanobind>=3.1,<3.2'])}")
     for header in STAND_INS:
         (aside / header).parent.mkdir(exist_ok=True)
         (aside / header).touch()

@@ -41,6 +41,17 @@ def kind_in(folder: Path) -> str:
     return "embedding" if architectures and all(each.endswith(TRUNKS) for each in architectures) else CHAT
 
 
+def sees(name: str, settings: Settings) -> bool:
+    """Whether a model that is at hand has a vision tower which would be loaded."""
+    folder = None if settings.text_only or packaged.find(name) is not None else _at_hand(name, settings)
+    config = {} if folder is None else _config(folder)
+    if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
+        return False
+    from ingot.media.families.registry import FAMILIES
+
+    return config.get("model_type") in FAMILIES
+
+
 def _at_hand(name: str, settings: Settings) -> Path | None:
     path = Path(name).expanduser()
     if path.exists():

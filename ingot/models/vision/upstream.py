@@ -6,22 +6,25 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from ingot.errors import ModelError
+from ingot.errors import ConfigError, ModelError
+from ingot.extras import require
 from ingot.upstream import import_upstream
 
-MISSING: Final = (
-    "This model sees, and mlx-vlm, which runs its vision tower, is not installed: pip install 'ingot[vision]', "
-    "or serve it for text alone with --text-only."
-)
 _PARTS: Final = ("text", "vision", "perceiver", "projector")
+
+
+def require_vision() -> None:
+    """Raises ModelError where anything is missing that a model sees with."""
+    try:
+        require("vision", "A model that sees", instead="or serve it for text alone with --text-only")
+    except ConfigError as error:
+        raise ModelError(error.message) from error
 
 
 def family_package(config: dict[str, Any]) -> ModuleType:
     """mlx-vlm's package of a model type. Raises ModelError where it is not installed or has none."""
-    try:
-        utils = import_upstream("mlx_vlm.utils")
-    except ImportError as missing:
-        raise ModelError(MISSING) from missing
+    require_vision()
+    utils = import_upstream("mlx_vlm.utils")
     try:
         package: ModuleType = utils.get_model_and_args(config)[0]
     except (ImportError, KeyError, ValueError) as unknown:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -57,12 +57,23 @@ class Finder:
         self._begun = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
         self._longest = max(map(len, tokens), default=0)
         self.pattern = re.compile(alternatives(tokens)) if tokens else None
-        self._anywhere = re.compile(f"(?={alternatives(tokens)})") if tokens else None
+        firsts = "".join(map(re.escape, sorted(self.firsts)))
+        self._beginning = re.compile(f"(?={alternatives(tokens)})[{firsts}]") if tokens else None
 
     def places(self, text: str) -> list[int]:
-        if self._anywhere is None or not any(first in text for first in self.firsts):
+        if self._beginning is None or not any(first in text for first in self.firsts):
             return []
-        return [found.start() for found in self._anywhere.finditer(text)]
+        return [found.start() for found in self._beginning.finditer(text)]
+
+    def within(self, text: str) -> bool:
+        """Whether any of them is there."""
+        return self.pattern is not None and self.pattern.search(text) is not None
+
+    def replace_firsts(self, text: str, stand_in: Callable[[str], str]) -> str:
+        """The text with another character in place of each at which one of them begins."""
+        if self._beginning is None or not any(first in text for first in self.firsts):
+            return text
+        return self._beginning.sub(lambda found: stand_in(found[0]), text)
 
     def begun(self, text: str) -> list[int]:
         """Where a token may begin whose rest comes with another text that a template puts behind this one."""
@@ -102,6 +113,10 @@ class Quoting:
         self._said = said
         self._stand_ins: dict[str, str] = {}
 
+    def strings(self) -> Iterator[str]:
+        """All that clients wrote."""
+        return _strings(self._said)
+
     def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [self._message(message) for message in messages]
 
@@ -116,13 +131,16 @@ class Quoting:
         meant = {stand_in: char for char, stand_in in self._stand_ins.items()}
         # JSON without other than ASCII characters has them escaped.
         written = meant | {_escape(stand_in): char for stand_in, char in meant.items()}
-        first, *rest = re.split(f"({alternatives(written)})", text)
-        pieces, places, size = [first], [], len(first)
-        for stand_in, piece in zip(rest[::2], rest[1::2], strict=True):
-            places.append(size)
-            pieces += [written[stand_in], piece]
-            size += 1 + len(piece)
-        return "".join(pieces), tuple(places)
+        places: list[int] = []
+        longer = 0  # by how much all before was longer than it was meant
+
+        def char(found: re.Match[str]) -> str:
+            nonlocal longer
+            places.append(found.start() - longer)
+            longer += len(found[0]) - 1
+            return written[found[0]]
+
+        return re.sub(alternatives(written), char, text), tuple(places)
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         role = str(message.get("role"))
@@ -152,7 +170,7 @@ class Quoting:
             read = json.loads(arguments)
         except (ValueError, RecursionError):
             return self.told(arguments)
-        if any(self._told.places(text) for text in _strings(read)):
+        if any(self._told.within(text) for text in _strings(read)):
             return json.dumps(self.told(read), ensure_ascii=False)
         return arguments
 
@@ -164,14 +182,10 @@ class Quoting:
         return [self._value(each, words) for each in value] if isinstance(value, (list, tuple)) else value
 
     def _text(self, text: str, words: Finder) -> str:
-        places = sorted({*words.places(text), *words.begun(text)})
-        if not places:
-            return text
-        pieces, since = [], 0
-        for place in places:
-            pieces += [text[since:place], self._stand_in(text[place])]
-            since = place + 1
-        return "".join((*pieces, text[since:]))
+        quoted = words.replace_firsts(text, self._stand_in)
+        for place in words.begun(text):
+            quoted = quoted[:place] + self._stand_in(text[place]) + quoted[place + 1 :]
+        return quoted
 
     def _stand_in(self, char: str) -> str:
         if not self._stand_ins:

@@ -84,9 +84,9 @@ class PromptBuilder:
         messages, removed = canonical_messages(wanted.messages)
         named = threads(messages, wanted.salt, ids=traits.call_ids)
         quoting = self._quoting(wanted, format)
+        self._check_length(wanted, messages, traits, format, named, quoting)
         lines, pieces, done = self._drafted(wanted, messages, traits, format, quoting)
-        recalls = wanted.remembers and wanted.history == "stable"
-        recalled = self._recalled(lines, pieces, messages, named) if recalls else {}
+        recalled = self._recalled(wanted, lines, pieces, messages, named)
         check_calls_shown(lines, pieces, recalled)
         media = shown_media(messages)
         placeholders = Placeholders(media, self._tokenizer) if media else None
@@ -117,6 +117,28 @@ class PromptBuilder:
             begun=plain_text(wanted.messages[-1].get("content")) if wanted.continued else "",
             media=() if placeholders is None else placeholders.items(),
         )
+
+    def _check_length(
+        self,
+        wanted: Conversation,
+        messages: list[Mapping[str, Any]],
+        traits: TemplateTraits,
+        format: Format,
+        named: list[bytes],
+        quoting: Quoting,
+    ) -> None:
+        """Raises ContextOverflow where there is too much to be quoted, which takes far longer than to render it does.
+        What was said tells whether that is worth looking at; what the template shows of it, whether it is so."""
+        if wanted.most is None or quoting.trusting:
+            return
+        said = "".join(quoting.strings())
+        if 4 * len(said) <= wanted.most or self._tokenizer.least_tokens(said) <= wanted.most:
+            return
+        unquoted = Quoting()
+        lines, pieces, _ = self._drafted(wanted, messages, traits, format, unquoted)
+        weaver = Weaver(self._tokenizer, self._encodings, wanted.salt, unquoted)
+        self._weave(weaver, lines, pieces, self._recalled(wanted, lines, pieces, messages, named))
+        weaver.check_length(wanted.most)
 
     def _quoting(self, wanted: Conversation, format: Format) -> Quoting:
         controls = Controls() if wanted.trusted else self._tokenizer.controls
@@ -180,9 +202,16 @@ class PromptBuilder:
         return [TextRun(None, base), TextRun(None, whole.text[len(base) :])]
 
     def _recalled(
-        self, lines: list[TemplateMessage], pieces: list[TextRun], messages: Messages, named: list[bytes]
+        self,
+        wanted: Conversation,
+        lines: list[TemplateMessage],
+        pieces: list[TextRun],
+        messages: Messages,
+        named: list[bytes],
     ) -> dict[int, RememberedAnswer]:
         """The answers that are remembered, by the number of their line, where a line has one place in the text."""
+        if not wanted.remembers or wanted.history != "stable":
+            return {}
         shown = places_of(pieces[:-1])
         found: dict[int, RememberedAnswer] = {}
         for at, line in enumerate(lines):

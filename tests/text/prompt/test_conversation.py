@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import BadRequest, Unsupported
+from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.text.formats.registry import format_named
 from ingot.text.prompt.canonical import thread_with_answer
+from ingot.text.prompt.control_tokens import Controls, Quoting
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
 from ingot.text.prompt.prompt import Prompt
 from ingot.text.prompt.remembered import RememberedAnswers
@@ -231,3 +232,47 @@ def test_a_template_whose_messages_cannot_be_told_apart_is_rendered_without_memo
 def test_nothing_is_no_prompt() -> None:
     with pytest.raises(BadRequest, match="empty"):
         World("{% for m in messages %}{% endfor %}").prompt(USER)
+
+
+class _Framed(Bytes):
+    controls = Controls(frozenset({"<|end|>"}))
+
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.fixture
+def framed(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[str]]:
+    """A conversation's world, and the characters that were quoted in it."""
+    world, quoted = World(), []
+    world.tokenizer = _Framed(CHATML)
+    world.composer = PromptBuilder(world.tokenizer, world.tokenizer.template, world.answers)
+    stand_in = Quoting._stand_in
+
+    def counted(self: Quoting, char: str) -> str:
+        quoted.append(char)
+        return stand_in(self, char)
+
+    monkeypatch.setattr(Quoting, "_stand_in", counted)
+    return world, quoted
+
+
+@pytest.mark.parametrize("where", ["content", "tools"])
+def test_what_is_too_long_for_certain_is_refused_before_its_control_tokens_are_quoted(
+    framed: tuple[World, list[str]], where: str
+) -> None:
+    world, quoted = framed
+    source = CHATML.replace("{% if tools %}", "{% if tools %}{{ tools | tojson }}")
+    world.composer = PromptBuilder(world.tokenizer, ChatTemplate(source), world.answers)
+    text = "<|end|>" * 1000
+    tools = [{"type": "function", "function": {"name": "f", "description": text}}] if where == "tools" else []
+    with pytest.raises(ContextOverflow, match="at least 7"):
+        world.prompt({"role": "user", "content": text if where == "content" else "Hi"}, tools=tools, most=6999)
+    assert quoted == []
+
+
+def test_what_the_template_does_not_show_makes_no_prompt_too_long(framed: tuple[World, list[str]]) -> None:
+    world, quoted = framed
+    thought = said("Yes", reasoning_content="<|end|>" * 1000)
+    prompt = world.prompt(USER, thought, {"role": "user", "content": "<|end|>"}, most=500, history="official")
+    assert prompt.text == "<user>Hi</><assistant>Yes</><user><|end|></><assistant>" and quoted

@@ -1,0 +1,94 @@
+"""What is missing of an extra is said with the command that installs it here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ingot import extras
+from ingot.cli import examine, serve
+from ingot.errors import ConfigError, ModelError
+from ingot.extras import EXTRAS, install_command, missing, require
+
+PYPROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_requirements_are_those_of_the_project(extra: str) -> None:
+    assert list(EXTRAS[extra].values()) == PYPROJECT["project"]["optional-dependencies"][extra]
+
+
+def test_nothing_is_required_of_who_has_it_and_the_rest_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "EXTRAS", {"some": {"json": "json>=1", "no.such": "such>=2,<3", "nor_this": "this>1"}})
+    assert missing("some") == ["such>=2,<3", "this>1"]
+    with pytest.raises(ConfigError) as refused:
+        require("some", "--this", instead="or do without")
+    assert refused.value.message == (
+        "--this needs such and this, which this Python does not have. "
+        f"Run {sys.executable} -m pip install 'such>=2,<3' 'this>1', or do without"
+    )
+
+
+def test_the_command_is_for_this_interpreter_wherever_it_lies_and_whatever_installs_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/my apps/bin/python")
+    assert install_command(["av>=15,<19"]) == "'/my apps/bin/python' -m pip install 'av>=15,<19'"
+    without(monkeypatch, "pip")
+    assert install_command(["av>=15,<19"]) == "uv pip install --python '/my apps/bin/python' 'av>=15,<19'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "problem"),
+    [
+        (["--audio-model", "whisper-tiny.en"], "av", r"--audio-model needs av.*-m pip install 'av>="),
+        (["--speech-model", "/kokoro"], "av", r"--speech-model needs av.*-m pip install 'av>="),
+        (["--lazy", "--audio-model", "whisper-tiny.en"], "av", r"--audio-model needs av"),
+        (["whisper-tiny.en"], "av", r"whisper-tiny\.en, of kind audio, needs av"),
+        (["--kv-events", "tcp://127.0.0.1:*"], "zmq", r"--kv-events needs pyzmq.*-m pip install 'pyzmq>="),
+        (
+            ["--otlp-traces-endpoint", "http://127.0.0.1:4318"],
+            "opentelemetry.sdk",
+            r"--otlp-traces-endpoint needs opentelemetry-sdk.*'opentelemetry-sdk>=",
+        ),
+        (["--mcp-config", "/mcp.json"], "mcp", r"MCP needs mcp.*-m pip install 'mcp>="),
+    ],
+)
+def test_a_server_that_lacks_an_extra_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str, problem: str
+) -> None:
+    without(monkeypatch, module)
+    with pytest.raises(ConfigError, match=problem):
+        serve.run(arguments)
+
+
+@pytest.mark.parametrize("module", ["mlx_vlm", "PIL", "av", "pypdfium2"])
+def test_a_model_that_sees_is_refused_at_the_start_also_where_it_is_loaded_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+) -> None:
+    config = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    without(monkeypatch, module)
+    with pytest.raises(ConfigError, match=r"which sees, needs .*, or serve it for text alone with --text-only"):
+        serve.run([str(tmp_path), "--lazy"])
+    upstream = importlib.import_module("ingot.models.vision.upstream")
+    with pytest.raises(ModelError, match=r"-m pip install .*, or serve it for text alone with --text-only"):
+        upstream.require_vision()
+
+
+def test_the_doctor_names_what_is_missing_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "av")
+    found = {finding.name: finding for finding in examine.extras()}
+    assert found["audio"].state == "note" and found["audio"].detail == "without av; for speech"
+    assert found["audio"].advice == install_command(["av>=15,<19"])
+    assert found["events"].state == "ok" and found["events"].detail.startswith("pyzmq ")
