@@ -10,6 +10,7 @@ from ingot.engine.hearing.jobs import OfferedHearing
 from ingot.engine.hearing.request import HearingCard
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
+from ingot.media import worker
 from ingot.models.files.locate import ModelFolder
 from ingot.models.whisper.whisper import load_whisper
 from ingot.text.tokens.whisper import WhisperVocabulary
@@ -34,7 +35,7 @@ NO_HEARING = Hearing()
 def offer_hearing(folder: ModelFolder, settings: Settings, device: Device, free: int) -> Hearing:
     """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
     model = load_whisper(folder.path, device, dtype=settings.dtype)
-    taken = model.weight_bytes + model.window_bytes
+    taken = model.weight_bytes + model.window_bytes + worker.headers.memory + worker.samples.memory
     if taken > free:
         raise ModelError(
             f"{folder.name} takes {taken / 1e9:.1f} GB with a window of sound, and {max(0, free) / 1e9:.1f} GB of the "

@@ -62,7 +62,7 @@ class Hall:
         self.standings: Callable[[], Sequence[Standing]] = tuple
         """How the processes stand that the model runs on, where there are several."""
         self._readers = Lane("read", threads=8, each=6, waiting=256)
-        self._long_readers = Lane("read-long", threads=2, each=2, waiting=16)
+        self._long_readers = Lane("read-long", threads=2, each=1, waiting=16)
         self._fetchers = Lane("fetch", threads=8, each=4, waiting=64)
         self._compilers = Lane("compile", threads=limits.COMPILERS, each=1, waiting=limits.WAITING)
 
