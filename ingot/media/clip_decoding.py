@@ -102,7 +102,6 @@ def picked(
 def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch], length: int) -> Iterator[Any]:
     """A frame for each time of the stretches. Where a damaged file gives none, the one before stands in."""
     stream.thread_type = "AUTO"
-    stream.codec_context.thread_count = _THREADS
     last, packets = None, enumerate(_packets(container, stream, length))
     for stretch in stretches:
         frames = _stretch_frames(stream, packets, stretch)
@@ -191,6 +190,7 @@ def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise BadMedia("the clip is packed in a way that nobody here knows. Convert it to H.264.")
+            stream.codec_context.thread_count = _THREADS
             yield container, stream
     except (av.FFmpegError, ValueError, EOFError) as error:
         raise BadMedia(f"the clip cannot be unpacked: {str(error)[:200] or type(error).__name__}.") from error

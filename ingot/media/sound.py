@@ -106,7 +106,10 @@ def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
         with av.open(io.BytesIO(data), format=container_of(data)) as container:
             if not container.streams.audio:
                 raise BadMedia("the file holds no sound.")
-            yield container, container.streams.audio[0]
+            stream = container.streams.audio[0]
+            if stream.codec_context is not None:
+                stream.codec_context.thread_count = 1
+            yield container, stream
     except (av.FFmpegError, ValueError, EOFError) as error:
         raise BadMedia(f"the sound cannot be unpacked: {said(error)}.") from error
 

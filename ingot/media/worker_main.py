@@ -86,7 +86,8 @@ def answer(server: socket.socket, name: str, memory: int, cpu_s: float, argument
         kind, message = "refused", refused.message
     except MemoryError:
         kind, message = "refused", NO_MEMORY
-    send(server, (kind, message, held() <= before + len(data) + KEPT))
+    free()
+    send(server, (kind, message, held() <= before + KEPT))
 
 
 # Messages
@@ -148,6 +149,15 @@ def allow_cpu(seconds: float) -> None:
     used = time.process_time()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, hard))
+
+
+def free() -> None:
+    """Until the next job: its file may be larger than the last job's memory."""
+    global _ceiling
+    _ceiling = 0
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (hard, hard))
 
 
 def held() -> int:
