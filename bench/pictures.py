@@ -30,12 +30,13 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.start import start_engine
 from ingot.engine.stream import BlockingStream
-from ingot.media.decoding import Pixels
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
 from ingot.media.layout import PictureWish
+from ingot.media.picture import BICUBIC, Pixels
 from ingot.media.processor import Processor
 from ingot.media.size import Size
+from ingot.models.vision.frames import resized
 
 FOUNDRY = Path(__file__).parents[1] / "foundry" / "models" / "vision"
 ENDLESS = 4096
@@ -49,8 +50,9 @@ class Noise:
     seed: int
     side: int
 
-    def frames(self) -> Iterator[Pixels]:
-        yield np.random.default_rng(self.seed).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        drawn = np.random.default_rng(self.seed).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
+        yield drawn if size is None else resized(drawn, size, resample)
 
 
 @dataclass(frozen=True)

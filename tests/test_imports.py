@@ -16,7 +16,8 @@ MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
     *("cli", "agents", "http", "mcp", "protocol", "engine", "ranks", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "heap", "shares", "signals", "version"),
+    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "heap", "shares", "signals"),
+    "version",
 )
 """From the top down. Imports go down, or stay."""
 CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine"), ("config", "cache")}

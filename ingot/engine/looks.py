@@ -7,9 +7,9 @@ nobody waits for memory that only waiting ones hold. What nobody needs any more 
 from __future__ import annotations
 
 import logging
-import os
+import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,13 +19,14 @@ import mlx.core as mx
 from ingot.engine.sequence import Sequence
 from ingot.errors import IngotError, TooLarge
 from ingot.kernels.device import is_lost
+from ingot.media import worker
 from ingot.media.item import MediaItem
 from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
 
 log = logging.getLogger("ingot.engine")
 
-THREADS = max(1, min(4, (os.cpu_count() or 2) // 2))
-"""That unpack pictures and clips: streams need processors meanwhile."""
+THREADS, THREADS_EACH = 8, 6
+"""That wait for workers to unpack pictures and clips, in all and for one tenant."""
 FORGETTING = 0.9
 """What is left, slice by slice, of the longest slice's time in what is expected of the next."""
 PAUSE_S = 0.005
@@ -34,14 +35,16 @@ FAILED = "The picture or clip could not be looked at; the server's log says why"
 
 @dataclass(frozen=True, slots=True)
 class LookMemory:
-    """Bytes that are set aside for looking: for pixels and what the tower holds while it runs, and for features."""
+    """Bytes that are set aside for looking: for pixels and what the tower holds while it runs, for features, and for
+    the processes that unpack files."""
 
     work: int
     features: int
+    unpacking: int = 0
 
     @property
     def total(self) -> int:
-        return self.work + self.features
+        return self.work + self.features + self.unpacking + (worker.headers.memory if self.unpacking else 0)
 
     def refuse(self, items: Iterable[MediaItem], tower: Tower) -> None:
         """Raises TooLarge for what cannot be looked at within them."""
@@ -82,7 +85,9 @@ class _Look:
 
     item: MediaItem
     nbytes: int
+    tenant: str  # who asked first
     holders: set[Sequence] = field(default_factory=set)
+    left: threading.Event = field(default_factory=threading.Event)  # nobody waits for it any more
     pixels: Future[PixelArray] | None = None
     slices: Slices | None = None
     features: Features | None = None
@@ -98,6 +103,7 @@ class Looks:
         )  # those that somebody holds, in the order of their asking
         self._kept: OrderedDict[bytes, Features] = OrderedDict()  # the others, the longest unused first
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ingot-pixels")
+        worker.pixels.lend(eyes.memory.unpacking)
         self._expected_s = 0.0  # of the next slice
         self.runs = 0
         """How often the tower was run."""
@@ -154,7 +160,10 @@ class Looks:
         assert all(look.holders for look in self._looks.values()), "somebody looks for nobody"
 
     def close(self) -> None:
+        for look in self._looks.values():
+            look.left.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        worker.pixels.lend(-self._memory.unpacking)
 
     def _holders(self, item: MediaItem) -> set[Sequence]:
         look = self._looks.get(item.digest)
@@ -179,7 +188,7 @@ class Looks:
             self.found += sum(item.digest in self._looks or item.digest in self._kept for item in wanted)
         for item in fresh:
             features = self._kept.pop(item.digest, None)
-            self._looks[item.digest] = _Look(item, needed[item.digest], features=features)
+            self._looks[item.digest] = _Look(item, needed[item.digest], sequence.request.tenant, features=features)
         for item in wanted:
             self._looks[item.digest].holders.add(sequence)
         while self._kept and self._booked + self._kept_bytes > self._memory.features:
@@ -195,16 +204,28 @@ class Looks:
         return begun + [look for look in looks if look.pixels is not None and look.pixels.done()]
 
     def _unpack(self, looks: list[_Look]) -> None:
-        """Have pixels made for the next ones, as far as there is memory for them beside the tower's work."""
+        """Have pixels made for the next ones, as far as there is memory for them beside the tower's work. Tenants take
+        turns, and none has all threads."""
         needs = {look: self._tower.needs(look.item.layout) for look in looks}
         held = sum(needs[look].pixels for look in looks if look.pixels is not None or look.slices is not None)
-        for look in looks:
-            if look.pixels is None and look.slices is None:
-                work = max(each.work for each in needs.values())
-                if held and held + needs[look].pixels + work > self._memory.work:
-                    return
-                look.pixels = self._threads.submit(self._tower.pixels, look.item)
-                held += needs[look].pixels
+        work = max((each.work for each in needs.values()), default=0)
+        running = Counter(look.tenant for look in looks if look.pixels is not None and not look.pixels.done())
+        waiting = [look for look in looks if look.pixels is None and look.slices is None]
+        while waiting and running.total() < THREADS:
+            look = min(waiting, key=lambda each: running[each.tenant])
+            if running[look.tenant] >= THREADS_EACH:
+                return
+            if held and held + needs[look].pixels + work > self._memory.work:
+                return
+            look.pixels = self._threads.submit(self._made, look)
+            waiting.remove(look)
+            running[look.tenant] += 1
+            held += needs[look].pixels
+
+    def _made(self, look: _Look) -> PixelArray:
+        """Its pixels, in a thread that waits for a worker; that is killed where nobody waits for them any more."""
+        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set())):
+            return self._tower.pixels(look.item)
 
     def _slice(self, look: _Look) -> None:
         try:
@@ -239,6 +260,7 @@ class Looks:
                     holder.sight.features.clear()
             if not look.holders:
                 del self._looks[digest]
+                look.left.set()
                 if look.pixels is not None:
                     look.pixels.cancel()
                 if look.features is not None:

@@ -11,6 +11,7 @@ from ingot.engine.hearing.request import HearingCard
 from ingot.errors import ModelError
 from ingot.extras import require
 from ingot.kernels.device import Device
+from ingot.media import worker
 from ingot.models.files.locate import ModelFolder
 from ingot.models.whisper.whisper import load_whisper
 from ingot.text.tokens.whisper import WhisperVocabulary
@@ -37,7 +38,7 @@ def offer_hearing(folder: ModelFolder, settings: Settings, device: Device, free:
     ConfigError where sounds cannot be unpacked."""
     require("audio", f"{folder.name}, which hears,")
     model = load_whisper(folder.path, device, dtype=settings.dtype)
-    taken = model.weight_bytes + model.window_bytes
+    taken = model.weight_bytes + model.window_bytes + worker.headers.memory + worker.samples.memory
     if taken > free:
         raise ModelError(
             f"{folder.name} takes {taken / 1e9:.1f} GB with a window of sound, and {max(0, free) / 1e9:.1f} GB of the "

@@ -9,6 +9,7 @@ from typing import Any
 from ingot.config import Settings
 from ingot.engine.looks import Eyes, LookMemory
 from ingot.errors import ConfigError, ModelError
+from ingot.media import bounds
 from ingot.media.families.registry import processor_in
 from ingot.media.layout import MediaKind, PictureWish
 from ingot.media.processor import Processor
@@ -26,6 +27,8 @@ REFUSED = dict.fromkeys(
     "mlx-lm has no class.",
 )
 """By model_type, families that nothing can be done for."""
+LEAST_UNPACKING = 320 << 20
+"""Enough for a large photograph, a page or a film, where that is no more than a quarter of what is free."""
 LARGEST = Size(16_384, 16_384)
 """Larger than any model is shown a picture."""
 
@@ -85,11 +88,17 @@ class Vision:
             )
 
 
+def unpacking_memory(free: int) -> int:
+    """For the processes that unpack pictures, clips and PDFs."""
+    return max(0, min(bounds.PIXEL_MEMORY, max(int(free * SHARE), min(LEAST_UNPACKING, free // 4))))
+
+
 def look_memory(tower: Tower, processor: Processor, free: int) -> LookMemory:
     """Enough for the largest picture that the model is shown, if that is no more than a share of what is free; half of
-    it for features, so that many pictures, or those of several requests, are held at once."""
+    it for features, so that many pictures, or those of several requests, are held at once. Unpacking has a share of
+    its own."""
     largest = tower.needs(processor.picture(LARGEST, PictureWish()))
     most = int(free * SHARE)
     work = min(2 * (largest.pixels + largest.work), most // 2)
     features = min(max(8 * largest.features, work), most // 2)
-    return LookMemory(work, features)
+    return LookMemory(work, features, unpacking_memory(free))

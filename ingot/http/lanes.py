@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 from ingot.errors import Overloaded
+from ingot.media import worker
 from ingot.shares import Shares
 from ingot.text import cancellation
 
@@ -93,9 +94,13 @@ class Lane:
         await self._turns.take(tenant)
         left = threading.Event()
 
+        def wanted() -> bool:
+            return not left.is_set()
+
         def watched() -> T:
-            cancellation.current.set(lambda: not left.is_set())
-            return work()
+            cancellation.current.set(wanted)
+            with worker.working_for(worker.Client(tenant, wanted)):
+                return work()
 
         loop = asyncio.get_running_loop()
         made = self._executor.submit(contextvars.copy_context().run, watched)

@@ -16,7 +16,19 @@ FETCH_S: Final = 20.0
 PIXELS: Final = 64_000_000  # of one picture or frame
 SIDE: Final = 65_535
 ASPECT: Final = 200  # the longer side over the shorter
-HEADER_STEPS: Final = 262_144  # pieces that are looked at to find a picture's size
+
+# what unpacking may take, in a process of its own
+HEADER_MEMORY: Final = 64 << 20  # to find a picture's size or a sound's length
+HEADER_CPU_S: Final = 10.0
+PIXEL_MEMORY: Final = 1 << 30  # of all pictures, clips and PDFs at a time, where no model sets another sum aside
+UNPACK_WALL_S: Final = 60.0  # until the next frame is there
+PICTURE_MEMORY: Final = 32 << 20  # and besides, for each pixel
+PICTURE_PIXEL: Final = 12
+WEBP_PIXEL: Final = 24
+PICTURE_CPU_S: Final = 30.0
+CLIP_MEMORY: Final = 192 << 20  # to find a clip's size; for its frames as much, and besides, for each pixel
+CLIP_PIXEL: Final = 32
+CLIP_CPU_S: Final = 20.0  # for each frame that is shown
 
 # clips
 FRAMES: Final[tuple[int, int]] = (1, 768)  # that are shown of one
@@ -29,6 +41,8 @@ CLIP_S: Final = 6 * 3600.0
 SOUND_S: Final = 12 * 3600.0
 SOUND_RATE: Final[tuple[int, int]] = (1_000, 768_000)  # samples a second
 SOUND_CHANNELS: Final[tuple[int, int]] = (1, 64)
+SOUNDS: Final = 4  # that are heard at a time
+SOUND_MEMORY: Final = 32 << 20  # for each of them
 
 # PDFs, whose pages are shown as pictures
 PDF_PAGES: Final = 100
@@ -36,7 +50,7 @@ PDF_BYTES: Final = 32 << 20
 PDF_DPI: Final = 144
 PDF_PAGE_PIXELS: Final = 4_000_000
 PDF_CPU_S: Final = 15.0  # to read one, and to draw a page
-PDF_WALL_S: Final = 60.0
+PDF_MEMORY: Final = 256 << 20
 
 # what a request may say of sizes
 PIXEL_LIMIT: Final[tuple[int, int]] = (1, PIXELS)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import Final, Protocol
 
 from ingot.errors import BadMedia
-from ingot.media import bounds
-from ingot.media.clip_packets import ClipPackets
-from ingot.media.guard import check_bytes
+from ingot.media import bounds, worker
+from ingot.media.guard import check_bytes, check_size
 from ingot.media.layout import ClipHeader
-from ingot.media.picture import Picture
+from ingot.media.picture import BICUBIC, Picture, Pixels, as_pixels
 from ingot.media.size import Size
+from ingot.media.worker import Job
 
-if TYPE_CHECKING:
-    from ingot.media.decoding import Pixels
+NO_PYAV: Final = "This server cannot unpack clips: its `ingot doctor` says what to install."
 
 
 class Clip(Protocol):
@@ -31,8 +30,9 @@ class Clip(Protocol):
     def digest(self) -> bytes:
         """Of what was sent."""
 
-    def pick(self, frames: Sequence[int]) -> Iterator[Pixels]:
-        """Those of these numbers, which do not decrease. Where the file has fewer than it said, the last stands in."""
+    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """Those of these numbers, which do not decrease, resized where a size is given. Where the file has fewer than
+        it said, the last stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +41,30 @@ class ClipFile:
     header: ClipHeader
     rotation: int  # degrees that frames are turned by, against the clock, to be shown
     digest: bytes
-    _packets: list[ClipPackets] = field(default_factory=list, repr=False, compare=False)  # once they were looked for
 
     @classmethod
     def of(cls, data: bytes) -> ClipFile:
         """Raises BadMedia for what is no clip, or too much of one. One frame is unpacked to see how it is turned."""
-        from ingot.media.clip_decoding import clip_header
-
         check_bytes(len(data))
-        header, rotation = clip_header(data)
-        return cls(data, header, rotation, blake2b(data, digest_size=32).digest())
+        worker.require("av", NO_PYAV)
+        job = Job("clip header", "clip", bounds.CLIP_MEMORY, bounds.CLIP_CPU_S)
+        (width, height), frames, fps, rotation = worker.pixels.run(job, data).value
+        size = Size(width, height)
+        check_size(size)
+        return cls(data, ClipHeader(size, frames, fps), rotation, blake2b(data, digest_size=32).digest())
 
     @property
     def keyed(self) -> ClipHeader:
-        packets = self._found()
-        last = self.header.frames - 1
-        numbers = (round((time - packets.start) * self.header.fps * packets.unit) for time in packets.key_times)
-        return replace(self.header, keys=tuple(sorted({min(number, last) for number in numbers})))
+        job = Job("clip keys", "clip", bounds.CLIP_MEMORY, bounds.CLIP_CPU_S, (self.header.frames, self.header.fps))
+        return replace(self.header, keys=tuple(worker.pixels.run(job, self.data).value))
 
-    def pick(self, frames: Sequence[int]) -> Iterator[Pixels]:
-        from ingot.media.clip_decoding import picked
-
-        return picked(self.data, self._found(), self.header, self.rotation, frames)
-
-    def _found(self) -> ClipPackets:
-        from ingot.media.clip_decoding import clip_packets
-
-        if not self._packets:
-            self._packets.append(clip_packets(self.data))
-        return self._packets[0]
+    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        made = self.header.size if size is None else size
+        memory = bounds.CLIP_MEMORY + bounds.CLIP_PIXEL * self.header.size.area + 8 * made.area
+        said = (self.header.size, self.header.frames, self.header.fps, self.rotation)
+        job = Job("clip frames", "clip", memory, bounds.CLIP_CPU_S, (said, tuple(frames), size, resample))
+        for part in worker.pixels.stream(job, self.data):
+            yield as_pixels(part, made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +99,9 @@ class ClipFrames:
         digests = b"".join(picture.digest for picture in self.pictures)
         return blake2b(digests + repr(self.fps).encode(), digest_size=32).digest()
 
-    def pick(self, frames: Sequence[int]) -> Iterator[Pixels]:
+    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
         for number in frames:
-            yield from self.pictures[number].frames()
+            yield from self.pictures[number].frames(size, resample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +119,5 @@ class PickedFrames:
     def digest(self) -> bytes:
         return blake2b(self.clip.digest + repr(self.numbers).encode(), digest_size=32).digest()
 
-    def frames(self) -> Iterator[Pixels]:
-        return self.clip.pick(self.numbers)
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        return self.clip.pick(self.numbers, size, resample)

@@ -1,4 +1,4 @@
-"""Clips unpacked by PyAV, which comes with the extra `vision`.
+"""Clips unpacked by PyAV, which comes with the extra `vision`. Runs in a worker alone.
 
 The container is named by its first bytes, and nothing else is tried: some of FFmpeg's formats are lists of further
 files and addresses, which a client must not make this server read.
@@ -13,20 +13,43 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingot.errors import BadMedia, Unavailable
+from ingot.errors import BadMedia
 from ingot.media import bounds
-from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch
-from ingot.media.decoding import Pixels
+from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch, bounded
 from ingot.media.guard import check_size
 from ingot.media.layout import ClipHeader
+from ingot.media.picture import Pixels
 from ingot.media.size import Size
 
-NO_PYAV: Final = "This server cannot unpack clips: its `ingot doctor` says what to install."
 KNOWN: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/jpeg;base64,…"
 # Decoders that can leave out frames that no other refers to, and are right about which those are: of HEVC's, frames of
 # other layers may refer to ones that are called so.
 _SKIPPING: Final = ("h264", "mpeg2video", "mpeg4", "vp8")
 _VP8_SHOWN: Final = 0x10  # of a frame's first byte
+_THREADS: Final = 2
+"""Of a decoder: each holds frames of its own."""
+
+
+def header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
+    header, rotation = clip_header(data)
+    yield (header.size, header.frames, header.fps, rotation), b""
+
+
+def keys_job(data: bytes, frames: int, fps: float) -> Iterator[tuple[Any, bytes]]:
+    yield key_numbers(clip_packets(data), frames, fps), b""
+
+
+def frames_job(
+    data: bytes, said: Sequence[Any], numbers: Sequence[int], size: Sequence[int] | None, resample: int
+) -> Iterator[tuple[Any, Any]]:
+    from PIL import Image
+
+    (width, height), count, fps, rotation = said
+    header = ClipHeader(Size(width, height), count, fps)
+    for frame in picked(data, clip_packets(data), header, rotation, numbers):
+        if size is not None and (width, height) != tuple(size):
+            frame = np.asarray(Image.fromarray(frame).resize((size[0], size[1]), Image.Resampling(resample)))
+        yield None, np.ascontiguousarray(frame)
 
 
 def clip_header(data: bytes) -> tuple[ClipHeader, int]:
@@ -38,6 +61,7 @@ def clip_header(data: bytes) -> tuple[ClipHeader, int]:
         first = next(container.decode(stream), None)
         if first is None:
             raise BadMedia("the clip has no frame.")
+        _check_frame(first, size)
         turned = int(first.rotation) % 360
         shown = Size(size.height, size.width) if turned in (90, 270) else size
         return ClipHeader(shown, frames, fps), turned
@@ -46,8 +70,14 @@ def clip_header(data: bytes) -> tuple[ClipHeader, int]:
 def clip_packets(data: bytes) -> ClipPackets:
     """Nothing is decoded for it. Raises BadMedia."""
     with _opened(data) as (container, stream):
-        times = [_packet_time(packet, stream) for packet in _packets(container, stream)]
+        times = [_packet_time(packet, stream) for packet in _packets(container, stream, len(data))]
         return ClipPackets(times, float(stream.time_base))
+
+
+def key_numbers(packets: ClipPackets, frames: int, fps: float) -> list[int]:
+    """Which of so many frames can be unpacked alone."""
+    numbers = (round((time - packets.start) * fps * packets.unit) for time in packets.key_times)
+    return sorted({min(number, frames - 1) for number in numbers})
 
 
 def picked(
@@ -60,7 +90,7 @@ def picked(
     with _opened(data) as (container, stream):
         rate = header.fps * packets.unit
         wanted = [packets.at(packets.start + (number - 0.5) / rate) for number in numbers]
-        shown = _decoded(container, stream, packets.stretches(wanted))
+        shown = _decoded(container, stream, packets.stretches(wanted), len(data))
         before, pixels = -1, None
         for packet in wanted:
             if packet != before:
@@ -69,10 +99,10 @@ def picked(
             yield pixels
 
 
-def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch]) -> Iterator[Any]:
+def _decoded(container: Any, stream: Any, stretches: Sequence[Stretch], length: int) -> Iterator[Any]:
     """A frame for each time of the stretches. Where a damaged file gives none, the one before stands in."""
     stream.thread_type = "AUTO"
-    last, packets = None, enumerate(_packets(container, stream))
+    last, packets = None, enumerate(_packets(container, stream, length))
     for stretch in stretches:
         frames = _stretch_frames(stream, packets, stretch)
         for time in stretch.times:
@@ -100,8 +130,17 @@ def _stretch_frames(stream: Any, packets: Iterator[tuple[int, Any]], stretch: St
     yield from decoder.decode(None)
 
 
-def _packets(container: Any, stream: Any) -> Iterator[Any]:
-    return (packet for packet in container.demux(stream) if packet.size)  # an empty one would end decoding
+def _packets(container: Any, stream: Any, length: int) -> Iterator[Any]:
+    return bounded(container.demux(stream), length)  # an empty one, which is left out, would end decoding
+
+
+def _check_frame(frame: Any, size: Size) -> None:
+    """Raises BadMedia where a frame is larger than the file said, for which no memory is booked."""
+    if frame.width > size.width or frame.height > size.height:
+        raise BadMedia(
+            f"the clip says that it is {size.width} by {size.height} pixels, and has frames of {frame.width} by "
+            f"{frame.height}."
+        )
 
 
 def _packet_time(packet: Any, stream: Any) -> PacketTime:
@@ -135,21 +174,24 @@ def _frames(container: Any, stream: Any) -> tuple[int, float]:
 def _pixels(frame: Any, header: ClipHeader, rotation: int) -> Pixels:
     aside = rotation in (90, 270)
     width, height = (header.size.height, header.size.width) if aside else header.size
+    _check_frame(frame, Size(width, height))
     pixels = frame.reformat(width=width, height=height, format="rgb24").to_ndarray()
     return np.ascontiguousarray(np.rot90(pixels, rotation // 90))
 
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    try:
-        import av
-    except ImportError as missing:
-        raise Unavailable(NO_PYAV) from missing
+    import av
+
     try:
         with av.open(io.BytesIO(data), format=_format(data)) as container:
             if not container.streams.video:
                 raise BadMedia("the file holds no pictures, only sound.")
-            yield container, container.streams.video[0]
+            stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise BadMedia("the clip is packed in a way that nobody here knows. Convert it to H.264.")
+            stream.codec_context.thread_count = _THREADS
+            yield container, stream
     except (av.FFmpegError, ValueError, EOFError) as error:
         raise BadMedia(f"the clip cannot be unpacked: {str(error)[:200] or type(error).__name__}.") from error
 

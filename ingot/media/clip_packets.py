@@ -9,11 +9,26 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ingot.errors import BadMedia
 
 _NEAR: Final = 8  # keyframes before a frame, of which as a rule the first will do
+_REREAD: Final = 4
+"""How often a file's bytes may be read as packets, compressed ones counted as what they become."""
+_SLACK: Final = 1 << 16
+
+
+def bounded(packets: Iterable[Any], length: int) -> Iterator[Any]:
+    """Those of a file of `length` bytes that hold something. Raises BadMedia where there are more of them than so few
+    bytes can hold: an index may name the same bytes again and again."""
+    left = _REREAD * length + _SLACK
+    for packet in packets:
+        if packet.size:
+            left -= packet.size
+            if left < 0:
+                raise BadMedia("the file says that it holds far more than it has bytes for.")
+            yield packet
 
 
 class PacketTime(NamedTuple):

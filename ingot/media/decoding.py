@@ -1,70 +1,156 @@
-"""Pictures unpacked by Pillow, which comes with the extra `vision`."""
+"""Pictures read and unpacked by Pillow, which comes with the extra `vision`. Runs in a worker alone."""
 
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ingot.errors import BadMedia, Unavailable
-from ingot.media.headers.header import PictureHeader
+from ingot.errors import BadMedia
+from ingot.media.guard import check_size
+from ingot.media.picture import PictureHeader
+from ingot.media.size import Size
 
 if TYPE_CHECKING:
     from PIL import Image as Images
 
-Pixels = NDArray[np.uint8]
-"""[height, width, 3], as people see it."""
-
-NO_PILLOW: Final = "This server cannot unpack pictures: its `ingot doctor` says what to install."
+KNOWN: Final = "PNG, JPEG, WebP, GIF and BMP are taken"
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_SVG: Final = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*<(?:svg|\?xml|!DOCTYPE svg)", re.IGNORECASE)
+_BRANDS: Final = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF"}
 _WHITE: Final = (255, 255, 255, 255)
+_ORIENTATION: Final = 0x0112
+_TURNS: Final = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""By EXIF's orientation, what Pillow calls the way from what is stored to what is shown."""
+_BAND: Final = 1 << 20
+"""Pixels whose colours are changed at a time."""
 
 
-def picture_pixels(data: bytes, header: PictureHeader) -> Pixels:
+def header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
+    header = picture_header(data)
+    yield (header.format, header.width, header.height, header.orientation), b""
+
+
+def picture_job(
+    data: bytes, said: Sequence[Any], size: Sequence[int] | None, resample: int
+) -> Iterator[tuple[Any, bytes]]:
+    shown = picture_pixels(data, PictureHeader(*said))
+    if size is not None and shown.size != tuple(size):
+        shown = shown.resize((size[0], size[1]), resample)
+    yield shown.size, shown.tobytes()
+
+
+def picture_header(data: bytes) -> PictureHeader:
+    """Nothing is unpacked for it. Raises BadMedia, which says what to send instead."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            check_size(Size(*opened.size))
+            name = str(opened.format)
+            if name != "MPO" and getattr(opened, "is_animated", False):
+                raise BadMedia("the file is animated: send one picture, or a clip.")
+            format = "jpeg" if name == "MPO" else name.lower()  # an MPO is a JPEG with more pictures behind it
+            return PictureHeader(format, *opened.size, _orientation(opened))
+    except BadMedia:
+        raise
+    except UnidentifiedImageError:
+        raise BadMedia(f"the file is {_named(data)}: {KNOWN}.") from None
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        raise BadMedia(f"the picture cannot be unpacked: {_reason(error)}.") from error
+
+
+def picture_pixels(data: bytes, header: PictureHeader) -> Images.Image:
     """Turned as its camera was held, what is transparent on white, deep colours cut to eight bits.
 
     No more is unpacked than the header said. Raises BadMedia where the rest of the file says otherwise.
     """
-    try:
-        from PIL import Image
-    except ImportError as missing:
-        raise Unavailable(NO_PILLOW) from missing
+    from PIL import Image
+
     try:
         with Image.open(io.BytesIO(data), formats=[header.format.upper()]) as opened:
-            if opened.size != header.stored:
-                raise BadMedia("the file says twice how large the picture is, and not the same.")
+            _check(opened, header)
             opened.load()
-            pixels = _colours(opened)
+            _check(opened, header)
+            shown = _colours(opened)
+        turn = _TURNS.get(header.orientation)
+        return shown if turn is None else shown.transpose(Image.Transpose(turn))
     except BadMedia:
         raise
-    except Exception as error:  # decoders raise whatever a damaged file leads them to
+    except MemoryError:
+        raise
+    except Exception as error:
         raise BadMedia(f"the picture cannot be unpacked: {_reason(error)}.") from error
-    return np.ascontiguousarray(turned(pixels, header.orientation))
 
 
-def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """As EXIF's orientation says: how to get from what is stored to what is shown."""
-    flipped = {2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1]}
-    if orientation < 5:
-        return flipped.get(orientation, pixels)
-    aside = pixels.swapaxes(0, 1)
-    return {5: aside, 6: aside[:, ::-1], 7: aside[::-1, ::-1], 8: aside[::-1]}[orientation]
+def _check(opened: Images.Image, header: PictureHeader) -> None:
+    if opened.size != header.stored:
+        raise BadMedia("the file says twice how large the picture is, and not the same.")
 
 
-def _colours(picture: Images.Image) -> Pixels:
+def _orientation(opened: Images.Image) -> int:
+    """From 1 to 8; 1, as it lies, where nothing readable is said: that is no reason to refuse a picture."""
+    from PIL import Image
+
+    found = 1
+    with suppress(Exception):
+        exif = Image.Exif()
+        exif.load(opened.info.get("exif", b""))
+        found = int(exif.get(_ORIENTATION, 1))
+    return found if 1 <= found <= 8 else 1
+
+
+def _colours(picture: Images.Image) -> Images.Image:
+    """In three colours, band by band where that takes copies: a large picture is held twice, and no more."""
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits, of which Pillow would cut off the upper ones
-        deep = np.asarray(picture).astype(np.int64)
-        grey = np.clip(deep >> 8, 0, 255).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if picture.has_transparency_data:
-        ground = Image.new("RGBA", picture.size, _WHITE)
-        picture = Image.alpha_composite(ground, picture.convert("RGBA"))
-    return np.asarray(picture.convert("RGB"))
+        grey = Image.new("L", picture.size)
+        for box in _bands(picture.size):
+            grey.paste(_upper_bits(picture.crop(box)), box)
+        return grey.convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    made = Image.new("RGB", picture.size)
+    for box in _bands(picture.size):
+        band = picture.crop(box).convert("RGBA")
+        made.paste(Image.alpha_composite(Image.new("RGBA", band.size, _WHITE), band).convert("RGB"), box)
+    return made
+
+
+def _upper_bits(band: Images.Image) -> Images.Image:
+    import numpy as np
+    from PIL import Image
+
+    deep = np.asarray(band).astype(np.int64)
+    return Image.fromarray(np.clip(deep >> 8, 0, 255).astype(np.uint8))
+
+
+def _bands(size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
+    width, height = size
+    rows = max(1, _BAND // width)
+    for top in range(0, height, rows):
+        yield 0, top, width, min(height, top + rows)
 
 
 def _reason(error: Exception) -> str:
     """In Pillow's own words, which name no file."""
     return (str(error) or type(error).__name__)[:200].rstrip(".")
+
+
+def _named(data: bytes) -> str:
+    """What else it may be, for who sent it."""
+    data = bytes(data[:256])
+    if not data:
+        return "empty"
+    if _SVG.match(data):
+        return "an SVG, which is a drawing and no picture"
+    if data.startswith((b"II*\0", b"MM\0*")):
+        return "a TIFF"
+    if data.startswith(b"%PDF"):
+        return "a PDF"
+    if data[4:8] == b"ftyp":
+        return f"{_BRANDS.get(data[8:12], 'a clip or an unknown kind of picture')}"
+    return "no picture of a known format, or damaged"

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ingot.media.layout import Grid, Layout, MediaKind, Placeholder
-
-if TYPE_CHECKING:
-    from ingot.media.decoding import Pixels
+from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.size import Size
 
 Span = tuple[int, int]
 """Tokens [begin, end) of a prompt."""
 
 
 class PixelSource(Protocol):
-    """Keeps what was sent, which is small, and unpacks it when it is asked to. Any thread may ask, also twice."""
+    """Keeps what was sent, which is small, and has a worker unpack it when it is asked to. Any thread may ask, also
+    twice."""
 
-    def frames(self) -> Iterator[Pixels]:
-        """One after another, so that no more than one need be held. Raises BadMedia where the file is damaged."""
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """One after another, so that no more than one need be held, resized where a size is given. Raises BadMedia
+        where the file is damaged. What a frame takes is booked until the next is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

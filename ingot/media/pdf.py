@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Final
 
 from ingot.errors import BadMedia
-from ingot.media import bounds
+from ingot.media import bounds, worker
 from ingot.media.guard import check_size
+from ingot.media.picture import BICUBIC, Pixels, as_pixels
 from ingot.media.size import Size
+from ingot.media.worker import Job
 
-if TYPE_CHECKING:
-    from ingot.media.decoding import Pixels
-
+NO_PDFIUM: Final = "This server cannot read PDFs: its `ingot doctor` says what to install."
 MAGIC = b"%PDF-"
 _POINTS = 72  # to an inch
 
@@ -29,13 +29,14 @@ class PdfFile:
     @classmethod
     def of(cls, data: bytes) -> PdfFile:
         """Raises BadMedia for what is no PDF, or too much of one. Nothing is drawn for it."""
-        from ingot.media.pdf_drawing import page_sizes
-
         if MAGIC not in data[:1024]:
             raise BadMedia("the file is no PDF.")
         if len(data) > bounds.PDF_BYTES:
             raise BadMedia(f"the PDF has {len(data)} bytes; at most {bounds.PDF_BYTES} are taken.")
-        return cls(data, tuple(map(drawn_size, page_sizes(data))), blake2b(data, digest_size=32).digest())
+        worker.require("pypdfium2", NO_PDFIUM)
+        job = Job("pdf sizes", "PDF", bounds.PDF_MEMORY, bounds.PDF_CPU_S, (bounds.PDF_PAGES,))
+        sizes = worker.pixels.run(job, data).value
+        return cls(data, tuple(map(drawn_size, sizes)), blake2b(data, digest_size=32).digest())
 
 
 def drawn_size(points: tuple[float, float]) -> Size:
@@ -64,8 +65,9 @@ class PdfPage:
     def digest(self) -> bytes:
         return blake2b(self.file.digest + repr((self.number, *self.size)).encode(), digest_size=32).digest()
 
-    def frames(self) -> Iterator[Pixels]:
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
         """Raises BadMedia where the page cannot be drawn."""
-        from ingot.media.pdf_drawing import page_pixels
-
-        yield page_pixels(self.file.data, self.number, self.size)
+        made = self.size if size is None else size
+        job = Job("pdf page", "PDF", bounds.PDF_MEMORY, bounds.PDF_CPU_S, (self.number, self.size, made, resample))
+        for part in worker.pixels.stream(job, self.file.data):
+            yield as_pixels(part, made)

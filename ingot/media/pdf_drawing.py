@@ -1,65 +1,57 @@
-"""PDFs are read and drawn by pypdfium2, which comes with the extra `vision`, in a process of its own for each.
-
-A PDF is a program in all but name, and the library that runs it is large: a file that crashes it, or that never ends,
-must take no more with it than that process.
-"""
+"""PDFs read and drawn by pypdfium2, which comes with the extra `vision`. Runs in a worker alone."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-import numpy as np
-
-from ingot.errors import BadMedia, Unavailable
-from ingot.media import bounds
-from ingot.media.decoding import Pixels
-from ingot.media.size import Size
-
-NO_PDFIUM: Final = "This server cannot read PDFs: its `ingot doctor` says what to install."
+from ingot.errors import BadMedia
 
 
-def page_sizes(data: bytes) -> list[tuple[float, float]]:
-    """Width and height of each page, in points, as it is shown. Raises BadMedia."""
-    answer, _ = _asked({"pages": bounds.PDF_PAGES}, data)
-    return [(width, height) for width, height in answer["sizes"]]
+def sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:
+    """Width and height of each page, in points, as it is shown."""
+    with _opened(data) as document:
+        count = len(document)
+        if count < 1:
+            raise BadMedia("the PDF has no page.")
+        if count > most:
+            raise BadMedia(f"the PDF has {count} pages; at most {most} are taken. Send some of them.")
+        yield [document.get_page_size(at) for at in range(count)], b""
 
 
-def page_pixels(data: bytes, number: int, size: Size) -> Pixels:
-    """A page drawn on white. Raises BadMedia."""
-    answer, drawn = _asked({"draw": number, "width": size.width, "height": size.height}, data)
-    stride = int(answer["stride"])
-    if len(drawn) != stride * size.height:
-        raise BadMedia("the PDF cannot be drawn: its process was interrupted.")
-    lines = np.frombuffer(drawn, np.uint8).reshape(size.height, stride)
-    return np.ascontiguousarray(lines[:, : size.width * 3].reshape(size.height, size.width, 3))
+def page_job(
+    data: bytes, number: int, drawn: Sequence[int], size: Sequence[int], resample: int
+) -> Iterator[tuple[Any, bytes]]:
+    """A page drawn on white, then resized."""
+    import pypdfium2 as pdfium
+    import pypdfium2.raw as raw
+    from PIL import Image
+
+    width, height = drawn
+    with _opened(data) as document:
+        page = document[number]
+        bitmap = pdfium.PdfBitmap.new_native(width, height, raw.FPDFBitmap_BGR)
+        bitmap.fill_rect((255, 255, 255, 255), 0, 0, width, height)
+        flags = raw.FPDF_ANNOT | raw.FPDF_REVERSE_BYTE_ORDER  # red first
+        raw.FPDF_RenderPageBitmap(bitmap, page, 0, 0, width, height, 0, flags)
+        shown = Image.frombuffer("RGB", (width, height), bitmap.buffer, "raw", "RGB", bitmap.stride, 1)
+        if list(drawn) != list(size):
+            shown = shown.resize((size[0], size[1]), Image.Resampling(resample))
+        yield None, shown.tobytes()
 
 
-def _asked(question: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The answer's first line, and what follows it."""
-    if find_spec("pypdfium2") is None:
-        raise Unavailable(NO_PDFIUM)
-    # -P: what lies in the working directory is nothing to import.
-    command = [sys.executable, "-P", "-m", "ingot.media.pdf_process"]
-    sent = json.dumps(question).encode() + b"\n" + data
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    import pypdfium2 as pdfium
+    import pypdfium2.raw as raw
+
     try:
-        done = subprocess.run(
-            command,
-            input=sent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=bounds.PDF_WALL_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BadMedia(f"the PDF took longer than {bounds.PDF_WALL_S:g} seconds to read.") from None
-    line, _, rest = done.stdout.partition(b"\n")
-    if done.returncode != 0 or not line:
-        raise BadMedia("the PDF cannot be read: it takes too long or too much memory, or is damaged.")
-    answer: dict[str, Any] = json.loads(line)
-    if "refused" in answer:
-        raise BadMedia(f"the PDF {answer['refused']}.")
-    return answer, rest
+        document = pdfium.PdfDocument(bytes(data))
+        try:
+            yield document
+        finally:
+            document.close()
+    except pdfium.PdfiumError as error:
+        protected = getattr(error, "err_code", None) == raw.FPDF_ERR_PASSWORD
+        raise BadMedia(f"the PDF is {'protected by a password' if protected else 'damaged'}.") from None

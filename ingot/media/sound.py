@@ -1,4 +1,5 @@
 """Sounds as clients send them, unpacked by PyAV piece by piece: an hour of speech never lies in memory as samples.
+PyAV runs in a worker alone.
 
 The container is named by its first bytes, and nothing else is tried: some of FFmpeg's formats are lists of further
 files and addresses, which a client must not make this server read.
@@ -9,13 +10,16 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
-from ingot.errors import BadMedia, Unavailable
-from ingot.media import bounds
+from ingot.errors import BadMedia
+from ingot.media import bounds, worker
+from ingot.media.clip_packets import bounded
 from ingot.media.mel import RATE, Floats
+from ingot.media.worker import Job
 
 NO_PYAV: Final = "This server cannot unpack sounds: its `ingot doctor` says what to install."
 KNOWN: Final = "FLAC, MP3, MP4 (M4A), Ogg, WAV, WebM and AAC are taken"
@@ -30,60 +34,94 @@ class Sound:
     """A file that holds a sound, looked through once. Raises BadMedia for one that does not, or is cut off."""
 
     def __init__(self, data: bytes) -> None:
+        worker.require("av", NO_PYAV)
         self._data = data
-        check_bytes_stated(data)
-        with self._opened() as (container, stream):
-            check_form(stream.codec_context)
-            stated = seconds_stated(container, stream)
-            if next(decoded(container, stream), None) is None:
-                raise BadMedia("the sound is empty: it has no samples.")
-        with self._opened() as (container, stream):
-            self.seconds = seconds_held(container, stream, stated)
-        if self.seconds > bounds.SOUND_S:
-            raise BadMedia(f"the sound is longer than {bounds.SOUND_S / 3600:g} hours. Cut it.")
-        if stated is not None and self.seconds < 0.98 * stated - SLACK_S:
-            raise BadMedia(
-                f"the file is cut off: it says that it lasts {stated:.1f} seconds, and {self.seconds:.1f} of them are "
-                "there."
-            )
+        job = Job("sound header", "sound", bounds.HEADER_MEMORY, bounds.HEADER_CPU_S, (bounds.SOUND_S,))
+        self.seconds: float = worker.headers.run(job, data).value
 
     def samples(self) -> Iterator[Floats]:
-        """The sound in one channel of 16,000 samples a second, a little at a time."""
-        import av
-
-        with self._opened() as (container, stream):
-            resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
-            exact = stream.codec_context.name.startswith("pcm_f")
-            for frame in decoded(container, stream):
-                if exact and not np.isfinite(frame.to_ndarray()).all():
-                    raise BadMedia("the sound has samples that are no numbers.")
-                frame.pts = None  # a gap in the times would be filled with silence of any length
-                yield from (as_floats(made) for made in resampler.resample(frame))
-            yield from (as_floats(made) for made in resampler.resample(None))
-
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[Any, Any]]:
-        try:
-            import av
-        except ImportError as missing:
-            raise Unavailable(NO_PYAV) from missing
-        try:
-            with av.open(io.BytesIO(self._data), format=container_of(self._data)) as container:
-                if not container.streams.audio:
-                    raise BadMedia("the file holds no sound.")
-                yield container, container.streams.audio[0]
-        except (av.FFmpegError, ValueError, EOFError) as error:
-            raise BadMedia(f"the sound cannot be unpacked: {said(error)}.") from error
+        """The sound in one channel of 16,000 samples a second, a second at a time. A worker unpacks it, and stands
+        still until the next is asked for."""
+        job = Job("sound samples", "sound", bounds.SOUND_MEMORY, bounds.HEADER_CPU_S, (bounds.SOUND_S,))
+        for part in worker.samples.stream(job, self._data):
+            yield np.frombuffer(part.data, "<i2").astype(np.float32) / 32768.0
 
 
-def decoded(container: Any, stream: Any) -> Iterator[Any]:
+# From here on, for a worker
+
+
+def header_job(data: bytes, longest: float) -> Iterator[tuple[float, bytes]]:
+    """How long the sound lasts."""
+    check_bytes_stated(data)
+    with _opened(data) as (container, stream):
+        check_form(stream.codec_context)
+        stated = seconds_stated(container, stream)
+        if next(decoded(container, stream, len(data)), None) is None:
+            raise BadMedia("the sound is empty: it has no samples.")
+    with _opened(data) as (container, stream):
+        seconds = seconds_held(container, stream, stated, len(data))
+    if seconds > longest:
+        raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
+    if stated is not None and seconds < 0.98 * stated - SLACK_S:
+        raise BadMedia(
+            f"the file is cut off: it says that it lasts {stated:.1f} seconds, and {seconds:.1f} of them are there."
+        )
+    yield seconds, b""
+
+
+def samples_job(data: bytes, longest: float) -> Iterator[tuple[None, bytearray]]:
+    """Of 16 bits, about a second at a time."""
+    held, left = bytearray(), 2 * RATE * (longest + SLACK_S)
+    for made in _resampled(data):
+        held += made
+        if len(held) >= 2 * RATE:
+            left -= len(held)
+            if left < 0:
+                raise BadMedia(f"the sound is longer than {longest / 3600:g} hours. Cut it.")
+            yield None, held
+            held = bytearray()
+    if held:
+        yield None, held
+
+
+def _resampled(data: bytes) -> Iterator[bytes]:
+    import av
+
+    with _opened(data) as (container, stream):
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
+        exact = stream.codec_context.name.startswith("pcm_f")
+        for frame in decoded(container, stream, len(data)):
+            if exact and not np.isfinite(frame.to_ndarray()).all():
+                raise BadMedia("the sound has samples that are no numbers.")
+            frame.pts = None  # a gap in the times would be filled with silence of any length
+            yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(frame))
+        yield from (made.to_ndarray()[0].astype("<i2").tobytes() for made in resampler.resample(None))
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
+    import av
+
+    try:
+        with av.open(io.BytesIO(data), format=container_of(data)) as container:
+            if not container.streams.audio:
+                raise BadMedia("the file holds no sound.")
+            stream = container.streams.audio[0]
+            if stream.codec_context is not None:
+                stream.codec_context.thread_count = 1
+            yield container, stream
+    except (av.FFmpegError, ValueError, EOFError) as error:
+        raise BadMedia(f"the sound cannot be unpacked: {said(error)}.") from error
+
+
+def decoded(container: Any, stream: Any, length: int) -> Iterator[Any]:
     """The frames of a sound. Packets that are damaged are left out, as players do, but no more than a few."""
     from av import InvalidDataError
 
     damaged = 0
-    for number, packet in enumerate(container.demux(stream)):
+    for number, packet in enumerate(chain(bounded(container.demux(stream), length), [None])):
         try:
-            frames = packet.decode()
+            frames = stream.codec_context.decode(packet)
         except InvalidDataError:
             damaged += 1
             if damaged > 1 + number * DAMAGED_SHARE:
@@ -96,11 +134,6 @@ def said(error: Exception) -> str:
     """FFmpeg's own words, without its numbers and names."""
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(words)[:200]
-
-
-def as_floats(frame: Any) -> Floats:
-    samples: Floats = frame.to_ndarray()[0].astype(np.float32) / 32768.0
-    return samples
 
 
 def check_form(decoder: Any) -> None:
@@ -135,12 +168,14 @@ def seconds_stated(container: Any, stream: Any) -> float | None:
     return float(stream.duration * stream.time_base)
 
 
-def seconds_held(container: Any, stream: Any, stated: float | None) -> float:
+def seconds_held(container: Any, stream: Any, stated: float | None, length: int) -> float:
     """How long what is there lasts, by its packets; nothing is decoded for it."""
-    ends = [
-        packet.pts + packet.duration for packet in container.demux(stream) if packet.pts is not None and packet.size
-    ]
     begin = stream.start_time or 0
+    ends = (
+        packet.pts + packet.duration
+        for packet in bounded(container.demux(stream), length)
+        if packet.pts is not None and packet.duration is not None
+    )
     return float((max(ends, default=begin) - begin) * stream.time_base) or (stated or 0.0)
 
 

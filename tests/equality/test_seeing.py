@@ -15,9 +15,10 @@ from ingot.engine.request import Ended, Event, Failed, Request, SequenceEnded
 from ingot.engine.speculation.lookup import Lookup
 from ingot.errors import BadMedia, TooLarge
 from ingot.kernels.device import Device
-from ingot.media.decoding import Pixels
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
+from ingot.media.picture import Pixels
+from ingot.media.size import Size
 from tests.engines import GPU, answer
 from tests.models.vision.looking import Frames, drawn_frame, prompt_with, saved
 from tests.seeing_engines import ROOMY, asked, looks_of, start_seeing
@@ -201,7 +202,7 @@ def test_what_memory_does_not_hold_is_refused_before_it_is_unpacked(folder: Path
 
 
 class Damaged:
-    def frames(self) -> Iterator[Pixels]:
+    def frames(self, size: Size | None = None, resample: int = 3) -> Iterator[Pixels]:
         raise BadMedia("the picture cannot be unpacked: it is damaged.")
 
 

@@ -19,10 +19,10 @@ from ingot.engine.start import start_engine
 from tests.http.running import running
 from tests.http.scripted import settings
 from tests.media.clips import filmed
-from tests.media.headers.test_reader import png
 from tests.media.pdfs import pdf
 from tests.media.pictures import Image, data_url, drawn, file_of, saved, turned_file
 from tests.media.test_clips import sound
+from tests.media.test_picture import png
 
 pytest.importorskip("mlx_vlm")
 MODEL = Path(__file__).parents[2] / "foundry" / "models" / "vision"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media.clip import ClipFile, ClipFrames
+from ingot.media.clip_decoding import clip_packets, picked
 from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.qwen import Qwen
@@ -123,7 +124,8 @@ def test_keyframes_are_shown_where_they_are_asked_for_and_only_they_are_decoded(
     shown = Qwen.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, ClipWish(frames=8))
     assert shown.frames == (0, 12, 36, 48, 72, 84, 96, 119)
     assert shown.times[1] == (36 + 48) / 2 / 10  # of what is shown, not of what was asked for
-    assert brightness(clip.pick(shown.frames)) == pytest.approx([2 * number for number in shown.frames], abs=6)
+    frames = picked(clip.data, clip_packets(clip.data), clip.header, 0, shown.frames)
+    assert brightness(frames) == pytest.approx([2 * number for number in shown.frames], abs=6)
     assert decoded == [1] * 7 + [12]
 
 

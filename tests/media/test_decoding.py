@@ -12,8 +12,8 @@ import pytest
 
 from ingot.errors import BadMedia
 from ingot.media.picture import Picture
-from tests.media.headers.test_reader import png
 from tests.media.pictures import FORMATS, Image, drawn, file_of, saved, turned_file
+from tests.media.test_picture import png
 
 ImageOps = pytest.importorskip("PIL.ImageOps")
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ingot.media.pdf_drawing as pdf_drawing
 from ingot.errors import BadMedia, BadRequest, Unavailable
-from ingot.media import bounds
+from ingot.media import bounds, worker
 from ingot.media.pdf import PdfFile, PdfPage, drawn_size
 from ingot.protocol.anthropic.body import count_tokens, read_messages
 from ingot.protocol.openai.chat import read_chat
@@ -68,22 +67,26 @@ def test_what_cannot_be_shown_is_refused_in_words(data: bytes, said: str) -> Non
         PdfFile.of(data)
 
 
+SLOW = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 200_000)
+
+
 def test_a_page_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = PdfFile.of(pdf((100, 100)))
-    monkeypatch.setattr(bounds, "PDF_WALL_S", 0.0)
+    page = PdfPage(PdfFile.of(SLOW), 0)
+    monkeypatch.setattr(bounds, "UNPACK_WALL_S", 0.0)
     with pytest.raises(BadMedia, match="took longer"):
-        list(PdfPage(file, 0).frames())
+        list(page.frames())
 
 
-def test_a_process_that_crashes_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = PdfFile.of(pdf((100, 100)))
-    monkeypatch.setattr(pdf_drawing.sys, "executable", "/bin/false")
+def test_a_page_that_takes_too_much_of_the_processor_ends_its_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, other = PdfPage(PdfFile.of(SLOW), 0), PdfPage(PdfFile.of(pdf((100, 100))), 0)
+    monkeypatch.setattr(bounds, "PDF_CPU_S", 0.0)
     with pytest.raises(BadMedia, match="cannot be read"):
-        list(PdfPage(file, 0).frames())
+        list(page.frames())
+    assert len(list(other.frames())) == 1
 
 
 def test_a_server_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_drawing, "find_spec", lambda name: None)
+    monkeypatch.setattr(worker, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"ingot\[vision\]"):
         PdfFile.of(pdf((10, 10)))
 

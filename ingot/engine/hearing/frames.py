@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator
 from concurrent.futures import Executor, Future
 
 import numpy as np
 
 from ingot.engine.loop import Post
 from ingot.errors import BadMedia, IngotError
+from ingot.media import worker
 from ingot.media.mel import FRAMES_A_SECOND, HOP, Floats, MelFrames
 from ingot.media.sound import Sound
 
@@ -23,8 +26,11 @@ AHEAD = WINDOW
 class Frames:
     """Belongs to the engine thread, but for what reads in a thread of `executor`; `post` brings back what it found."""
 
-    def __init__(self, sound: Sound, bands: int, executor: Executor, post: Post) -> None:
+    def __init__(self, sound: Sound, bands: int, executor: Executor, post: Post, tenant: str = "") -> None:
         self._pieces = frames_of(sound, bands)
+        self._left = threading.Event()
+        self._client = worker.Client(tenant, lambda: not self._left.is_set())
+        self._lock = threading.Lock()  # whoever reads, or ends reading, has it
         self._executor, self._post = executor, post
         self._held = np.zeros((0, bands), np.float32)
         self._begin = 0  # of what is held
@@ -56,7 +62,18 @@ class Frames:
         self._executor.submit(self._read).add_done_callback(self._answer)
 
     def _read(self) -> Floats | None:
-        return next(self._pieces, None)
+        with self._lock, worker.working_for(self._client):
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Nobody hears the sound any more: who unpacks it stops."""
+        self._left.set()
+        with contextlib.suppress(RuntimeError):  # no threads are left, and no workers
+            self._executor.submit(self._stop)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._pieces.close()
 
     def _answer(self, read: Future[Floats | None]) -> None:
         if not read.cancelled():
@@ -79,7 +96,7 @@ class Frames:
             self._held = np.concatenate([self._held, piece])
 
 
-def frames_of(sound: Sound, bands: int) -> Iterator[Floats]:
+def frames_of(sound: Sound, bands: int) -> Generator[Floats, None, None]:
     """All frames of a sound, about a window at a time."""
     mel, gathered = MelFrames(bands), 0
     held: list[Floats] = []

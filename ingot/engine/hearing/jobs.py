@@ -17,10 +17,8 @@ from ingot.engine.hearing.transcript import Transcript
 from ingot.engine.hearing.window import Hears, WindowWriter
 from ingot.engine.loop import Post
 from ingot.engine.turns import Turn, Turns
+from ingot.errors import IngotError
 from ingot.text.tokens.whisper import WhisperVocabulary
-
-READERS = 2
-"""Threads that unpack sounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,12 @@ class TranscriptJobs(Turns[TranscriptionRequest, Transcript, TranscriptEvent, Tr
         clock: Callable[[], float] = time.monotonic,
         readers: Executor | None = None,
     ) -> None:
-        """`readers` unpack sounds, beside the engine's thread."""
+        """`readers` wait for sounds to be unpacked, beside the engine's thread: one for each that may be under way, as
+        those that are heard must not wait for those that wait for a worker."""
         super().__init__(post, max_queue, target_ms, clock)
         self._hearing = hearing
         self._writer = None if hearing is None else WindowWriter(hearing.model, hearing.vocabulary)
-        self._readers = readers or ThreadPoolExecutor(READERS, thread_name_prefix="ingot-hear")
+        self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-hear")
 
     def _begun(self, request: TranscriptionRequest, wake: Callable[[], None]) -> Transcript:
         assert self._hearing is not None and self._writer is not None, "nobody asks where no model hears"
@@ -64,7 +63,7 @@ class TranscriptJobs(Turns[TranscriptionRequest, Transcript, TranscriptEvent, Tr
 
             self._post(woken)
 
-        frames = Frames(request.sound, self._hearing.bands, self._readers, post)
+        frames = Frames(request.sound, self._hearing.bands, self._readers, post, request.tenant)
         return Transcript(request, frames, self._hearing.model, self._hearing.vocabulary, self._writer)
 
     def _ended(
@@ -79,6 +78,12 @@ class TranscriptJobs(Turns[TranscriptionRequest, Transcript, TranscriptEvent, Tr
             queue_s=queue_s,
             compute_s=compute_s,
         )
+
+    def _end(self, request_id: str, last: TranscriptEvent | IngotError) -> None:
+        job = self._jobs.get(request_id)
+        super()._end(request_id, last)
+        if job is not None and job.doing is not None:
+            job.doing.frames.close()
 
     def _give_back(self) -> None:
         assert self._hearing is not None, "it was used"

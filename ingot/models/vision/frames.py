@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.media.families.files import Stated
+from ingot.media.picture import BICUBIC, Pixels
 from ingot.media.size import Size
 
 if TYPE_CHECKING:
-    from ingot.media.decoding import Pixels
     from ingot.media.item import PixelSource
 
-BICUBIC = 3
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -63,5 +62,5 @@ def resized(frame: Pixels, size: Size, resample: int = BICUBIC) -> Pixels:
 
 def normal_frames(source: PixelSource, size: Size, normal: Normal) -> Iterator[NDArray[np.float32]]:
     """One after another: no more than one is unpacked at a time. Raises BadMedia."""
-    for frame in source.frames():
-        yield normal(resized(frame, size, normal.resample))
+    for frame in source.frames(size, normal.resample):
+        yield normal(frame)

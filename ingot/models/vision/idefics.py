@@ -8,10 +8,10 @@ from typing import Any, Final
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.idefics import Idefics
 from ingot.media.layout import Layout
+from ingot.media.picture import Pixels
 from ingot.media.size import Size
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import LanguagePart

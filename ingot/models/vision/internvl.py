@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels.device import Device
-from ingot.media.decoding import Pixels
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
+from ingot.media.picture import Pixels
 from ingot.media.size import Size
 from ingot.models.vision.frames import Normal, resized
 from ingot.models.vision.language import BESIDE, LanguagePart

@@ -13,9 +13,9 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from ingot.media.decoding import Pixels
 from ingot.media.item import MediaItem
 from ingot.media.layout import PictureWish
+from ingot.media.picture import BICUBIC, Pixels
 from ingot.media.processor import Processor
 from ingot.media.size import Size
 from ingot.models.vision.tower import Tower
@@ -28,8 +28,9 @@ picture takes longer, the rest of it compiles little more."""
 
 @dataclass(frozen=True, slots=True)
 class _Grey:
-    def frames(self) -> Iterator[Pixels]:
-        yield np.full((SMALL.height, SMALL.width, 3), 127, dtype=np.uint8)
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        width, height = size or SMALL
+        yield np.full((height, width, 3), 127, dtype=np.uint8)
 
 
 def rehearse(tower: Tower, processor: Processor) -> None:

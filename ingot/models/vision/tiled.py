@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.media.decoding import Pixels
 from ingot.media.item import MediaItem
 from ingot.media.layout import Layout
+from ingot.media.picture import Pixels
 from ingot.models.vision.slicing import by_rows
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
 from ingot.models.vision.vit import Angles, RowWork, Vit
@@ -49,8 +49,10 @@ class TiledTower:
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """[tiles, patches, patch * patch * 3]"""
-        [frame] = item.source.frames()
-        return np.stack([self._patches(tile, item.layout) for tile in self.cut(frame, item.layout)])
+        frames = item.source.frames()
+        made = [self._patches(tile, item.layout) for tile in self.cut(next(frames), item.layout)]
+        assert next(frames, None) is None, "a picture is one frame; until here it was booked"
+        return np.stack(made)
 
     def _patches(self, tile: PixelArray, layout: Layout) -> PixelArray:
         _, rows, columns = layout.grid

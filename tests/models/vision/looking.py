@@ -13,11 +13,12 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ingot.media.decoding import Pixels
 from ingot.media.item import MediaItem
 from ingot.media.layout import ClipHeader, ClipWish, Layout, PictureWish
+from ingot.media.picture import BICUBIC, Pixels
 from ingot.media.processor import Processor
 from ingot.media.size import Size
+from ingot.models.vision.frames import resized
 from ingot.models.vision.tower import Features, Slices, Tower
 
 VOCAB = 128
@@ -200,8 +201,8 @@ class Frames:
 
     pixels: tuple[Pixels, ...]
 
-    def frames(self) -> Iterator[Pixels]:
-        return iter(self.pixels)
+    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+        return (pixels if size is None else resized(pixels, size, resample) for pixels in self.pixels)
 
 
 def drawn_frame(random: np.random.Generator, width: int, height: int) -> Pixels:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ingot.media.decoding as decoding
 from ingot.errors import BadMedia, BadRequest, ContextOverflow, Unsupported
-from ingot.media import bounds
+from ingot.media import bounds, worker
 from ingot.media.item import MediaItem
 from ingot.protocol.anthropic.body import count_tokens, read_messages
 from ingot.protocol.ollama.body import read_ollama_chat, read_ollama_generate
@@ -235,13 +234,13 @@ def test_a_digest_depends_on_how_the_picture_is_shown() -> None:
 
 
 def test_pixels_are_unpacked_when_they_are_asked_for_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpacked: list[int] = []
-    real = decoding.picture_pixels
-    monkeypatch.setattr(decoding, "picture_pixels", lambda data, header: unpacked.append(1) or real(data, header))
+    unpacked: list[str] = []
+    real = worker.pixels.stream
+    monkeypatch.setattr(worker.pixels, "stream", lambda job, data: unpacked.append(job.name) or real(job, data))
     request = chat([{"role": "user", "content": [image_url(turned_file(30, 20, 6))]}])
     assert not unpacked
     [frame] = only(request).source.frames()
-    assert unpacked == [1] and frame.shape == (30, 20, 3)
+    assert unpacked == ["picture"] and frame.shape == (30, 20, 3)
 
 
 def test_the_text_of_a_placeholder_in_a_message_is_text() -> None:
@@ -412,6 +411,6 @@ def test_tokens_are_counted_as_they_are_generated_from(turns: list[list[dict[str
 
 
 def test_anthropics_count_is_exact_without_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "picture_pixels", None)
+    monkeypatch.setattr(worker.pixels, "stream", None)
     turns = [{"role": "user", "content": [BLOCK, text("What?")]}]
     assert count_tokens({"messages": turns}, seeing()).input_tokens == len(messages(turns).prompts[0])

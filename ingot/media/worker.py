@@ -1,0 +1,326 @@
+"""Processes that unpack what strangers send: pictures, clips, PDFs and sounds.
+
+The server's own process never runs a decoder. It sends a file and a job to a worker (`worker_main`) over a socket and
+gets back small facts and raw samples. A worker is started when one is first needed and does one job at a time. Tenants
+take turns, none has all workers, and what a job may take is booked before it begins and enforced by the system. A
+worker that dies, takes too long, or works for a client that left is killed; that concerns its request alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ingot.errors import BadMedia, Cancelled, Unavailable
+from ingot.media import bounds
+
+HEAD: Final = struct.Struct("<IQ")
+"""A message is the lengths of its two parts, then a msgpack value, then raw bytes."""
+POLL_S: Final = 0.05
+"""How often it is asked whether somebody still waits."""
+START_S: Final = 30.0
+COPIES: Final = 2
+"""Of a file, that a worker holds."""
+FACTS: Final = 64 << 20
+"""The longest msgpack value that is taken from a worker."""
+START: Final = "import sys; sys.path[:] = sys.argv[1:]; from ingot.media.worker_main import main; main()"
+ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""All of a worker's. Both keep threads from reserving address space, which is limited."""
+GIVEN_UP: Final = "it takes too long or too much memory, or is damaged"
+
+
+class Client(NamedTuple):
+    """Whom work is done for. `wanted` is asked now and then, from any thread."""
+
+    tenant: str = ""
+    wanted: Callable[[], bool] = lambda: True
+
+
+NOBODY: Final = Client()
+_client: ContextVar[Client] = ContextVar("client", default=NOBODY)
+
+
+@contextmanager
+def working_for(client: Client) -> Iterator[None]:
+    """What this thread has unpacked meanwhile is for that client."""
+    before = _client.set(client)
+    try:
+        yield
+    finally:
+        _client.reset(before)
+
+
+class Part(NamedTuple):
+    """What a worker answers: a value, and raw bytes that belong to it."""
+
+    value: Any
+    data: bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`memory` are the bytes that it may take beside the file and what an idle worker has, and `cpu_s` the processor
+    time that it may take for each part of its answer. `thing` is what errors call the file. `untouched` is address
+    space that a decoder reserves and leaves alone."""
+
+    name: str
+    thing: str
+    memory: int
+    cpu_s: float
+    arguments: tuple[Any, ...] = ()
+    untouched: int = 0
+
+
+def require(package: str, message: str) -> None:
+    """Raises Unavailable where the package that a job needs is not installed."""
+    if find_spec(package) is None:
+        raise Unavailable(message)
+
+
+class Pool:
+    """So many workers, of which a tenant has at most `each` at a time. For any thread.
+
+    `memory` are the bytes that all jobs together may take, unless models that are served have set other sums aside.
+    """
+
+    def __init__(self, workers: int, each: int, memory: int) -> None:
+        self._workers, self._each, self._default = workers, each, memory
+        self._changed = threading.Condition()
+        self._idle: list[Worker] = []
+        self._waiting: list[_Ticket] = []
+        self._running: Counter[str] = Counter()
+        self._served: dict[str, int] = {}  # when each tenant had its last turn
+        self._turns = itertools.count()
+        self._lent = 0
+        self.booked = 0
+        """Bytes of the jobs that run."""
+        self.started = 0
+        """Workers so far."""
+
+    @property
+    def memory(self) -> int:
+        return self._lent or self._default
+
+    def lend(self, nbytes: int) -> None:
+        """A model sets so many bytes of its memory aside for jobs; a negative number takes them back."""
+        with self._changed:
+            self._lent += nbytes
+            self._changed.notify_all()
+
+    def run(self, job: Job, data: bytes) -> Part:
+        """The one part that a job answers with. Raises BadMedia, or Cancelled where nobody waits for it any more."""
+        [part] = self.stream(job, data)
+        return part
+
+    def stream(self, job: Job, data: bytes) -> Iterator[Part]:
+        """The parts of an answer, as the worker makes them. It stands still while nobody takes the next, and is killed
+        where the iterator is closed before its end. Raises as `run` does."""
+        asking = _client.get()
+        if job.memory > self.memory:
+            raise BadMedia(
+                f"unpacking the {job.thing} may take {job.memory // 1_000_000} MB, and this server sets "
+                f"{self.memory // 1_000_000} MB aside for that. Send a smaller one."
+            )
+        with self._turn(asking, job.memory + COPIES * len(data)):
+            worker = self._taken()
+            ended = False
+            try:
+                yield from worker.answer(job, data, asking.wanted)
+                ended = True
+            except BadMedia as refused:
+                ended = worker.alive
+                raise refused
+            finally:
+                self._give_back(worker, reusable=ended and worker.alive)
+
+    def close(self) -> None:
+        """Ends workers that are idle. The others end with their jobs."""
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.kill()
+
+    def _taken(self) -> Worker:
+        with self._changed:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                worker.kill()
+            self.started += 1
+        return Worker()
+
+    def _give_back(self, worker: Worker, *, reusable: bool) -> None:
+        if not reusable:
+            worker.kill()
+            return
+        with self._changed:
+            self._idle.append(worker)
+
+    @contextmanager
+    def _turn(self, asking: Client, memory: int) -> Iterator[None]:
+        """Waits until it is the caller's turn, and there are a worker and memory."""
+        ticket = _Ticket(asking.tenant, memory)
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                while self._next() is not ticket:
+                    self._changed.wait(POLL_S)
+                    if not asking.wanted():
+                        raise Cancelled("Nobody waits for this any more.")
+                self._served[asking.tenant] = next(self._turns)
+                self._running[asking.tenant] += 1
+                self.booked += memory
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= Counter({asking.tenant: 1})
+                self.booked -= memory
+                known = {*self._running, *(each.tenant for each in self._waiting)}
+                self._served = {tenant: at for tenant, at in self._served.items() if tenant in known}
+                self._changed.notify_all()
+
+    def _next(self) -> _Ticket | None:
+        """Whose turn it is: of those who may have a worker, who had one longest ago. Where memory is short all wait for
+        that one, so that nobody's large picture waits for ever."""
+        if self._running.total() >= self._workers:
+            return None
+        able = [ticket for ticket in self._waiting if self._running[ticket.tenant] < self._each]
+        first = min(able, key=lambda ticket: self._served.get(ticket.tenant, -1), default=None)
+        if first is None or (self.booked and self.booked + first.memory > self.memory):
+            return None
+        return first
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    tenant: str
+    memory: int
+
+
+class Worker:
+    """One process. For one thread at a time. Raises Unavailable where it does not start."""
+
+    def __init__(self) -> None:
+        self._socket, other = socket.socketpair()
+        self._socket.settimeout(POLL_S)
+        with other:
+            # -I: neither the environment nor the working directory says what is imported.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", START, *filter(None, sys.path)],
+                stdin=other.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            self._message(FACTS, time.monotonic() + START_S, lambda: True)
+        except (OSError, TimeoutError):
+            self.kill()
+            raise Unavailable("The process that unpacks media does not start.") from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def answer(self, job: Job, data: bytes, wanted: Callable[[], bool]) -> Iterator[Part]:
+        """Raises BadMedia, after which the worker can be used again where it is still alive."""
+        limit = job.memory + job.untouched + COPIES * len(data)
+        question = msgspec.msgpack.encode((job.name, limit, job.cpu_s, job.arguments))
+        try:
+            self._send(HEAD.pack(len(question), len(data)) + question, wanted)
+            self._send(data, wanted)
+            while True:
+                deadline = time.monotonic() + bounds.UNPACK_WALL_S
+                part = self._message(limit, deadline, wanted)
+                kind, value, reusable = part.value
+                if not reusable:
+                    self.kill()
+                if kind == "end":
+                    return
+                if kind == "refused":
+                    raise BadMedia(value)
+                yield Part(value, part.data)
+        except TimeoutError:
+            self.kill()
+            raise BadMedia(f"the {job.thing} took longer than {bounds.UNPACK_WALL_S:g} seconds to read.") from None
+        except (OSError, ValueError, TypeError, msgspec.DecodeError):
+            self.kill()
+            raise BadMedia(f"the {job.thing} cannot be read: {GIVEN_UP}.") from None
+
+    def _send(self, data: bytes, wanted: Callable[[], bool]) -> None:
+        left = memoryview(data)
+        deadline = time.monotonic() + bounds.UNPACK_WALL_S
+        while left:
+            with suppress(TimeoutError):
+                left = left[self._socket.send(left) :]
+                continue
+            self._check(deadline, wanted)
+
+    def _message(self, most: int, deadline: float, wanted: Callable[[], bool]) -> Part:
+        facts, length = HEAD.unpack(self._received(HEAD.size, deadline, wanted))
+        if facts > FACTS or length > most:
+            raise ValueError("a worker says more than it was asked")
+        value = msgspec.msgpack.decode(self._received(facts, deadline, wanted))
+        return Part(value, self._received(length, deadline, wanted))
+
+    def _received(self, length: int, deadline: float, wanted: Callable[[], bool]) -> bytearray:
+        data = bytearray(length)
+        left = memoryview(data)
+        while left:
+            try:
+                count = self._socket.recv_into(left)
+            except TimeoutError:
+                self._check(deadline, wanted)
+                continue
+            if not count:
+                raise ConnectionResetError("the worker ended")
+            left = left[count:]
+        return data
+
+    def _check(self, deadline: float, wanted: Callable[[], bool]) -> None:
+        if not wanted():
+            self.kill()
+            raise Cancelled("Nobody waits for this any more.")
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+
+WORKERS: Final = max(2, min(4, (os.cpu_count() or 2) // 2))
+"""Streams need processors meanwhile. There are always two, so that one tenant cannot have all."""
+headers: Final = Pool(2, 1, 2 * bounds.HEADER_MEMORY)
+"""For what the headers of pictures and sounds say: short work, which waits for nobody's pixels."""
+pixels: Final = Pool(WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
+"""For pictures, clips and PDFs."""
+samples: Final = Pool(bounds.SOUNDS, bounds.SOUNDS // 2, bounds.SOUNDS * bounds.SOUND_MEMORY)
+"""For sounds, which are heard for as long as they last: each has a worker to itself meanwhile."""

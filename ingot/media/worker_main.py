@@ -1,0 +1,206 @@
+"""What a worker process runs: jobs of the server, one after another, until the server closes the socket.
+
+The process takes away from itself what decoders have no need of before it reads a byte: new programs and sockets (by
+seccomp, on Linux), files that grow, and core dumps. For each job it limits its memory and processor time: RLIMIT_CPU
+everywhere; RLIMIT_AS on Linux, where memory beyond it is not given. macOS does not enforce RLIMIT_AS, so there a thread
+looks at what the process holds and ends it. Imports neither mlx nor the rest of the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ingot.errors import BadMedia
+from ingot.media import clip_decoding, decoding, pdf_drawing, sound
+from ingot.media.worker import HEAD
+
+Answer = Iterator[tuple[Any, Any]]
+"""Values and raw bytes."""
+JOBS: Final[dict[str, Callable[..., Answer]]] = {
+    "picture header": decoding.header_job,
+    "picture": decoding.picture_job,
+    "clip header": clip_decoding.header_job,
+    "clip keys": clip_decoding.keys_job,
+    "clip frames": clip_decoding.frames_job,
+    "pdf sizes": pdf_drawing.sizes_job,
+    "pdf page": pdf_drawing.page_job,
+    "sound header": sound.header_job,
+    "sound samples": sound.samples_job,
+}
+KEPT: Final = 32 << 20
+"""Bytes that a worker may have grown by in a job and still be used for the next."""
+WATCH_S: Final = 0.02
+NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its size allows."
+
+
+def main() -> None:
+    load_decoders()
+    limit()
+    deny()
+    if sys.platform != "linux":
+        threading.Thread(target=watch, daemon=True).start()
+    server = socket.socket(fileno=0)
+    send(server, ("ready", "", True))
+    while (question := received(server)) is not None:
+        answer(server, *question)
+
+
+def load_decoders() -> None:
+    """Those that are installed; jobs of the others are not asked for."""
+    for name in ("av", "pypdfium2"):
+        with suppress(ImportError):
+            import_module(name)
+    with suppress(ImportError):
+        from PIL import Image
+
+        Image.init()
+        Image.MAX_IMAGE_PIXELS = None  # `guard.check_size` judges, and memory is limited
+
+
+def answer(server: socket.socket, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes) -> None:
+    """One job, from its limits to the last of its parts."""
+    before = held()
+    allow(before + memory)
+    try:
+        allow_cpu(cpu_s)
+        for value, raw in JOBS[name](data, *arguments):
+            send(server, ("part", value, True), raw)
+            allow_cpu(cpu_s)
+        kind, message = "end", ""
+    except BadMedia as refused:
+        kind, message = "refused", refused.message
+    except MemoryError:
+        kind, message = "refused", NO_MEMORY
+    free()
+    send(server, (kind, message, held() <= before + KEPT))
+
+
+# Messages
+
+
+def send(server: socket.socket, value: Any, raw: Any = b"") -> None:
+    facts = msgspec.msgpack.encode(value)
+    view = memoryview(raw).cast("B")
+    server.sendall(HEAD.pack(len(facts), len(view)) + facts)
+    server.sendall(view)
+
+
+def received(server: socket.socket) -> tuple[str, int, float, list[Any], bytes] | None:
+    """A job, or None where the server is gone."""
+    head = _read(server, HEAD.size)
+    if head is None:
+        return None
+    facts, length = HEAD.unpack(head)
+    said, data = _read(server, facts), _read(server, length)
+    if said is None or data is None:
+        return None
+    name, memory, cpu_s, arguments = msgspec.msgpack.decode(said)
+    return name, memory, cpu_s, arguments, data  # type: ignore[return-value]
+
+
+def _read(server: socket.socket, length: int) -> bytearray | None:
+    data = bytearray(length)
+    left = memoryview(data)
+    while left:
+        count = server.recv_into(left)
+        if not count:
+            return None
+        left = left[count:]
+    return data
+
+
+# Limits
+
+_ceiling = 0
+"""Bytes that the process may hold, where a thread has to look."""
+
+
+def limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def allow(nbytes: int) -> None:
+    """The most that the process may hold from now on."""
+    global _ceiling
+    _ceiling = nbytes
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (nbytes, hard))
+
+
+def allow_cpu(seconds: float) -> None:
+    """Of processor time, from now on, before the system ends the process."""
+    used = time.process_time()
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, hard))
+
+
+def free() -> None:
+    """Until the next job: its file may be larger than the last job's memory."""
+    global _ceiling
+    _ceiling = 0
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (hard, hard))
+
+
+def held() -> int:
+    """Bytes as the limit counts them: address space on Linux, elsewhere the most memory that there ever was."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+
+
+def watch() -> None:
+    while True:
+        time.sleep(WATCH_S)
+        if _ceiling and held() > _ceiling:
+            os._exit(1)
+
+
+_DENIED: Final = {
+    # AUDIT_ARCH, then: socket, connect, bind, execve, execveat, ptrace, process_vm_writev
+    "x86_64": (0xC000003E, (41, 42, 49, 59, 322, 101, 311)),
+    "aarch64": (0xC00000B7, (198, 203, 200, 221, 281, 117, 271)),
+}
+
+
+def deny() -> None:
+    """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
+    known = _DENIED.get(platform.machine())
+    if sys.platform != "linux" or known is None:
+        return
+    arch, calls = known
+    load, equal, above, give = 0x20, 0x15, 0x35, 0x06
+    allowed, refused = 0x7FFF0000, 0x00050000 | 13  # EACCES
+    # Of what the filter is given, the call's number is at 0 and the architecture at 4.
+    steps = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, refused), (load, 0, 0, 0)]
+    steps += [(above, 0, 1, 0x40000000), (give, 0, 0, refused)]  # calls of another kind of programs
+    for call in calls:
+        steps += [(equal, 0, 1, call), (give, 0, 0, refused)]
+    steps.append((give, 0, 0, allowed))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    prctl = ctypes.CDLL(None).prctl
+    if prctl(38, 1, 0, 0, 0) == 0:  # PR_SET_NO_NEW_PRIVS
+        prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+if __name__ == "__main__":
+    main()

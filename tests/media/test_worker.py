@@ -1,0 +1,163 @@
+"""Workers: what they cannot do, who has the next one, and what becomes of those that die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import BadMedia, Cancelled
+from ingot.media import worker
+from ingot.media.worker import Client, Job, Part, Pool, Worker, working_for
+from tests.media.pictures import file_of
+
+HEADER = Job("picture header", "picture", 64 << 20, 10.0)
+MB = 1 << 20
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by means of Linux")
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(2, 1, 256 * MB)
+    yield made
+    made.close()
+
+
+def test_a_worker_starts_when_it_is_first_needed_and_is_used_again(pool: Pool) -> None:
+    assert pool.started == 0
+    for _ in range(3):
+        assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
+    assert pool.started == 1
+
+
+def test_a_file_that_is_refused_costs_no_worker(pool: Pool) -> None:
+    for _ in range(2):
+        with pytest.raises(BadMedia, match="no picture"):
+            pool.run(HEADER, b"nothing")
+    assert pool.started == 1
+
+
+def test_a_worker_that_dies_is_the_end_of_its_request_alone(pool: Pool) -> None:
+    with pytest.raises(BadMedia, match="cannot be read"):
+        pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
+    assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
+    assert pool.started == 2 and pool.booked == 0
+
+
+def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: Pool) -> None:
+    pool.run(HEADER, file_of(8, 9))
+    pool._idle[0]._process.kill()
+    pool._idle[0]._process.wait()
+    assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
+
+
+@LINUX
+def test_a_worker_knows_nothing_of_the_servers_environment_and_folder(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "of the server")
+    pool.run(HEADER, file_of(8, 9))
+    process = Path(f"/proc/{pool._idle[0].pid}")
+    names = {each.partition(b"=")[0].decode() for each in (process / "environ").read_bytes().split(b"\0") if each}
+    assert names == set(worker.ENVIRONMENT)
+    assert (process / "cwd").readlink() == Path("/")
+    assert len(list((process / "fd").iterdir())) <= 4
+
+
+@LINUX
+@pytest.mark.parametrize("call", ["__import__('socket').socket()", "__import__('os').execv('/bin/true', ['true'])"])
+def test_a_worker_opens_no_socket_and_runs_no_program(call: str) -> None:
+    program = f"from ingot.media import worker_main; worker_main.deny(); {call}"
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "PermissionError" in made.stderr
+
+
+@LINUX
+def test_memory_beyond_a_jobs_is_not_given() -> None:
+    program = (
+        "from ingot.media import worker_main as w; w.allow(w.held() + (64 << 20)); bytearray(32 << 20); "
+        "print('less'); bytearray(128 << 20)"
+    )
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert made.stdout == "less\n" and "MemoryError" in made.stderr
+
+
+class Told(Worker):
+    """Answers when the test says so, and writes down whom it began to work for."""
+
+    def __init__(self, begun: list[str], go: threading.Event) -> None:
+        self._begun, self._go = begun, go
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def kill(self) -> None: ...
+
+    def answer(self, job: Job, data: bytes, wanted: object) -> Iterator[Part]:
+        self._begun.append(data.decode())
+        assert self._go.wait(10)
+        yield Part(None, bytearray())
+
+
+class Office:
+    """A pool of such workers, and threads that ask it."""
+
+    def __init__(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.asked = 0
+        self.go, self.pause = threading.Event(), threading.Event()
+        self.pool, self.threads = pool, ThreadPoolExecutor(16)
+        monkeypatch.setattr(worker, "Worker", lambda: Told(self.begun, self.go))
+
+    def ask(self, name: str, memory: int = MB) -> None:
+        """Returns when it waits, or works."""
+        self.asked += 1
+        self.threads.submit(self._run, name, memory)
+        while not self._settled():
+            self.pause.wait(0.001)
+
+    def _settled(self) -> bool:
+        with self.pool._changed:
+            running = self.pool._running.total()
+            return len(self.pool._waiting) + running == self.asked and len(self.begun) == running
+
+    def _run(self, name: str, memory: int) -> None:
+        with working_for(Client(name[0])):
+            self.pool.run(Job("", "", memory, 1.0), name.encode())
+
+    def end(self) -> list[str]:
+        self.go.set()
+        self.threads.shutdown(wait=True)
+        return self.begun
+
+
+def test_tenants_take_turns_and_none_has_all_workers(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(pool, monkeypatch)
+    for name in ("a1", "a2", "a3", "b1"):
+        office.ask(name)
+    assert office.begun == ["a1", "b1"]
+    office.ask("c1")
+    begun = office.end()
+    assert begun.index("c1") < begun.index("a3")
+
+
+def test_a_job_waits_until_there_is_memory_for_it(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(pool, monkeypatch)
+    office.ask("a1", 200 * MB)
+    office.ask("b1", 100 * MB)
+    assert office.begun == ["a1"] and 200 * MB <= pool.booked < 201 * MB
+    assert office.end() == ["a1", "b1"] and pool.booked == 0
+
+
+def test_who_leaves_while_it_waits_takes_no_turn(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(pool, monkeypatch)
+    office.ask("a1")
+    with working_for(Client("a", lambda: False)), pytest.raises(Cancelled):
+        pool.run(Job("", "", MB, 1.0), b"a2")
+    assert office.end() == ["a1"] and not pool._waiting
