@@ -213,6 +213,7 @@ class Promotions:
         for sequence, promotion in list(self._known.items()):
             while promotion is not None and promotion.readings and promotion.readings[0].done:
                 if not self._arrived(promotion):
+                    self._disk.doubt(promotion.entries)
                     self._abandon(promotion)
                     again = promotion.attempts < ATTEMPTS
                     self._known[sequence] = self._begun(sequence, promotion.attempts + 1) if again else None

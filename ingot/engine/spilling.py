@@ -86,7 +86,7 @@ class Spiller:
         assert node.record is not None
         loose = self._encoding.loose(node.record)
         header = self._header(node, loose)
-        entry = self._disk.store.find(header.name)  # the same was computed before, and is there still
+        entry = self._disk.stored(header.name)  # the same was computed before, and is there still
         if entry is None or entry.lost:
             entry = self._disk.offer(header, tuple(packed(loose)), loose)
         if entry is None:

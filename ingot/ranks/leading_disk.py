@@ -116,6 +116,15 @@ class LeadingDisk(Disk):
         waiting = sum(map(self.memory_of, self.writing.entries))
         return waiting < MOST_WAITING and not self.writing.is_paused and Disk.has_room(self)
 
+    def stored(self, name: str) -> Entry | None:
+        """None: whether other ranks still have their parts turns out when these are read."""
+        return None
+
+    def doubt(self, entries: Sequence[Entry]) -> None:
+        """A rank that lacks one part may lack these too. They are written again once they were computed again."""
+        for entry in entries:
+            entry.lost = True
+
     def offer(self, header: Header, data: tuple[bytes, ...], record: LooseRecord) -> Entry | None:
         entry = Disk.offer(self, header, data, record)
         if entry is None:

@@ -20,7 +20,7 @@ from ingot.models.files.progress import silent
 from tests.engines import answer, text_of
 
 QUESTIONS = [
-    "What is the capital of France?",
+    "In which city is the Eiffel Tower?",
     "Write one sentence about the sea.",
     "Count from one to five.",
 ]
@@ -44,7 +44,7 @@ def asked(engine: Engine, number: int, **options: object) -> Request:
     return Request(f"q{number}", (tokens,), **{"max_tokens": 12, "sampling": sampling, **options})  # type: ignore[arg-type]
 
 
-def test_it_knows_the_capital_of_france_and_when_to_stop(engine: Engine) -> None:
+def test_it_knows_where_the_eiffel_tower_is_and_when_to_stop(engine: Engine) -> None:
     events = answer(engine, asked(engine, 0, max_tokens=40))
     assert "Paris" in text_of(events)
     assert events[-2].reason == "stop"  # type: ignore[union-attr]

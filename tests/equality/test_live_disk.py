@@ -67,7 +67,8 @@ def states(engine: Engine) -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
         reuse = engine._generation.reuse
         held = {node.path_tokens: node.record for node in reuse.index.nodes() if node.record is not None}
         loose = {path: as_stored(reuse.rows, record) for path, record in held.items()}
-        return {path: (record.coded, packed(record)) for path, record in loose.items()}
+        coded = {path: [each.coded for each in record.deltas if each is not None] for path, record in loose.items()}
+        return {path: (max(coded[path], default=0), packed(record)) for path, record in loose.items()}
 
     return engine._loop.run(read)
 
@@ -160,7 +161,7 @@ def test_what_is_coded_while_it_is_exported_arrives_as_it_was(tmp_path: Path, mo
         monkeypatch.setattr(tail, "TAIL", TAIL)
         assert sum(coded for coded, _ in states(here).values()) > sum(before.values()), "some were coded meanwhile"
         assert there.kept.adopt("", path, SECRET) > 0
-        assert run(there, "c", longer)[1].matched == len(prompt)
+        assert run(there, "c", longer)[1].matched >= len(prompt), "what came meanwhile may be there as well"
         there.check()
     finally:
         here.close()

@@ -69,6 +69,13 @@ class Disk:
         """A record that is there, or on its way, by its file's name."""
         return self.writer.find(name) or self.store.find(name)
 
+    def stored(self, name: str) -> Entry | None:
+        """A record that need not be written again."""
+        return self.store.find(name)
+
+    def doubt(self, entries: Sequence[Entry]) -> None:
+        """What comes before these could not be read. They are files of their own, and may be whole."""
+
     def forget(self, tenant: str) -> int:
         """Remove all of a tenant's, by its digest; returns the bytes. Raises OSError."""
         self.writer.forget(tenant)
