@@ -84,7 +84,7 @@ def test_a_process_that_crashes_takes_nothing_with_it(monkeypatch: pytest.Monkey
 
 def test_a_server_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_drawing, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"ingot\[vision\]"):
+    with pytest.raises(Unavailable, match=r"ingot doctor"):
         PdfFile.of(pdf((10, 10)))
 
 
