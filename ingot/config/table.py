@@ -263,7 +263,8 @@ class SettingsTable:
     )
     archive_key_file: Path = setting(  # noqa: RUF009
         Path("~/.local/share/ingot/archive.key"),
-        "the secret that `ingot cache export` seals files with and import asks for; made at its first use",
+        "the secret that records in cache_dir and files of `ingot cache export` are sealed with, and import asks for; "
+        "made at its first use",
     )
     warm_prompts: Path | None = setting(  # noqa: RUF009
         None,

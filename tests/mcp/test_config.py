@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingot.errors import ConfigError
-from ingot.mcp.config import SDK, ServerConfig, read_servers, require_sdk
+from ingot.mcp.config import ServerConfig, read_servers
 
 
 def read(tmp_path: Path, content: Any) -> dict[str, ServerConfig]:
@@ -67,12 +65,3 @@ def test_a_mistake_is_named(tmp_path: Path, content: Any, words: str) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mcp\.json"):
         read_servers(tmp_path / "mcp.json")
-
-
-def test_where_the_sdk_is_missing_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as refused:
-        require_sdk()
-    assert refused.value.message.endswith(f"{sys.executable} -m pip install '{SDK}'")
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["mcp"] == [SDK]

@@ -87,7 +87,7 @@ def test_a_page_that_takes_too_much_of_the_processor_ends_its_worker_alone(monke
 
 def test_a_server_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match=r"ingot\[vision\]"):
+    with pytest.raises(Unavailable, match=r"ingot doctor"):
         PdfFile.of(pdf((10, 10)))
 
 

@@ -58,7 +58,13 @@ def ask(engine: Engine, name: str, tokens: list[int]) -> tuple[str, CacheReport]
 
 
 def test_a_model_that_guesses_with_a_head_goes_on_after_a_restart(tmp_path: Path) -> None:
-    settings = Settings(cache_dir=tmp_path, cache_disk_free_gb=0.0, speculate="mtp", deterministic=True)
+    settings = Settings(
+        cache_dir=tmp_path / "kept",
+        archive_key_file=tmp_path / "key",
+        cache_disk_free_gb=0.0,
+        speculate="mtp",
+        deterministic=True,
+    )
     rng = random.Random(1)
     prompt = [rng.randrange(4000) for _ in range(300)]
     told = []

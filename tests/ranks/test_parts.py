@@ -44,7 +44,9 @@ class World:
         if self._model == folder:
             groups.write_model(folder, CONFIGS[kind])
         self.kept = folder / "kept"
-        self.settings = Settings(**{**ASKED, **asked, "cache_dir": self.kept})
+        self.settings = Settings(
+            **{**ASKED, **asked, "cache_dir": self.kept, "archive_key_file": self.kept.parent / "key"}
+        )
 
     def life(self) -> keeping.Kept:
         """What is answered, and that who follows computes what rank 0 does."""

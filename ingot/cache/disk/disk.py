@@ -27,10 +27,17 @@ class Disk:
     counts: DiskCounts
 
     @classmethod
-    def open(cls, folder: Path, key: Mapping[str, str], limits: DiskLimits, files: Files | None = None) -> Disk:
-        """Raises OSError where there is no such folder and none can be made."""
+    def open(
+        cls,
+        folder: Path,
+        key: Mapping[str, str],
+        limits: DiskLimits,
+        files: Files | None = None,
+        secret: bytes = b"",
+    ) -> Disk:
+        """Raises OSError where there is no such folder and none can be made, or others may write to it."""
         counts = DiskCounts()
-        store = RecordStore(folder, key, limits, files)
+        store = RecordStore(folder, key, limits, files, secret=secret)
         writer = RecordWriter(store, counts)
         return cls(store, writer, RecordReader(store, writer.pending), counts)
 

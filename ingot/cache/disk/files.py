@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ except ImportError:  # where there is none, a folder is for one process
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
+OTHERS_WRITE: Final = 0o022
 AGAIN_S: Final = 0.005
 """How often a folder is asked for that another process uses."""
 
@@ -34,6 +36,19 @@ class Files:
     def make_folder(self, path: Path) -> None:
         """With those above it, where there is none."""
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+    def check_private(self, folder: Path, names: Iterable[str]) -> None:
+        """Raises PermissionError, which says what to do, where others could put files into this folder, or have put
+        links in place of files of these names there."""
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it is another user's folder: name one of this user's own", str(folder))
+        if found.st_mode & OTHERS_WRITE:
+            advice = f"run chmod go-w {shlex.quote(str(folder))}, or name a folder within it, which is made"
+            raise PermissionError(errno.EPERM, f"other users may write to it: {advice}", str(folder))
+        for link in (folder / name for name in names):
+            if link.is_symlink():
+                raise PermissionError(errno.ELOOP, f"{link} is a link, which ingot did not make: remove it", str(link))
 
     def within(self, folder: Path) -> tuple[list[Path], list[Listed]]:
         """The folders and the plain files in a folder, whosever they are. What vanishes meanwhile is left out."""
@@ -125,7 +140,7 @@ class Files:
         """As the only one, of all threads and processes, that holds this file. A process that dies lets go of it.
 
         Raises TimeoutError where another one does not in time."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
         try:
             if fcntl is not None:
                 _wait_for(descriptor, time.monotonic() + patience_s)

@@ -1,11 +1,15 @@
 """What a record's file says of itself: a safetensors header under a checksum, which knows the sum of every tensor.
 
+The checksum is under a mac by a secret of the server's own, so that nobody else can make a file that is believed. Who
+only looks whether files are whole need not know the secret.
+
 A header says all that the states behind it depend on (`key`), whose they are and of which tokens; so a file can be
 found again with nothing but itself, and one that does not belong here is known for what it is. Pure Python.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 from array import array
@@ -13,20 +17,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
-from zlib import crc32
 
 from ingot.cache.stored import StoredRecord, entries, fields_of, listed
 
-FORMAT: Final = "ingot record, version 1"
+FORMAT: Final = "ingot record, version 2"
 LONGEST: Final = 1 << 26
 """Bytes of a header."""
 LENGTH: Final = 8
 """Bytes at a file's beginning that say how long its header is."""
-UNSUMMED: Final = "0" * 8
+_SUM_DIGITS: Final = 32
+UNSUMMED: Final = "0" * _SUM_DIGITS
 PathHash = blake2b
 _DIGITS: Final = 64
 _ZEROS: Final = "0" * _DIGITS
-_OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "ingot": "')
+_OPENING: Final = re.compile(rb'\{"__metadata__": \{"checksum": "([0-9a-f]{64})", "mac": "([0-9a-f]{64})", "ingot": "')
+_WITHOUT_MAC: Final = re.compile(rb'\{"__metadata__": \{"checksum": "[0-9a-f]{64}", "ingot": "')
 
 
 class Damaged(Exception):
@@ -58,6 +63,11 @@ def extended(hashed: PathHash, tokens: Iterable[int]) -> PathHash:
 def scope_of(key: Mapping[str, str]) -> str:
     """Names all that states depend on: who has another one can do nothing with them."""
     return digest(FORMAT, *(part for name in sorted(key) for part in (name, key[name])))
+
+
+def sealed_scope(key: Mapping[str, str], secret: bytes) -> str:
+    """Names that and the secret of who wrote them, for files: servers with different ones leave each other's alone."""
+    return digest("sealed", scope_of(key), _mac(secret, "scope"))
 
 
 def tenant_digest(tenant: str) -> str:
@@ -105,7 +115,7 @@ class Header:
         summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
         return len(summed.encoded()) + self.record.nbytes
 
-    def encoded(self) -> bytes:
+    def encoded(self, secret: bytes = b"") -> bytes:
         """How the file begins."""
         manifest = {
             "format": FORMAT,
@@ -121,10 +131,11 @@ class Header:
             **({"variant": self.variant} if self.variant else {}),
         }
         names = [str(place) for place in range(len(self.record.tensors))]
-        metadata = {"checksum": _ZEROS, "ingot": json.dumps(manifest)}
+        metadata = {"checksum": _ZEROS, "mac": _ZEROS, "ingot": json.dumps(manifest)}
         raw = json.dumps({"__metadata__": metadata, **entries(names, self.record.tensors)}).encode()
         raw += b" " * (-len(raw) % 8)
-        return len(raw).to_bytes(LENGTH, "little") + _checked(raw, _checksum(raw))
+        checksum = _checksum(raw)
+        return len(raw).to_bytes(LENGTH, "little") + _opened(raw, checksum, _mac(secret, checksum))
 
 
 def identity(key: Mapping[str, str], owner: RecordOwner, path: str, begin: int) -> str:
@@ -141,7 +152,7 @@ def variant_of(name: str) -> str:
 
 def sums_of(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
     """All of the same length, so that a file's is known before its sums are."""
-    return tuple(f"{crc32(raw):08x}" for raw in data)
+    return tuple(blake2b(raw, digest_size=_SUM_DIGITS // 2).hexdigest() for raw in data)
 
 
 def length_of(beginning: bytes) -> int:
@@ -152,13 +163,18 @@ def length_of(beginning: bytes) -> int:
     return length
 
 
-def decoded(raw: bytes) -> Header:
-    """A header without its length. Raises Damaged."""
+def decoded(raw: bytes, secret: bytes | None = None) -> Header:
+    """A header without its length, which who wrote it sealed with this secret, if one is given. Raises Damaged."""
     opening = _OPENING.match(raw)
+    if opening is None and _WITHOUT_MAC.match(raw):
+        raise Damaged("it has no mac, as an earlier version wrote it")
     if opening is None:
         raise Damaged("its header is no record's")
-    if _checksum(_checked(raw, _ZEROS)) != opening[1].decode():
+    checksum, mac = opening[1].decode(), opening[2].decode()
+    if _checksum(_opened(raw, _ZEROS, _ZEROS)) != checksum:
         raise Damaged("its header has another checksum")
+    if secret is not None and not hmac.compare_digest(mac, _mac(secret, checksum)):
+        raise Damaged("its mac is not by this server's key")
     try:
         return _read(json.loads(json.loads(raw)["__metadata__"]["ingot"]))
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -187,9 +203,13 @@ def _checksum(zeroed: bytes) -> str:
     return blake2b(zeroed, digest_size=_DIGITS // 2).hexdigest()
 
 
-def _checked(raw: bytes, checksum: str) -> bytes:
-    """The header with another checksum in its place."""
+def _mac(secret: bytes, text: str) -> str:
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+def _opened(raw: bytes, checksum: str, mac: str) -> bytes:
+    """The header with these in their places."""
     opening = _OPENING.match(raw)
     assert opening is not None
-    begin, end = opening.span(1)
-    return raw[:begin] + checksum.encode() + raw[end:]
+    (checksum_at, checksum_end), (mac_at, mac_end) = opening.span(1), opening.span(2)
+    return b"".join((raw[:checksum_at], checksum.encode(), raw[checksum_end:mac_at], mac.encode(), raw[mac_end:]))

@@ -19,10 +19,11 @@ class StoredData:
     tensors: tuple[memoryview, ...]
 
 
-def read_header(files: Files, path: Path, nbytes: int) -> Header:
-    """Of a file of so many bytes, without reading the rest. Raises Damaged or OSError."""
+def read_header(files: Files, path: Path, nbytes: int, secret: bytes) -> Header:
+    """Of a file of so many bytes that was sealed with this secret, without reading the rest. Raises Damaged or
+    OSError."""
     length = length_of(bytes(files.read(path, LENGTH)))
-    header = decoded(bytes(files.read(path, LENGTH + length)[LENGTH:]))
+    header = decoded(bytes(files.read(path, LENGTH + length)[LENGTH:]), secret)
     if header.name != path.name:
         raise Damaged("it is another record")
     if LENGTH + length + header.record.nbytes != nbytes:
@@ -30,11 +31,11 @@ def read_header(files: Files, path: Path, nbytes: int) -> Header:
     return header
 
 
-def read_record(files: Files, path: Path) -> StoredData:
-    """All of it. Raises Damaged or OSError."""
+def read_record(files: Files, path: Path, secret: bytes | None = None) -> StoredData:
+    """All of it; one that was sealed with this secret, if one is given. Raises Damaged or OSError."""
     raw = files.read(path)
     begin = LENGTH + length_of(bytes(raw[:LENGTH]))
-    header = decoded(bytes(raw[LENGTH:begin]))
+    header = decoded(bytes(raw[LENGTH:begin]), secret)
     if header.name != path.name:
         raise Damaged("it is another record")
     tensors, at = [], begin

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from ingot.cache.disk.entry import Entry, KnownEntries
 from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import Damaged, Header, RecordOwner, scope_of, sums_of
+from ingot.cache.disk.header import Damaged, Header, RecordOwner, sealed_scope, sums_of
 from ingot.cache.disk.index import FolderNote, IndexRow, LastingIndex, RecordIndex, Total, files_of
 from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
 from ingot.shares import exceeding
@@ -86,8 +86,9 @@ class Occupied(NamedTuple):
 
 
 class RecordStore:
-    """Those of one scope, in a folder that may have others. Made where there is none; raises OSError where that fails.
-    One that can only be read is read."""
+    """Those of one scope, in a folder that may have others. Made where there is none; raises OSError where that fails,
+    or where others than this user may write there. One that can only be read is read. Records are sealed with
+    `secret`; those of another secret are another scope's."""
 
     def __init__(
         self,
@@ -96,9 +97,12 @@ class RecordStore:
         limits: DiskLimits,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
+        secret: bytes = b"",
     ) -> None:
-        self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, scope_of(key)
-        self._files, self._clock = files or Files(), clock
+        self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope(key, secret)
+        self._files, self._clock, self._secret = files or Files(), clock, secret
+        self._files.make_folder(folder)
+        self._files.check_private(folder, (LOCK, DAMAGED, self.scope, *(file.name for file in files_of(Path(INDEX)))))
         self._home = folder / self.scope
         self._known = KnownEntries()
         self._touched: dict[str, float] = {}
@@ -157,7 +161,7 @@ class RecordStore:
             self._follow()
             if not (self._home / entry.name).exists():
                 self._make_room(entry.size, used, entry.owner.tenant)
-                self._put(entry, [header.encoded(), *data])
+                self._put(entry, [header.encoded(self._secret), *data])
         with self._books:
             self._known.add(entry)
         return entry
@@ -207,7 +211,7 @@ class RecordStore:
         """Raises Damaged, once the file is set aside, or OSError. Whichever it is, the entry is lost."""
         path = self._home / entry.name
         try:
-            found = read_record(self._files, path)
+            found = read_record(self._files, path, self._secret)
             if found.header.key != self.key:
                 raise Damaged("it is another model's")
         except Damaged as problem:
@@ -280,7 +284,7 @@ class RecordStore:
     def _examined(self, file: Listed) -> Entry | None:
         """What a file's header says; one that is damaged is set aside."""
         try:
-            header = read_header(self._files, file.path, file.nbytes)
+            header = read_header(self._files, file.path, file.nbytes, self._secret)
             if header.key != self.key:
                 raise Damaged("it is another model's")
         except Damaged as problem:

@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ingot.config.archive_key import ArchiveKey
 from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
-from ingot.http.archive_key import ArchiveKey
 from ingot.http.body import check_media_type, clock, is_too_slow, pieces_of
 from ingot.http.edge import ClientGone, Json, answer_of
 from ingot.http.lanes import Turns

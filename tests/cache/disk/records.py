@@ -63,8 +63,10 @@ def bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def opened(folder: Path, limits: DiskLimits = LIMITS, files: Files | None = None, **key: str) -> RecordStore:
-    return RecordStore(folder, KEY | key, limits, files)
+def opened(
+    folder: Path, limits: DiskLimits = LIMITS, files: Files | None = None, secret: bytes = b"", **key: str
+) -> RecordStore:
+    return RecordStore(folder, KEY | key, limits, files, secret=secret)
 
 
 class FaultyFiles(Files):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from ingot.cache.disk.entry import SIBLINGS
 from ingot.cache.disk.files import Files, Listed
-from ingot.cache.disk.header import Damaged, RecordOwner, digest
+from ingot.cache.disk.header import Damaged, RecordOwner, digest, sums_of
 from ingot.cache.disk.index import IndexRow, RecordIndex, Total
 from ingot.cache.disk.store import IDLE_S, INDEX_GROWTH, INDEX_ROOM, DiskLimits, NoRoom, RecordStore
 from tests.cache.disk.records import KEY, ME, FaultyFiles, bytes_in, is_right, opened, record
@@ -552,3 +554,79 @@ def test_what_another_process_wrote_or_removed_is_known_after_the_next_write(tmp
 def test_what_the_states_depend_on_can_be_read_in_words(tmp_path: Path) -> None:
     store = opened(tmp_path)
     assert json.loads((tmp_path / store.scope / "about.json").read_text()) == KEY
+
+
+def aside(folder: Path) -> list[str]:
+    return [file.name for file in (folder / "damaged").glob("*")]
+
+
+@pytest.mark.parametrize("known", ["by its file", "by the index"])
+def test_a_record_that_another_secret_sealed_is_a_miss_and_set_aside(tmp_path: Path, known: str) -> None:
+    header, data = record(SHORT)
+    store = opened(tmp_path, secret=b"ours")
+    entry = store.write(header, data)
+    forged = replace(header, sums=sums_of(other := [bytes(len(raw)) for raw in data]))
+    path = one_file(tmp_path)
+    path.write_bytes(b"".join((forged.encoded(b"theirs"), *other)))
+    if known == "by the index":
+        with pytest.raises(Damaged, match="not by this server's key"):
+            store.read(entry)
+    else:
+        store.close()
+        (tmp_path / "index.sqlite").unlink()
+        store = opened(tmp_path, secret=b"ours")
+    assert store.entries(ME) == [] and aside(tmp_path) == [path.name]
+    assert is_right(store.read(store.write(header, data)))
+
+
+def test_a_record_without_a_mac_is_a_miss_and_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(tmp_path).write(*record(SHORT))
+    path = one_file(tmp_path)
+    path.write_bytes(re.sub(rb'"mac": "[0-9a-f]{64}", ', b"", path.read_bytes()))
+    (tmp_path / "index.sqlite").unlink()
+    assert opened(tmp_path).entries(ME) == [] and aside(tmp_path) == [path.name]
+
+
+def test_a_tensor_is_sealed_too(tmp_path: Path) -> None:
+    """By a sum that nobody can keep while they change what it is of, as they could a check for accidents."""
+    store = opened(tmp_path)
+    entry = store.write(*record(SHORT))
+    assert all(len(each) == 32 for each in store.read(entry).header.sums)
+
+
+def test_servers_with_different_secrets_share_a_folder_and_leave_each_others_records_alone(tmp_path: Path) -> None:
+    ours, theirs = (opened(tmp_path, secret=secret) for secret in (b"ours", b"theirs"))
+    header, data = record(SHORT)
+    entry = ours.write(header, data)
+    assert theirs.entries(ME) == [] and opened(tmp_path, secret=b"theirs").entries(ME) == []
+    other = theirs.write(header, data)
+    assert is_right(ours.read(entry)) and is_right(theirs.read(other)) and aside(tmp_path) == []
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
+    assert is_right((again := opened(tmp_path, secret=b"ours")).read(again.entries(ME)[0]))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused_with_what_to_do(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(PermissionError, match=r"other users may write to it: run chmod go-w .*, or name a folder"):
+        opened(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    opened(tmp_path / "within").close()
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="another user's folder"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lock", "index.sqlite", "damaged"])
+def test_links_that_somebody_put_in_place_of_files_are_refused_and_not_followed(tmp_path: Path, name: str) -> None:
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    folder.mkdir(mode=0o700)
+    (folder / name).symlink_to(target)
+    with pytest.raises(PermissionError, match="is a link, which ingot did not make: remove it"):
+        opened(folder)
+    with pytest.raises(OSError), Files().alone(folder / name, 0):
+        raise AssertionError("it was followed")
+    assert not target.exists()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.config.archive_key import ArchiveKey
 from ingot.errors import Unavailable
-from ingot.http.archive_key import ArchiveKey
 
 
 def test_it_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

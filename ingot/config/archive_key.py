@@ -1,4 +1,5 @@
-"""The secret that files of kept prompts are sealed with: a file of the server's own, made at its first use.
+"""The secret that files of kept prompts are sealed with, those in `--cache-dir` and those that are exported: a file of
+the server's own, made at its first use.
 
 Whoever has it can make files that the server takes for its own, so nobody but the server's user may read it. Servers
 that are to take each other's files are given the same one.
