@@ -155,7 +155,7 @@ def free() -> None:
     """Until the next job: its file may be larger than the last job's memory."""
     global _ceiling
     _ceiling = 0
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+    for kind in (resource.RLIMIT_CPU, *([resource.RLIMIT_AS] if sys.platform == "linux" else [])):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (hard, hard))
 
@@ -184,7 +184,7 @@ _DENIED: Final = {
 def deny() -> None:
     """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
     known = _DENIED.get(platform.machine())
-    if sys.platform != "linux" or known is None:
+    if sys.platform != "linux" or known is None or struct.calcsize("P") != 8:
         return
     arch, calls = known
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06
