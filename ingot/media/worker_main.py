@@ -42,8 +42,8 @@ JOBS: Final[dict[str, Callable[..., Answer]]] = {
     "sound header": sound.header_job,
     "sound samples": sound.samples_job,
 }
-KEPT: Final = 32 << 20
-"""Bytes that a worker may have grown by in a job and still be used for the next."""
+KEPT: Final = 64 << 20
+"""Bytes that a worker may have grown by in all its jobs and still be used for the next: stacks of threads are kept."""
 WATCH_S: Final = 0.02
 NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its size allows."
 
@@ -54,10 +54,10 @@ def main() -> None:
     deny()
     if sys.platform != "linux":
         threading.Thread(target=watch, daemon=True).start()
-    server = socket.socket(fileno=0)
+    server, idle = socket.socket(fileno=0), held()
     send(server, ("ready", "", True))
     while (question := received(server)) is not None:
-        answer(server, *question)
+        answer(server, idle, *question)
 
 
 def load_decoders() -> None:
@@ -72,8 +72,10 @@ def load_decoders() -> None:
         Image.MAX_IMAGE_PIXELS = None  # `guard.check_size` judges, and memory is limited
 
 
-def answer(server: socket.socket, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes) -> None:
-    """One job, from its limits to the last of its parts."""
+def answer(
+    server: socket.socket, idle: int, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes
+) -> None:
+    """One job, from its limits to the last of its parts. `idle` is what the process held before its first."""
     before = held()
     allow(before + memory)
     try:
@@ -87,7 +89,7 @@ def answer(server: socket.socket, name: str, memory: int, cpu_s: float, argument
     except MemoryError:
         kind, message = "refused", NO_MEMORY
     free()
-    send(server, (kind, message, held() <= before + KEPT))
+    send(server, (kind, message, held() <= idle + len(data) + KEPT))
 
 
 # Messages
