@@ -7,6 +7,7 @@ files and addresses, which a client must not make this server read.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -26,7 +27,7 @@ KNOWN: Final = "MP4, MOV, WebM and Matroska are taken, and frames as data:video/
 # other layers may refer to ones that are called so.
 _SKIPPING: Final = ("h264", "mpeg2video", "mpeg4", "vp8")
 _VP8_SHOWN: Final = 0x10  # of a frame's first byte
-_THREADS: Final = 2
+_THREADS: Final = min(4, os.cpu_count() or 1)
 """Of a decoder: each holds frames of its own."""
 
 

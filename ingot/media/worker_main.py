@@ -42,8 +42,8 @@ JOBS: Final[dict[str, Callable[..., Answer]]] = {
     "sound header": sound.header_job,
     "sound samples": sound.samples_job,
 }
-KEPT: Final = 32 << 20
-"""Bytes that a worker may have grown by in a job and still be used for the next."""
+KEPT: Final = 64 << 20
+"""Bytes that a worker may have grown by in all its jobs and still be used for the next: stacks of threads are kept."""
 WATCH_S: Final = 0.02
 NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its size allows."
 
@@ -54,10 +54,10 @@ def main() -> None:
     deny()
     if sys.platform != "linux":
         threading.Thread(target=watch, daemon=True).start()
-    server = socket.socket(fileno=0)
+    server, idle = socket.socket(fileno=0), held()
     send(server, ("ready", "", True))
     while (question := received(server)) is not None:
-        answer(server, *question)
+        answer(server, idle, *question)
 
 
 def load_decoders() -> None:
@@ -72,8 +72,10 @@ def load_decoders() -> None:
         Image.MAX_IMAGE_PIXELS = None  # `guard.check_size` judges, and memory is limited
 
 
-def answer(server: socket.socket, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes) -> None:
-    """One job, from its limits to the last of its parts."""
+def answer(
+    server: socket.socket, idle: int, name: str, memory: int, cpu_s: float, arguments: list[Any], data: bytes
+) -> None:
+    """One job, from its limits to the last of its parts. `idle` is what the process held before its first."""
     before = held()
     allow(before + memory)
     try:
@@ -87,7 +89,7 @@ def answer(server: socket.socket, name: str, memory: int, cpu_s: float, argument
     except MemoryError:
         kind, message = "refused", NO_MEMORY
     free()
-    send(server, (kind, message, held() <= before + KEPT))
+    send(server, (kind, message, held() <= idle + len(data) + KEPT))
 
 
 # Messages
@@ -155,7 +157,7 @@ def free() -> None:
     """Until the next job: its file may be larger than the last job's memory."""
     global _ceiling
     _ceiling = 0
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+    for kind in (resource.RLIMIT_CPU, *([resource.RLIMIT_AS] if sys.platform == "linux" else [])):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (hard, hard))
 
@@ -184,7 +186,7 @@ _DENIED: Final = {
 def deny() -> None:
     """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
     known = _DENIED.get(platform.machine())
-    if sys.platform != "linux" or known is None:
+    if sys.platform != "linux" or known is None or struct.calcsize("P") != 8:
         return
     arch, calls = known
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06

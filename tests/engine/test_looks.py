@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 
 import pytest
 
-from ingot.engine.looks import Eyes, LookFailed, LookMemory, Looks
+from ingot.engine.looks import THREADS_EACH, Eyes, LookFailed, LookMemory, Looks
 from ingot.engine.sequence import Sequence as Running
 from ingot.engine.sight import Sight
-from ingot.errors import BadMedia, IngotError, TooLarge
+from ingot.errors import BadMedia, Cancelled, IngotError, TooLarge
+from ingot.media import worker
 from ingot.media.item import MediaItem
+from ingot.models.vision.tower import PixelArray
 from tests.fake_tower import FEATURES, LAYOUT, NBYTES, FakeTower
 from tests.models.vision.looking import Frames
 from tests.seeing_engines import asked
 
 
-def showing(name: str, *numbers: int) -> Running:
+def showing(name: str, *numbers: int, tenant: str = "") -> Running:
     """A sequence that shows pictures of these contents."""
     items = tuple(
         MediaItem("image", bytes([number]) * 32, ((10 * at, 10 * at + FEATURES),), LAYOUT, Frames(()))
         for at, number in enumerate(numbers)
     )
     prompt = (1,) * (10 * len(numbers) + 2)
-    made = Running(asked(name, list(prompt), list(items)), 0, 0, prompt, 4, 0)
+    made = Running(asked(name, list(prompt), list(items), tenant=tenant), 0, 0, prompt, 4, 0)
     made.sight = Sight(items)
     return made
 
@@ -185,3 +189,30 @@ def test_what_was_looked_at_before_counts_as_found(looks: Looks) -> None:
     first.ended = second.ended = True
     looks.ready(showing("c", 1), 0)
     assert (looks.asked, looks.found) == (5, 2)
+
+
+class SlowTower(FakeTower):
+    """Unpacks until nobody waits for it any more, as a worker does."""
+
+    def pixels(self, item: MediaItem) -> PixelArray:
+        self.unpacked.append(item.digest)
+        client = worker._client.get()
+        while client.wanted():
+            threading.Event().wait(0.001)
+        raise Cancelled("Nobody waits for this any more.")
+
+
+def test_one_keys_pictures_leave_threads_for_anothers_and_stop_when_their_request_ends() -> None:
+    tower = SlowTower()
+    looks = Looks(Eyes(tower, LookMemory(1 << 20, 64 * NBYTES)))
+    greedy, polite = showing("a", *range(20), tenant="greedy"), showing("b", 100, tenant="polite")
+    looks.ready(greedy, 0)
+    looks.advance(0.0)
+    looks.ready(polite, 0)
+    looks.advance(0.0)
+    begun = {digest: look.pixels for digest, look in looks._looks.items() if look.pixels is not None}
+    assert len(begun) == THREADS_EACH + 1 and bytes([100]) * 32 in begun
+    greedy.ended = polite.ended = True
+    looks.check()
+    assert not wait(list(begun.values()), 10).not_done
+    looks.close()

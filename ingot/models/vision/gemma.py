@@ -10,7 +10,7 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
 from ingot.models.vision.vit import Vit, clip_layer, learned
@@ -52,7 +52,8 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         (model.vision_tower, projector),
         stated.patch_size,
         hidden,
-        cut=lambda frame, layout: [normal(resized(frame, layout.size, normal.resample))],
+        cut=lambda frame, layout: [normal(frame)],
+        resample=normal.resample,
         gather=pooled,
         project=projected,
         mutual=True,

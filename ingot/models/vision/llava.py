@@ -40,7 +40,7 @@ def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
             return [normal(resized(frame, layout.size, normal.resample))]
         return [normal(middle(frame, shorter, layout.size, normal.resample))]
 
-    return _tower(model, device, cut)
+    return replace(_tower(model, device, cut), resample=normal.resample if shorter is None else None)
 
 
 def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
 from ingot.models.vision.tiled import TiledTower
@@ -42,7 +42,8 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
-        cut=lambda frame, layout: [normal(resized(frame, layout.size, normal.resample))],
+        cut=lambda frame, layout: [normal(frame)],
+        resample=normal.resample,
         gather=gathered,
         project=project,
         turn=lambda layout: angles(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),

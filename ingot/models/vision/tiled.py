@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.media.item import MediaItem
 from ingot.media.layout import Layout
-from ingot.media.picture import Pixels
+from ingot.media.picture import BICUBIC, Pixels
 from ingot.models.vision.slicing import by_rows
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
 from ingot.models.vision.vit import Angles, RowWork, Vit
@@ -40,6 +40,7 @@ class TiledTower:
     arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
     turn: Turn | None = None
     finish: Gather | None = None  # of what was projected the features, where there are others among them
+    resample: int | None = None  # how a worker makes a picture of the layout's size; None: tiles are cut of the whole
     mutual: bool = False
     deep: int = 0
     axes: None = None
@@ -49,7 +50,8 @@ class TiledTower:
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """[tiles, patches, patch * patch * 3]"""
-        frames = item.source.frames()
+        size = None if self.resample is None else item.layout.size
+        frames = item.source.frames(size, self.resample or BICUBIC)
         made = [self._patches(tile, item.layout) for tile in self.cut(next(frames), item.layout)]
         assert next(frames, None) is None, "a picture is one frame; until here it was booked"
         return np.stack(made)

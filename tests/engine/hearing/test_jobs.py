@@ -13,6 +13,7 @@ import pytest
 from ingot.engine.hearing.jobs import TranscriptJobs
 from ingot.engine.hearing.request import Segment, Transcribed, TranscriptEvent, TranscriptionRequest
 from ingot.errors import BadRequest, Cancelled, DeadlineExceeded, IngotError, Overloaded
+from ingot.media import worker
 from ingot.media.sound import Sound
 from tests.hearing import ScriptedEars, offered, timed, tone, wav
 
@@ -115,6 +116,16 @@ def test_beside_a_stream_it_works_for_what_a_step_leaves_of_the_target() -> None
     took = [world.turn(0.060, streaming=True) for _ in range(3)]
     assert max(took) == pytest.approx(0.040, abs=PART_MS / 1000)
     assert world.turn(0.400, streaming=True) == pytest.approx(0.200, abs=PART_MS / 1000)
+
+
+def test_a_cancelled_sound_gives_its_worker_back() -> None:
+    world = World()
+    world.ask("a", LONG)
+    world.until_heard()
+    assert worker.samples.booked > 0
+    world.desk.cancel("a")
+    world.turn(0.060, streaming=True)
+    assert worker.samples.booked == 0
 
 
 def test_a_cancel_is_felt_within_a_window() -> None:
