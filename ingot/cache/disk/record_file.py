@@ -19,9 +19,9 @@ class StoredData:
     tensors: tuple[memoryview, ...]
 
 
-def read_header(files: Files, path: Path, nbytes: int, secret: bytes) -> Header:
-    """Of a file of so many bytes that was sealed with this secret, without reading the rest. Raises Damaged or
-    OSError."""
+def read_header(files: Files, path: Path, nbytes: int, secret: bytes | None) -> Header:
+    """Of a file of so many bytes that was sealed with this secret, or with any, without reading the rest. Raises
+    Damaged or OSError."""
     length = length_of(bytes(files.read(path, LENGTH)))
     header = decoded(bytes(files.read(path, LENGTH + length)[LENGTH:]), secret)
     if header.name != path.name:

@@ -379,7 +379,7 @@ class RecordStore:
         """Whose a record is, as its file says; nobody's, where that cannot be read, which is not for this scope to
         set aside."""
         try:
-            return read_header(self._files, file.path, file.nbytes).owner.tenant
+            return read_header(self._files, file.path, file.nbytes, None).owner.tenant
         except (Damaged, OSError):
             return ""
 
