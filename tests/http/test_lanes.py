@@ -204,8 +204,8 @@ async def test_short_requests_overtake_long_ones_and_only_so_many_long_ones_wait
     service: Service = app.state.service
     gate = Gate()
     long = b'"' + b"a" * LONG_BODY + b'"'
-    tasks = [asyncio.create_task(service.read(long, gate, "")) for _ in range(17)]
-    await gate.entered()
+    tasks = [asyncio.create_task(service.read(long, gate, "")) for _ in range(18)]
+    await gate.entered(2)
     await settle()
     with pytest.raises(Overloaded):
         await service.read(long, gate, "")
