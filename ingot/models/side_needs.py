@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ingot.kernels.device import Device
+from ingot.media import worker
 from ingot.models.encoders.config import EncoderConfig
 from ingot.models.encoders.encoder import trunk_batch_bytes
 from ingot.models.encoders.load import read_config
@@ -27,9 +28,9 @@ LONGEST_INPUT: Final = 8192
 
 
 def hearing_needs(folder: Path, device: Device) -> int:
-    """Bytes of a Whisper model and of what it holds while it hears a window. Raises ModelError."""
+    """Bytes of a Whisper model, of what it holds while it hears a window, and of unpacking. Raises ModelError."""
     model, config = read_model(folder)
-    return settled_bytes(model, device) + config.window_bytes
+    return settled_bytes(model, device) + config.window_bytes + worker.headers.memory + worker.samples.memory
 
 
 def speaking_needs(folder: Path, device: Device) -> int:

@@ -34,7 +34,7 @@ ROOMS: Final = {
     "cache": {"codecs.names"},
     "engine": {"health", "loop", "engine_thread", "fleet", "speculation.choice"},
     "kernels": {"device", "fastblas", "remedy"},
-    "media": {"fetched", "fetching", "bounds"},
+    "media": {"fetched", "fetching", "bounds", "worker"},
     "models": {"files", "gguf.part_names"},
     "protocol": {"operations", "errors", "model_names", "schema.terms", "ours.health", "chat.receipt_headers"}
     | {"anthropic.errors", "ollama.errors", "responses.stored_response"},
