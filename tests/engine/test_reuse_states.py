@@ -36,6 +36,7 @@ from ingot.engine.request import Request
 from ingot.engine.reuse import Reuse
 from ingot.engine.room import Room
 from ingot.engine.sequence import Sequence
+from ingot.kernels import native
 from ingot.models.adapter import Adapter
 from ingot.models.form import form_of
 from tests import tiny
@@ -90,9 +91,6 @@ class Clock:
 
 @cache
 def adapter_of(kind: str) -> Adapter:
-    from ingot.kernels import native
-
-    native.use_one_path()
     made: Adapter = tiny.adapter(kind, WIDEST, exact=True)
     return made
 
@@ -128,6 +126,7 @@ def states(rows: Rows, row: Any) -> list[np.ndarray[Any, Any]]:
 class KeptStates(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        native.use_one_path()
         self.folder = Path(tempfile.mkdtemp(prefix="ingot-"))
         self.disk: Disk | None = None
         self.clock = Clock()
@@ -219,6 +218,7 @@ class KeptStates(RuleBasedStateMachine):
                 self.reuse.forget(tenant)
             assert self.reuse.index.nbytes == 0 and not any(group.pages.kept for group in self.rows.groups)
         shutil.rmtree(self.folder, ignore_errors=True)
+        native.use_one_path(False)
 
     # Sequences, as the scheduler and the runner treat them
 
