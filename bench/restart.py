@@ -35,6 +35,7 @@ from ingot.cache.disk.header import Header, RecordOwner, digest, sums_of
 from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.cache.stored import StoredRecord, TensorShape
 from ingot.config import DEFAULT_MODEL, Settings
+from ingot.config.archive_key import ArchiveKey
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended
 from ingot.engine.start import start_engine
@@ -203,17 +204,17 @@ def conversation(key: Mapping[str, str], rng: random.Random, pieces: int) -> Ite
         before = whole
 
 
-def fill(folder: Path, key: Mapping[str, str], rng: random.Random, records: int) -> list[int]:
+def fill(folder: Path, key: Mapping[str, str], secret: bytes, rng: random.Random, records: int) -> list[int]:
     """Write files as a server that ran for long would have left them, without its index; returns the tokens of one of
     the conversations."""
-    store = RecordStore(folder, key, LIMITS)
+    store = RecordStore(folder, key, LIMITS, secret)
     store.close()
     files, home = Files(), folder / store.scope
     path: list[int] = []
     for begun in range(0, records, PIECES):
         path = []
         for header, data in conversation(key, rng, min(PIECES, records - begun)):
-            files.write(home / header.name, [header.encoded(), *data], sync=False)
+            files.write(home / header.name, [header.encoded(secret), *data], sync=False)
             path += header.record.tokens
     return path
 
@@ -253,10 +254,11 @@ def measured_full(settings: Settings, folder: Path, rng: random.Random, records:
     assert disk is not None
     key = disk.store.key
     engine.close()
-    known = fill(settings.cache_dir, key, rng, records)
+    secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
+    known = fill(settings.cache_dir, key, secret, rng, records)
     engine = opened(settings, folder)
     disk = engine._loaded.disk
-    assert disk is not None
+    assert disk is not None and disk.store.total().records >= records, "the engine does not know what is there"
     ended(engine, request("warming", [1, 2, 3], output=4, cache=False))
     alone = longest_wait(engine, "alone", [])
 
@@ -265,7 +267,7 @@ def measured_full(settings: Settings, folder: Path, rng: random.Random, records:
 
     def another_server() -> list[int]:
         """Writes, after which this one does, and finds it; returns what it wrote of."""
-        other = RecordStore(disk.store.folder, key, LIMITS)
+        other = RecordStore(disk.store.folder, key, LIMITS, secret)
         path: list[int] = []
         for header, data in conversation(key, rng, PIECES):
             other.write(header, data)

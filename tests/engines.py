@@ -38,6 +38,7 @@ GPU = Device("cuda", "a CPU that follows a GPU's rules", 1 << 34)
 """Launches, pipelining and plain MLX operations as on a GPU, which is what the engine decides by the device's kind."""
 
 DISK_LIMITS = DiskLimits(1 << 28, sync=False)
+DISK_SECRET = b"ours"
 
 
 class Held(Adapter):
@@ -140,7 +141,9 @@ def start(
         kept = (
             None
             if disk is None
-            else Disk.open(disk, {"model": kind, "device": here.kind, "codec": codec.described}, disk_limits, files)
+            else Disk.open(
+                disk, {"model": kind, "device": here.kind, "codec": codec.described}, disk_limits, DISK_SECRET, files
+            )
         )
         return Loaded(
             adapter,

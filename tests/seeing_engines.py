@@ -22,7 +22,7 @@ from ingot.models.adapter import load
 from ingot.models.heads.finding import find_head
 from ingot.models.heads.loading import load_head, with_head
 from ingot.models.live_codec import with_live_codec
-from tests.engines import DISK_LIMITS, tiny_tokenizer
+from tests.engines import DISK_LIMITS, DISK_SECRET, tiny_tokenizer
 
 ROOMY = LookMemory(1 << 26, 1 << 22)
 
@@ -89,7 +89,7 @@ def start_seeing(
             eyes=Eyes(adapter.tower, looking),
             sparse=sparse,
             loras=named,
-            disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS),
+            disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS, DISK_SECRET),
         )
 
     return Engine(loaded, limits or Limits(target_itl_ms=5.0))

@@ -84,7 +84,7 @@ def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None
         total = adapter.weight_bytes + (1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
         card = replace(scripted.CARD, name=kind, context=CONTEXT, memory_budget=total)
-        kept = None if disk is None else Disk.open(disk, {"model": kind}, engines.DISK_LIMITS)
+        kept = None if disk is None else Disk.open(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET)
         return Loaded(adapter, spelling, card, budget, cache_bytes, disk=kept)
 
     return Engine(load, limits or Limits())

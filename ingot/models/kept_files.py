@@ -33,7 +33,7 @@ def open_disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCod
         secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
         digests = where / "digests.json"
         key = exact_key(adapter, folder, codec, digests, deterministic=settings.deterministic, part=part)
-        return Disk.open(where, key, limits, secret=secret)
+        return Disk.open(where, key, limits, secret)
     except Unavailable as error:
         raise ConfigError(
             f"cache_dir {where} cannot be used without the key that records are sealed with, archive_key_file "

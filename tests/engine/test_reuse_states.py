@@ -43,6 +43,7 @@ from tests import tiny
 
 KINDS = ["llama", "window", "hybrid"]
 WIDEST = 512
+SECRET = b"ours"
 FAILING = ["shrunk", "loose", "taken", "with_pages", "opened", "offer", "ask", "provide", "copy", "lay", "checkpoint"]
 """What the engine calls that may fail: encoding and decoding, the disk's threads, memory for states."""
 
@@ -150,7 +151,7 @@ class KeptStates(RuleBasedStateMachine):
         self.codec: PairCodec = RecordCodec(CodecName.parse("affine8")) if coded else RAW_CODEC
         self.pages = pages
         if on_disk:
-            self.disk = Disk.open(self.folder, {"model": kind}, DiskLimits(INDEX_ROOM + files, sync=False))
+            self.disk = Disk.open(self.folder, {"model": kind}, DiskLimits(INDEX_ROOM + files, sync=False), SECRET)
         self.begin()
         self.converse(0, 4, 30, Who("a", exact=False, pins=False, marks=True))
 
@@ -379,7 +380,7 @@ class KeptStates(RuleBasedStateMachine):
             self.failing = None
             self.reuse.close()
             if self.disk is not None:
-                self.disk = Disk.open(self.folder, {"model": self.kind}, self.disk.store.limits)
+                self.disk = Disk.open(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET)
             self.begin_anew()
 
     @contextmanager

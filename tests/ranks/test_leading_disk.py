@@ -19,7 +19,7 @@ from ingot.ranks.pieces import Piece, ToldDeltas
 from ingot.ranks.plan import Kind
 from ingot.ranks.voice import Voice
 from ingot.ranks.wire import Link
-from tests.cache.disk.records import KEY, LIMITS, record
+from tests.cache.disk.records import KEY, LIMITS, SECRET, record
 
 SOON_S = 30.0
 
@@ -47,7 +47,7 @@ def others() -> Others:
 
 @pytest.fixture
 def disk(tmp_path: Path, others: Others) -> LeadingDisk:
-    own = Disk.open(tmp_path, KEY, LIMITS)
+    own = Disk.open(tmp_path, KEY, LIMITS, SECRET)
     return LeadingDisk(own.store, own.writer, own.reader, own.counts, others.voice, 1.5)
 
 

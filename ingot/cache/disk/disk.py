@@ -32,12 +32,12 @@ class Disk:
         folder: Path,
         key: Mapping[str, str],
         limits: DiskLimits,
+        secret: bytes,
         files: Files | None = None,
-        secret: bytes = b"",
     ) -> Disk:
         """Raises OSError where there is no such folder and none can be made, or others may write to it."""
         counts = DiskCounts()
-        store = RecordStore(folder, key, limits, files, secret=secret)
+        store = RecordStore(folder, key, limits, secret, files)
         writer = RecordWriter(store, counts)
         return cls(store, writer, RecordReader(store, writer.pending), counts)
 

@@ -113,9 +113,9 @@ class Header:
     def nbytes(self) -> int:
         """Of a file with this header; it need not know its sums yet."""
         summed = self if self.sums else replace(self, sums=(UNSUMMED,) * len(self.record.tensors))
-        return len(summed.encoded()) + self.record.nbytes
+        return len(summed.encoded(b"")) + self.record.nbytes
 
-    def encoded(self, secret: bytes = b"") -> bytes:
+    def encoded(self, secret: bytes) -> bytes:
         """How the file begins."""
         manifest = {
             "format": FORMAT,

@@ -95,9 +95,9 @@ class RecordStore:
         folder: Path,
         key: Mapping[str, str],
         limits: DiskLimits,
+        secret: bytes,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
-        secret: bytes = b"",
     ) -> None:
         self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope(key, secret)
         self._files, self._clock, self._secret = files or Files(), clock, secret

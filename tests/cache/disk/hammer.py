@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.store import DiskLimits
-from tests.cache.disk.records import KEY, ME, is_right, record
+from tests.cache.disk.records import KEY, ME, SECRET, is_right, record
 
 
 def hammer(folder: Path, seed: int, cap: int) -> None:
-    disk = Disk.open(folder, KEY, DiskLimits(cap, sync=False))
+    disk = Disk.open(folder, KEY, DiskLimits(cap, sync=False), SECRET)
     print("begun", flush=True)
     threading.Thread(target=read, args=(disk, seed), daemon=True).start()
     rng = random.Random(seed)

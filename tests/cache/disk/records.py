@@ -15,6 +15,7 @@ from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.cache.stored import StoredRecord, TensorShape
 
 KEY = {"model": "abc", "codec": "raw"}
+SECRET = b"ours"
 ME = RecordOwner.of("me", "")
 LIMITS = DiskLimits(1 << 26, sync=False)
 TOKEN = 1000
@@ -64,9 +65,9 @@ def bytes_in(folder: Path) -> int:
 
 
 def opened(
-    folder: Path, limits: DiskLimits = LIMITS, files: Files | None = None, secret: bytes = b"", **key: str
+    folder: Path, limits: DiskLimits = LIMITS, files: Files | None = None, secret: bytes = SECRET, **key: str
 ) -> RecordStore:
-    return RecordStore(folder, KEY | key, limits, files, secret=secret)
+    return RecordStore(folder, KEY | key, limits, secret, files)
 
 
 class FaultyFiles(Files):

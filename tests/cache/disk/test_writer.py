@@ -14,7 +14,7 @@ from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
 from ingot.cache.disk.writer import PAUSE_S, RecordWriter
-from tests.cache.disk.records import KEY, LIMITS, ME, FaultyFiles, is_right, opened, record
+from tests.cache.disk.records import KEY, LIMITS, ME, SECRET, FaultyFiles, is_right, opened, record
 
 
 class Gate(FaultyFiles):
@@ -44,7 +44,7 @@ def offered(writer: RecordWriter, tokens: list[int]) -> Entry | None:
 
 def shut(folder: Path, gate: Gate) -> Disk:
     gate.opened.set()
-    made = Disk.open(folder, KEY, LIMITS, gate)
+    made = Disk.open(folder, KEY, LIMITS, SECRET, gate)
     gate.opened.clear()
     gate.reached.clear()
     return made
@@ -129,7 +129,7 @@ def test_a_tenants_records_are_not_written_after_it_was_cleared(tmp_path: Path, 
 
 
 def test_a_reading_that_nobody_waits_for_reads_nothing(tmp_path: Path) -> None:
-    disk = Disk.open(tmp_path, KEY, LIMITS)
+    disk = Disk.open(tmp_path, KEY, LIMITS, SECRET)
     entry = disk.store.write(*record([1]))
     disk.reader.close()
     reading = disk.reader.ask(entry)
