@@ -23,11 +23,14 @@ from ingot.cache.disk.files import Files
 log = logging.getLogger("ingot.cache")
 T = TypeVar("T")
 
-VERSION: Final = 3
+VERSION: Final = 4
 PATIENCE_S: Final = 5.0  # for another process that writes to it
 PAGES_AHEAD: Final = 64  # of the journal, which counts against the folder's cap
 REMEMBERED: Final = 1024
 """Changes that are told to other processes one by one; who missed more compares all names."""
+# Not INSERT OR IGNORE: within a trigger the policy of the statement outside it holds, and an upsert's is to abort.
+_ENSURE_TOTAL: Final = """INSERT INTO totals SELECT new.scope, new.tenant, 0, 0
+    WHERE NOT EXISTS (SELECT 1 FROM totals WHERE scope = new.scope AND tenant = new.tenant)"""
 _SCHEMA: Final = f"""
 CREATE TABLE IF NOT EXISTS records (
     scope TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, begin INTEGER NOT NULL,
@@ -45,7 +48,7 @@ CREATE TABLE IF NOT EXISTS changes (
     number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, name TEXT NOT NULL
 );
 CREATE TRIGGER IF NOT EXISTS record_added AFTER INSERT ON records BEGIN
-    INSERT OR IGNORE INTO totals VALUES (new.scope, new.tenant, 0, 0);
+    {_ENSURE_TOTAL};
     UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope AND tenant = new.tenant;
     INSERT INTO changes (scope, name) VALUES (new.scope, new.name);
     DELETE FROM changes WHERE number <= last_insert_rowid() - {REMEMBERED};
@@ -58,7 +61,7 @@ CREATE TRIGGER IF NOT EXISTS record_removed AFTER DELETE ON records BEGIN
 END;
 CREATE TRIGGER IF NOT EXISTS record_changed AFTER UPDATE OF size, tenant ON records BEGIN
     UPDATE totals SET records = records - 1, bytes = bytes - old.size WHERE scope = old.scope AND tenant = old.tenant;
-    INSERT OR IGNORE INTO totals VALUES (new.scope, new.tenant, 0, 0);
+    {_ENSURE_TOTAL};
     UPDATE totals SET records = records + 1, bytes = bytes + new.size WHERE scope = new.scope AND tenant = new.tenant;
     DELETE FROM totals WHERE scope = old.scope AND tenant = old.tenant AND records = 0;
 END;

@@ -16,6 +16,7 @@ from tests.cache.disk.records import KEY, ME, SECRET, is_right, record
 
 
 def hammer(folder: Path, seed: int, cap: int) -> None:
+    sys.setswitchinterval(1e-4)  # else the writer, which gives way at each call to the system, hardly gets a turn
     disk = Disk.open(folder, KEY, DiskLimits(cap, sync=False), SECRET)
     print("begun", flush=True)
     threading.Thread(target=read, args=(disk, seed), daemon=True).start()

@@ -153,6 +153,30 @@ def test_an_index_can_be_lost_in_any_way(tmp_path: Path, damage: str) -> None:
     assert len(opened(tmp_path).entries(ME)) == 3
 
 
+INDEX_STEPS = st.lists(
+    st.tuples(st.booleans(), st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from("pq"), st.integers(0, 9)),
+    max_size=20,
+)
+
+
+@given(steps=INDEX_STEPS)
+@example(steps=[(True, "a", "x", "p", 3), (True, "a", "x", "p", 3)])
+@example(steps=[(True, "a", "x", "p", 3), (True, "a", "x", "q", 5)])
+def test_an_index_counts_right_whatever_is_added_again_or_removed(steps: list[tuple[bool, str, str, str, int]]) -> None:
+    index = RecordIndex(None)
+    held: dict[tuple[str, str], tuple[str, int]] = {}
+    for adds, scope, name, tenant, size in steps:
+        if adds:
+            index.add([IndexRow(scope, name, size, 1.0, 0, b"", tenant)])
+            held[scope, name] = tenant, size
+        else:
+            index.remove(scope, [name])
+            held.pop((scope, name), None)
+    sizes = {tenant: [size for whose, size in held.values() if whose == tenant] for tenant, _ in held.values()}
+    assert index.totals() == {tenant: Total(len(each), sum(each)) for tenant, each in sizes.items()}
+    index.close()
+
+
 def test_an_index_that_breaks_while_it_is_used_is_made_anew(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.write(*record(SHORT))
