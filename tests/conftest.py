@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -83,6 +83,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if done.returncode != 0:
         pytest.fail(done.stdout + done.stderr, pytrace=False)
     return True
+
+
+@pytest.fixture(autouse=True, scope="module")
+def paths_of_this_file() -> Iterator[None]:
+    """The path that tests choose for all of their process ends with their file, whatever order files run in."""
+    yield
+    if (native := sys.modules.get("ingot.kernels.native")) is not None:
+        native.use_one_path(False)
 
 
 @pytest.fixture

@@ -116,6 +116,11 @@ class PageGroup(Pool[Storage]):
         return sum(pool.page_bytes * pool.slots.used for pool in self.pools)
 
     @property
+    def unpaid_bytes(self) -> int:
+        """What records hold and none counts: pages that windows see, which a record that is gone had paid for."""
+        return self.page_bytes * self.pages.unpaid
+
+    @property
     def shared_bytes(self) -> int:
         """What running rows and records hold together, in the form that is counted as the records'."""
         if self.coded is None:

@@ -44,10 +44,12 @@ class Pages:
         self._free: list[int] = []
         self._by_rows: list[int] = []  # how many running rows hold each page
         self._by_records: list[int] = []
+        self._paid: list[int] = []  # how many of those records count it as theirs: one, but for a moment
         self._written: list[int] = []  # tokens of each, from its beginning on
         self.running = 0  # pages that some row holds
         self.kept = 0  # pages that some record holds
         self.both = 0
+        self.unpaid = 0  # pages that some record holds and none counts, as the one that did is gone
         self.taken = 0  # how often one was
 
     @property
@@ -79,7 +81,7 @@ class Pages:
     def _taken(self, written: int) -> int:
         if not self._free:
             self._free.append(self.made)
-            for count in (self._by_rows, self._by_records, self._written):
+            for count in (self._by_rows, self._by_records, self._paid, self._written):
                 count.append(0)
         page = heapq.heappop(self._free)
         self._written[page] = written
@@ -110,6 +112,18 @@ class Pages:
                     continue
             if self.forms is not None:
                 self.forms.settle(page, self._by_rows[page])
+
+    def pay(self, pages: Iterable[int]) -> None:
+        """A record counts these, which it holds, as its own."""
+        for page in pages:
+            self._paid[page] += 1
+            self.unpaid -= self._paid[page] == 1
+
+    def pay_no_more(self, pages: Iterable[int]) -> None:
+        """It is about to drop them."""
+        for page in pages:
+            self._paid[page] -= 1
+            self.unpaid += not self._paid[page]
 
     def copied(self, source: int, target: int, tokens: int) -> PageCopy:
         if self.forms is None:
@@ -142,6 +156,7 @@ class Pages:
     def _changed(self, by: int, *, kept: bool, shared: bool) -> None:
         if kept:
             self.kept += by
+            self.unpaid += by
         else:
             self.running += by
         if shared:
@@ -174,7 +189,7 @@ class Pages:
         """Forget the pages from number `made` on, which nobody holds."""
         self._free = [page for page in self._free if page < made]
         heapq.heapify(self._free)
-        for count in (self._by_rows, self._by_records, self._written):
+        for count in (self._by_rows, self._by_records, self._paid, self._written):
             del count[made:]
         if self.forms is not None:
             self.forms.trim(made)
@@ -193,6 +208,8 @@ class Pages:
         assert (self.running, self.kept, self.both) == (len(rows), len(records), len(rows & records)), (
             "pages miscounted"
         )
+        paid = {page for page, count in enumerate(self._paid) if count}
+        assert paid <= records and self.unpaid == len(records - paid), "pages are paid for by nobody, or twice"
         if self.forms is not None:
             self.forms.check(self._by_rows, rows | records)
 
@@ -202,15 +219,16 @@ class Table:
 
     `numbers[i]` holds the tokens from (first + i) * PAGE on. Those of a running row grow; a record's are `kept`, and
     stay. The first `coded` pages are those that the row sees in fewer bits, and of the first `least` some have no other
-    form.
+    form. A record counts those that it `pay`s for as its own.
     """
 
-    __slots__ = ("coded", "first", "kept", "least", "numbers", "pages")
+    __slots__ = ("coded", "first", "kept", "least", "numbers", "pages", "paid")
 
     def __init__(self, pages: Pages, first: int = 0, numbers: Iterable[int] = (), *, kept: bool = False) -> None:
         """Holds the pages `numbers` once more."""
         self.pages, self.first, self.kept = pages, first, kept
         self.coded = self.least = 0
+        self.paid = array("i")
         self.numbers = array("i")
         held = array("i", numbers)
         pages.hold(held, kept=kept)
@@ -221,8 +239,17 @@ class Table:
 
     def release(self) -> None:
         held, self.numbers = self.numbers, array("i")
+        paid, self.paid = self.paid, array("i")
+        self.pages.pay_no_more(paid)
         self._see_no_more(held[: self.coded])
         self.pages.drop(held, kept=self.kept)
+
+    def pay(self, first: int) -> None:
+        """Count the pages from number `first` on as this table's, from now to its end."""
+        assert self.kept
+        if not self.paid:  # by another part that has the same table
+            self.paid = self.numbers[max(0, first - self.first) :]
+            self.pages.pay(self.paid)
 
     def _see_no_more(self, pages: Sequence[int]) -> None:
         """A row is about to drop pages that it sees in fewer bits."""

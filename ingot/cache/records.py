@@ -33,6 +33,9 @@ class KVPart:
     paid: int
     """The number of the first page that nobody kept before it: those from there on are counted as this record's."""
 
+    def __post_init__(self) -> None:
+        self.table.pay(self.paid)
+
     def part(self, begin: int, end: int) -> KVPart:
         begin, end = max(begin, self.begin), min(end, self.end)
         if (begin, end) == (self.begin, self.end):

@@ -336,13 +336,17 @@ class Reuse:
         kept = self._tier.reserved
         if self._condenser is not None:
             self._condenser.begin()
-        self.index.shrink(self.limit - kept, lambda: needed + self._alone + kept <= self._budget.states)
+        self.index.shrink(self.limit - kept, self._is_enough)
 
     def _make_room(self) -> bool:
         """See that there is memory for what is about to be read. Whether there is."""
         self.make_way(self._needed)
+        return self._is_enough()
+
+    def _is_enough(self) -> bool:
+        """Whether both running sequences and what is being read have memory."""
         kept = self._tier.reserved
-        return self.index.nbytes + kept <= self.limit and self._needed + self._alone + kept <= self._budget.states
+        return self._held + kept <= self.limit and self._needed + self._alone + kept <= self._budget.states
 
     def pause(self) -> None:
         """Nothing can be computed now, though somebody waits."""
@@ -365,7 +369,12 @@ class Reuse:
     @property
     def _alone(self) -> int:
         """What kept records hold and running sequences do not."""
-        return self.index.nbytes - sum(group.shared_bytes for group in self.rows.groups)
+        return self._held - sum(group.shared_bytes for group in self.rows.groups)
+
+    @property
+    def _held(self) -> int:
+        """What kept records hold."""
+        return self.index.nbytes + sum(group.unpaid_bytes for group in self.rows.groups)
 
     def check(self) -> None:
         self.index.check()
