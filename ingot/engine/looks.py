@@ -86,6 +86,7 @@ class _Look:
     item: MediaItem
     nbytes: int
     tenant: str  # who asked first
+    request: str
     holders: set[Sequence] = field(default_factory=set)
     left: threading.Event = field(default_factory=threading.Event)  # nobody waits for it any more
     pixels: Future[PixelArray] | None = None
@@ -188,7 +189,8 @@ class Looks:
             self.found += sum(item.digest in self._looks or item.digest in self._kept for item in wanted)
         for item in fresh:
             features = self._kept.pop(item.digest, None)
-            self._looks[item.digest] = _Look(item, needed[item.digest], sequence.request.tenant, features=features)
+            asked = sequence.request
+            self._looks[item.digest] = _Look(item, needed[item.digest], asked.tenant, asked.id, features=features)
         for item in wanted:
             self._looks[item.digest].holders.add(sequence)
         while self._kept and self._booked + self._kept_bytes > self._memory.features:
@@ -224,7 +226,7 @@ class Looks:
 
     def _made(self, look: _Look) -> PixelArray:
         """Its pixels, in a thread that waits for a worker; that is killed where nobody waits for them any more."""
-        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set())):
+        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set(), look.request)):
             return self._tower.pixels(look.item)
 
     def _slice(self, look: _Look) -> None:

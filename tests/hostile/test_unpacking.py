@@ -195,7 +195,7 @@ def test_a_page_that_takes_long_keeps_no_other_keys_picture_waiting() -> None:
 def test_who_leaves_has_its_workers_killed_and_its_memory_given_back() -> None:
     greedy = Greedy(2)
     greedy.leave()
-    assert worker.pixels.booked == 0 and not worker.pixels._running and not worker.pixels._waiting
+    assert worker.pixels.booked == 0 and not worker.pixels._running.total and not worker.pixels._waiting
 
 
 def test_sounds_of_one_key_leave_workers_for_anothers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,16 +15,18 @@ import pytest
 from ingot.errors import BadMedia, Cancelled
 from ingot.media import worker
 from ingot.media.worker import Client, Job, Part, Pool, Worker, working_for
+from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
 
 HEADER = Job("picture header", "picture", 64 << 20, 10.0)
 MB = 1 << 20
+ENDLESS = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 100_000)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by means of Linux")
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool(2, 1, 256 * MB)
+    made = Pool("media pixels", 2, 1, 256 * MB)
     yield made
     made.close()
 
@@ -47,6 +50,42 @@ def test_a_worker_that_dies_is_the_end_of_its_request_alone(pool: Pool) -> None:
         pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
     assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
     assert pool.started == 2 and pool.booked == 0
+
+
+def test_the_log_tells_how_a_worker_died_and_for_which_request(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    with working_for(Client("ann", request="chatcmpl-1")), pytest.raises(BadMedia):
+        pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "a worker that read a file for chatcmpl-1 ended with 1: \"KeyError: 'a job that nobody knows'\""
+    )
+    assert record.facts["request_id"] == "chatcmpl-1"  # type: ignore[attr-defined]
+
+
+def test_a_file_that_is_refused_and_one_whose_client_left_are_no_deaths(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadMedia):
+        pool.run(HEADER, b"nothing")
+    with working_for(Client("ann", lambda: False)), pytest.raises(Cancelled):
+        pool.run(Job("pdf page", "PDF", 256 * MB, 10.0, (0, (2000, 2000), (9, 9), 3)), ENDLESS)
+    assert caplog.records == []
+
+
+def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: Pool) -> None:
+    process = Worker()
+    process._process.kill()
+    process._stderr.close()
+    reader, writer = os.pipe()
+    process._stderr = os.fdopen(reader, "rb", 0)
+    os.set_blocking(reader, False)
+    for _ in range(5):
+        os.write(writer, b"x" * 65_000 + b"\n")
+        process._listen()
+    os.write(writer, b"the last\n\n")
+    assert process._ended() == "SIGKILL: 'the last'"
+    assert len(process._said) <= worker.SAID
+    os.close(writer)
 
 
 def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: Pool) -> None:
@@ -124,7 +163,7 @@ class Office:
 
     def _settled(self) -> bool:
         with self.pool._changed:
-            running = self.pool._running.total()
+            running = self.pool._running.total
             return len(self.pool._waiting) + running == self.asked and len(self.begun) == running
 
     def _run(self, name: str, memory: int) -> None:
