@@ -184,7 +184,7 @@ class Sending:
                 answer = Answer(0, str(fault).encode())
             with self._lock:
                 self.statuses[file.kind.partition("/")[0], answer.status] += 1
-                if answer.status not in (200, 400):
+                if not answer.status or answer.status >= 500:
                     self.wrong.append(f"file {number}, {file.kind}: {answer.status} {answer.raw[:300]!r}")
 
 

@@ -66,6 +66,7 @@ def run(arguments: list[str]) -> int:
         return 0
     alone = lone(config.settings)
     require_extras(entries or (alone,))
+    require_folders(entries or (alone,))
     here = place(os.environ)
     hosts = hosts_wanted(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -98,6 +99,15 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
             require("events", "--kv-events", param="kv_events")
         if settings.otlp_traces_endpoint is not None:
             require("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
+
+
+def require_folders(entries: Sequence[ModelEntry]) -> None:
+    """The same of where prompts are kept. Raises ConfigError where others may have written there."""
+    for folder, key_file in {(entry.settings.cache_dir, entry.settings.archive_key_file) for entry in entries}:
+        if folder is not None:
+            from ingot.cache.disk.store import folder_secret
+
+            folder_secret(folder, key_file)
 
 
 def _serve_rank(settings: Settings, here: Place, settings_again: Callable[[], Settings]) -> None:
