@@ -30,7 +30,7 @@ from bench.soak.trend import trend
 from bench.soak.watch import complaints
 
 MODEL: Final = Path(__file__).parents[1] / "foundry" / "models" / "vision"
-FLAGS: Final = ("--memory", "2GB", "--cache-memory", "16MB")
+FLAGS: Final = ("--memory", "2GB", "--cache-memory", "4MB")
 SHOWN: Final = 1000
 """Files after which figures are told."""
 LOOKS: Final = 100

@@ -21,6 +21,7 @@ from ingot.errors import IngotError, TooLarge
 from ingot.kernels.device import is_lost
 from ingot.media import worker
 from ingot.media.item import MediaItem
+from ingot.media.picture import Unpacking
 from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
 
 log = logging.getLogger("ingot.engine")
@@ -52,6 +53,7 @@ class LookMemory:
         for item in {item.digest: item for item in items}.values():
             needs = tower.needs(item.layout)
             features += needs.features
+            _refuse_unpacking(item.source.unpacking(tower.views(item.source.size, item.layout)))
             if needs.pixels + needs.work > self.work:
                 raise TooLarge(
                     f"Looking at one of the pictures or clips takes {_mb(needs.pixels + needs.work)}, of "
@@ -275,6 +277,21 @@ class LookFailed(Exception):
     def __init__(self, error: IngotError, requests: list[str]) -> None:
         super().__init__(str(error))
         self.error, self.requests = error, requests
+
+
+def _refuse_unpacking(needed: Unpacking) -> None:
+    """Raises TooLarge where no worker would ever be given so much."""
+    aside = worker.pixels.memory
+    if needed.memory <= aside:
+        return
+    width, height = needed.size
+    largest = needed.largest(aside)
+    advice = "" if largest is None else f"Send it as at most {largest.width} by {largest.height}, or "
+    raise TooLarge(
+        f"Unpacking {width} by {height} pixels takes {_mb(needed.memory)}, of {_mb(aside)} that are set aside for it. "
+        f"{advice}{'s' if advice else 'S'}erve the model with more --memory.",
+        param="messages",
+    )
 
 
 def _mb(size: int) -> str:
