@@ -88,11 +88,10 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
     else the settings ask for, cannot do without."""
     for entry in entries:
         settings = entry.settings
-        for setting in ("audio_model", "speech_model"):
-            if getattr(settings, setting) is not None:
-                require("audio", f"--{setting.replace('_', '-')}", param=setting)
-        if entry.kind in ("audio", "speech"):
-            require("audio", f"{entry.name}, of kind {entry.kind},")
+        if settings.audio_model is not None:
+            require("audio", "--audio-model", param="audio_model")
+        if entry.kind == "audio":
+            require("audio", f"{entry.name}, of kind audio,")
         if entry.kind == CHAT and sees(entry.path, settings):
             require("vision", f"{entry.name}, which sees,", instead="or serve it for text alone with --text-only")
         if settings.kv_events is not None:
