@@ -35,8 +35,9 @@ SHOWN: Final = 1000
 """Files after which figures are told."""
 LOOKS: Final = 100
 """How often memory is read."""
-GROWTH: Final = 0.02
-"""The part by which memory may grow in the second half, and be flat: allocators round."""
+GROWTH: Final = 0.05
+"""The part by which memory may grow in the second half of 10,000 files. What is kept is bounded, but fills up until
+about 13,000; of 25,000 files the second half took 0.4 % more."""
 DEATH: Final = "a worker that read"
 WRITTEN: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 """What is written over numbers."""
@@ -248,7 +249,7 @@ def main(arguments: list[str]) -> int:
         print(f"{kind}: {count} answered {status}")
     grown = f"memory: {found.level / 1e6:.1f} MB, {found.growth / 1e6:+.2f} MB ({found.share:+.2%}) in the second half"
     print(f"{grown}; most {max(held for _, held in seen) / 1e6:.1f} MB; {died} workers died", flush=True)
-    if found.share > GROWTH * max(1.0, 10_000 / given.files):
+    if found.share > GROWTH * 10_000 / given.files:
         wrong.append(grown)
     for line in wrong:
         print(f"WRONG: {line}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import BadMedia, Cancelled
-from ingot.media import worker
+from ingot.media import worker, worker_main
 from ingot.media.worker import Client, Job, Part, Pool, Worker, working_for
 from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
@@ -114,6 +116,91 @@ def test_a_worker_opens_no_socket_and_runs_no_program(call: str) -> None:
     program = f"from ingot.media import worker_main; worker_main.deny(); {call}"
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "PermissionError" in made.stderr
+
+
+KERNELS = {
+    "x86_64": "socket 41, connect 42, bind 49, execve 59, kill 62, ptrace 101, tkill 200, process_vm_readv 310, "
+    "process_vm_writev 311, execveat 322, pidfd_send_signal 424, io_uring_setup 425, pidfd_getfd 438",
+    "aarch64": "ptrace 117, kill 129, tkill 130, socket 198, bind 200, connect 203, execve 221, process_vm_readv 270, "
+    "process_vm_writev 271, execveat 281, pidfd_send_signal 424, io_uring_setup 425, pidfd_getfd 438",
+}
+"""From the kernel's own tables, `syscall_64.tbl` and `asm-generic/unistd.h`."""
+NEEDED = {"x86_64": (0, 1, 3, 9, 12, 15, 45, 202, 231, 234), "aarch64": (63, 64, 57, 222, 214, 139, 207, 98, 94, 131)}
+"""read, write, close, mmap, brk, rt_sigreturn, recvfrom, futex, exit_group and tgkill, which `abort` calls."""
+HEADERS = [
+    *Path("/usr/include").glob(f"{platform.machine()}-linux-gnu/asm/unistd_64.h"),
+    *(Path("/usr/include").glob("asm-generic/unistd.h") if platform.machine() == "aarch64" else ()),
+]
+
+
+def judged(steps: list[tuple[int, int, int, int]], arch: int, call: int) -> int:
+    """What the kernel would make of a call, by a filter's steps."""
+    at, held, given = 0, 0, {0: call, 4: arch}
+    while True:
+        code, yes, no, number = steps[at]
+        if code == 0x06:
+            return number
+        if code == 0x20:
+            held, jump = given[number], 0
+        else:
+            jump = yes if (held == number if code == 0x15 else held >= number) else no
+        at += 1 + jump
+
+
+@pytest.mark.parametrize("machine", KERNELS)
+def test_the_filter_refuses_what_the_kernels_table_calls_so_and_nothing_that_is_needed(machine: str) -> None:
+    table = {name: int(number) for name, number in (each.split() for each in KERNELS[machine].split(", "))}
+    assert set(table) == set(worker_main.DENIED)
+    steps, arch = worker_main.filter_steps(machine), worker_main.ARCHITECTURES[machine]
+    other = next(each for each in worker_main.ARCHITECTURES.values() if each != arch)
+    allowed, refused = 0x7FFF0000, 0x0005000D
+    assert {name: judged(steps, arch, number) for name, number in table.items()} == dict.fromkeys(table, refused)
+    assert {judged(steps, arch, number) for number in NEEDED[machine]} == {allowed}
+    assert {number for number in range(1000) if judged(steps, arch, number) == refused} == set(table.values())
+    assert judged(steps, other, NEEDED[machine][0]) == judged(steps, arch, 0x40000000) == refused
+    assert worker_main.filter_steps("riscv64") == []
+
+
+@pytest.mark.skipif(not HEADERS, reason="the kernel's headers are not here")
+def test_the_numbers_of_calls_are_those_of_the_kernels_headers() -> None:
+    found = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", HEADERS[0].read_text()))
+    place = list(worker_main.ARCHITECTURES).index(platform.machine())
+    assert {name: str(numbers[place]) for name, numbers in worker_main.DENIED.items()}.items() <= found.items()
+
+
+SHUT_IN = """
+import os, sys
+from ingot.media import worker_main as w
+w.load_decoders(); w.held()
+print(w.shut_in())
+def tried(name, act):
+    try: act(); print(name, "worked")
+    except OSError as error: print(name, type(error).__name__)
+tried("secret", lambda: open(sys.argv[1]).read())
+tried("folder", lambda: os.listdir("/"))
+tried("written", lambda: open(sys.argv[2], "w"))
+tried("kill", lambda: os.kill(os.getppid(), 0))
+tried("own", lambda: open(w.__file__).read())
+tried("held", w.held)
+import xml.dom.minidom, PIL.FliImagePlugin
+"""
+
+
+@LINUX
+def test_a_worker_reads_and_writes_no_files_but_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the server")
+    command = [sys.executable, "-c", SHUT_IN, str(secret), str(tmp_path / "new")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    supported, *told = made.stdout.splitlines()
+    if supported == "False":
+        pytest.skip("this kernel has no landlock")
+    assert made.returncode == 0, made.stderr
+    words = dict(line.split() for line in told)
+    assert words == {
+        **dict.fromkeys(("secret", "folder", "written"), "PermissionError"),
+        **{"kill": words["kill"], "own": "worked", "held": "worked"},
+    }
 
 
 @LINUX
