@@ -9,6 +9,7 @@ SUBJECTS = (
     *("serve", "http_share", "engine", "cpu", "attention", "hybrid", "grammar", "agent", "restore", "blocks"),
     *("paged", "packed", "dense", "gpu", "gpu_diagnosis", "speculate", "restart", "codecs", "sparse", "sparse_quality"),
     *("sparse_scoring", "sparse_turns", "soak", "pictures", "replicas", "ranks", "adapters", "unpacking"),
+    "mutated_media",
 )
 
 

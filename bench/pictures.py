@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from bench.seeing_models import TOWERS, write
@@ -30,13 +31,14 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Failed, Request, Sampling, Stop
 from ingot.engine.start import start_engine
 from ingot.engine.stream import BlockingStream
+from ingot.media.decoding import viewed
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
 from ingot.media.layout import PictureWish
-from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
 from ingot.media.processor import Processor
 from ingot.media.size import Size
-from ingot.models.vision.frames import resized
+from ingot.media.worker import Part
 
 FOUNDRY = Path(__file__).parents[1] / "foundry" / "models" / "vision"
 ENDLESS = 4096
@@ -50,9 +52,17 @@ class Noise:
     seed: int
     side: int
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+    @property
+    def size(self) -> Size:
+        return Size(self.side, self.side)
+
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return Unpacking(0, 0, self.size)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         drawn = np.random.default_rng(self.seed).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
-        yield drawn if size is None else resized(drawn, size, resample)
+        made = viewed(Image.fromarray(drawn), views, resample)
+        return pixels_of((Part(None, bytearray(data)) for _, data in made), self.size, views)
 
 
 @dataclass(frozen=True)

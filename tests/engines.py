@@ -12,7 +12,7 @@ from bench.random_models import write_tokenizer
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.files import Files
-from ingot.cache.disk.store import DiskLimits
+from ingot.cache.disk.store import DiskLimits, RecordStore
 from ingot.config import Settings
 from ingot.engine.budget import EARLIER_SHARE, TRANSIENT_SHARE, Budget
 from ingot.engine.encoder_request import Role
@@ -141,8 +141,14 @@ def start(
         kept = (
             None
             if disk is None
-            else Disk.open(
-                disk, {"model": kind, "device": here.kind, "codec": codec.described}, disk_limits, DISK_SECRET, files
+            else Disk.of(
+                RecordStore(
+                    disk,
+                    {"model": kind, "device": here.kind, "codec": codec.described},
+                    disk_limits,
+                    DISK_SECRET,
+                    files,
+                )
             )
         )
         return Loaded(

@@ -36,6 +36,9 @@ class FakeTower:
     def positions(self, length: int, items: Sequence[MediaItem]) -> None:
         return None
 
+    def views(self, size: Size, layout: Layout) -> tuple[()]:
+        return ()
+
     def pixels(self, item: MediaItem) -> PixelArray:
         self.unpacked.append(item.digest)
         if self.fails is not None:

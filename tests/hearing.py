@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import wave
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
@@ -24,12 +25,36 @@ JOINED = (b" -", b" '", b" \xe2")
 VOCAB = 256 + len(JOINED) + 2 + LANGUAGES + len(TASKS) + TIMESTAMPS
 CONTEXT = 448
 SURE = 20.0
+STATED = {
+    "model_type": "whisper",
+    **{"num_mel_bins": 80, "max_source_positions": 1500, "d_model": 16, "vocab_size": VOCAB},
+    **{"max_target_positions": 24, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 32},
+    **{"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32},
+}
 
 
 def save_tokenizer(folder: Path) -> None:
     """Each byte is a token, and a few languages are known."""
     ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *JOINED])}
     tokenizer_of(ranks, VOCAB).save(str(folder / "tokenizer.json"))
+
+
+def save_ears(folder: Path) -> Path:
+    """A tiny Whisper with random weights."""
+    import mlx.core as mx
+
+    from ingot.models.layers.modules import parameters
+    from ingot.models.whisper.config import WhisperConfig
+    from ingot.models.whisper.layers import WhisperModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(STATED))
+    mx.random.seed(5)
+    model = WhisperModel(WhisperConfig.read(folder))
+    weights = {f"model.{name}": 0.1 * mx.random.normal(weight.shape) for name, weight in parameters(model)}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    save_tokenizer(folder)
+    return folder
 
 
 @cache

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.store import RecordStore
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.looks import Eyes, LookMemory, Looks
@@ -89,7 +90,7 @@ def start_seeing(
             eyes=Eyes(adapter.tower, looking),
             sparse=sparse,
             loras=named,
-            disk=None if disk is None else Disk.open(disk, {"model": folder.name}, DISK_LIMITS, DISK_SECRET),
+            disk=None if disk is None else Disk.of(RecordStore(disk, {"model": folder.name}, DISK_LIMITS, DISK_SECRET)),
         )
 
     return Engine(loaded, limits or Limits(target_itl_ms=5.0))

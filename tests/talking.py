@@ -13,6 +13,7 @@ from typing import Any
 
 from bench import random_models
 from ingot.cache.disk.disk import Disk
+from ingot.cache.disk.store import RecordStore
 from ingot.engine.budget import Budget
 from ingot.engine.engine import Engine, Limits, Loaded
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
@@ -84,7 +85,11 @@ def start(kind: str, *, cache_bytes: int = 1 << 26, limits: Limits | None = None
         total = adapter.weight_bytes + (1 << 28)
         budget = Budget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
         card = replace(scripted.CARD, name=kind, context=CONTEXT, memory_budget=total)
-        kept = None if disk is None else Disk.open(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET)
+        kept = (
+            None
+            if disk is None
+            else Disk.of(RecordStore(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET))
+        )
         return Loaded(adapter, spelling, card, budget, cache_bytes, disk=kept)
 
     return Engine(load, limits or Limits())

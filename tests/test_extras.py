@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingot import extras
-from ingot.cli import examine, serve
+from ingot.cli import examine
 from ingot.errors import ConfigError, ModelError
 from ingot.extras import EXTRAS, install_command, missing, require
 
@@ -48,39 +47,9 @@ def test_the_command_is_for_this_interpreter_wherever_it_lies_and_whatever_insta
     assert install_command(["av>=15,<19"]) == "uv pip install --python '/my apps/bin/python' 'av>=15,<19'"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "module", "problem"),
-    [
-        (["--audio-model", "whisper-tiny.en"], "av", r"--audio-model needs av.*-m pip install 'av>="),
-        (["--speech-model", "/kokoro"], "av", r"--speech-model needs av.*-m pip install 'av>="),
-        (["--lazy", "--audio-model", "whisper-tiny.en"], "av", r"--audio-model needs av"),
-        (["whisper-tiny.en"], "av", r"whisper-tiny\.en, of kind audio, needs av"),
-        (["--kv-events", "tcp://127.0.0.1:*"], "zmq", r"--kv-events needs pyzmq.*-m pip install 'pyzmq>="),
-        (
-            ["--otlp-traces-endpoint", "http://127.0.0.1:4318"],
-            "opentelemetry.sdk",
-            r"--otlp-traces-endpoint needs opentelemetry-sdk.*'opentelemetry-sdk>=",
-        ),
-        (["--mcp-config", "/mcp.json"], "mcp", r"MCP needs mcp.*-m pip install 'mcp>="),
-    ],
-)
-def test_a_server_that_lacks_an_extra_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str, problem: str
-) -> None:
-    without(monkeypatch, module)
-    with pytest.raises(ConfigError, match=problem):
-        serve.run(arguments)
-
-
 @pytest.mark.parametrize("module", ["mlx_vlm", "PIL", "av", "pypdfium2"])
-def test_a_model_that_sees_is_refused_at_the_start_also_where_it_is_loaded_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
-) -> None:
-    config = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_a_model_that_sees_is_not_loaded_without_what_it_needs(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     without(monkeypatch, module)
-    with pytest.raises(ConfigError, match=r"which sees, needs .*, or serve it for text alone with --text-only"):
-        serve.run([str(tmp_path), "--lazy"])
     upstream = importlib.import_module("ingot.models.vision.upstream")
     with pytest.raises(ModelError, match=r"-m pip install .*, or serve it for text alone with --text-only"):
         upstream.require_vision()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from ingot.cache.disk.store import DiskLimits
 from ingot.cache.prefix import Owner, PrefixIndex
 from ingot.engine.encoder_request import EncodingRequest
 from ingot.engine.speaking.request import SpeechRequest
-from ingot.errors import Overloaded, Unavailable
+from ingot.errors import Cancelled, Overloaded, Unavailable
 from ingot.http import capture
 from ingot.http.body import Bodies
 from ingot.http.capture import Captures
@@ -24,6 +25,8 @@ from ingot.http.hall import Hall
 from ingot.http.lanes import Turns
 from ingot.http.responses.store import Caps, ResponseStore
 from ingot.http.socket.connections import WAITING, Connections
+from ingot.media import worker
+from ingot.media.worker import Client, Pool
 from ingot.shares import LEDGER, PerSecond, Shares
 from ingot.text.tokens.encoder_inputs import EncoderInput
 from tests.cache.disk import records
@@ -110,6 +113,20 @@ async def turns_before(turns: Turns) -> int:
     before = gone[begun:].index(POLITE)
     await asyncio.gather(*greedy)
     return before
+
+
+def workers(pool: Pool) -> Callable[[Path], Awaitable[int]]:
+    async def walk(folder: Path) -> int:
+        """Whoever would have to wait leaves instead."""
+        made = Pool(pool._running.name, pool._running.capacity, pool._each, 1 << 30)
+        with ExitStack() as at_work:
+            with pytest.raises(Cancelled):
+                while True:
+                    at_work.enter_context(made._turn(Client(GREEDY, lambda: False), 1))
+            with made._turn(Client(POLITE, lambda: False), 1):
+                return 0
+
+    return walk
 
 
 async def queue(folder: Path) -> int:
@@ -205,6 +222,9 @@ WALKS: Final[dict[str, Callable[[Path], Awaitable[int]]]] = {
     "read": lane("_readers"),
     "read-long": lane("_long_readers"),
     "fetch": lane("_fetchers"),
+    "media headers": workers(worker.headers),
+    "media pixels": workers(worker.pixels),
+    "media sounds": workers(worker.samples),
     "compile": lane("_compilers"),
     "speech": speech,
     "encodings": encodings,

@@ -42,13 +42,19 @@ def embedded(person: Person) -> None:
 
 
 def transcribed(person: Person) -> None:
-    mark = uuid.uuid4().hex
-    head = f'--{mark}\r\nContent-Disposition: form-data; name="model"\r\n\r\nears\r\n--{mark}\r\n'
-    head += 'Content-Disposition: form-data; name="file"; filename="hum.wav"\r\nContent-Type: audio/wav\r\n\r\n'
-    raw = head.encode() + hum(person.random.uniform(0.5, 2.0)) + f"\r\n--{mark}--\r\n".encode()
-    answer = person.ask("/v1/audio/transcriptions", raw, form=f"multipart/form-data; boundary={mark}")
+    raw, form = transcription("ears", hum(person.random.uniform(0.5, 2.0)))
+    answer = person.ask("/v1/audio/transcriptions", raw, form=form)
     if answer.status != 200:
         raise Fault(f"a sound was answered with {answer.status}: {answer.raw[:300]!r}")
+
+
+def transcription(model: str, sound: bytes) -> tuple[bytes, str]:
+    """A form that asks a model to write a sound down, and what it says of its own form."""
+    mark = uuid.uuid4().hex
+    head = f'--{mark}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n--{mark}\r\n'
+    head += 'Content-Disposition: form-data; name="file"; filename="hum.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    raw = head.encode() + sound + f"\r\n--{mark}--\r\n".encode()
+    return raw, f"multipart/form-data; boundary={mark}"
 
 
 def hum(seconds: float) -> bytes:

@@ -66,6 +66,7 @@ def run(arguments: list[str]) -> int:
         return 0
     alone = lone(config.settings)
     require_extras(entries or (alone,))
+    require_folders(entries or (alone,))
     here = place(os.environ)
     hosts = hosts_wanted(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -87,17 +88,25 @@ def require_extras(entries: Sequence[ModelEntry]) -> None:
     else the settings ask for, cannot do without."""
     for entry in entries:
         settings = entry.settings
-        for setting in ("audio_model", "speech_model"):
-            if getattr(settings, setting) is not None:
-                require("audio", f"--{setting.replace('_', '-')}", param=setting)
-        if entry.kind in ("audio", "speech"):
-            require("audio", f"{entry.name}, of kind {entry.kind},")
+        if settings.audio_model is not None:
+            require("audio", "--audio-model", param="audio_model")
+        if entry.kind == "audio":
+            require("audio", f"{entry.name}, of kind audio,")
         if entry.kind == CHAT and sees(entry.path, settings):
             require("vision", f"{entry.name}, which sees,", instead="or serve it for text alone with --text-only")
         if settings.kv_events is not None:
             require("events", "--kv-events", param="kv_events")
         if settings.otlp_traces_endpoint is not None:
             require("otel", "--otlp-traces-endpoint", param="otlp_traces_endpoint")
+
+
+def require_folders(entries: Sequence[ModelEntry]) -> None:
+    """The same of where prompts are kept. Raises ConfigError where others may have written there."""
+    for folder, key_file in {(entry.settings.cache_dir, entry.settings.archive_key_file) for entry in entries}:
+        if folder is not None:
+            from ingot.cache.disk.store import folder_secret
+
+            folder_secret(folder, key_file)
 
 
 def _serve_rank(settings: Settings, here: Place, settings_again: Callable[[], Settings]) -> None:

@@ -21,6 +21,7 @@ from ingot.errors import IngotError, TooLarge
 from ingot.kernels.device import is_lost
 from ingot.media import worker
 from ingot.media.item import MediaItem
+from ingot.media.picture import Unpacking
 from ingot.models.vision.tower import Features, PixelArray, Slices, Tower
 
 log = logging.getLogger("ingot.engine")
@@ -52,6 +53,7 @@ class LookMemory:
         for item in {item.digest: item for item in items}.values():
             needs = tower.needs(item.layout)
             features += needs.features
+            _refuse_unpacking(item.source.unpacking(tower.views(item.source.size, item.layout)))
             if needs.pixels + needs.work > self.work:
                 raise TooLarge(
                     f"Looking at one of the pictures or clips takes {_mb(needs.pixels + needs.work)}, of "
@@ -86,6 +88,7 @@ class _Look:
     item: MediaItem
     nbytes: int
     tenant: str  # who asked first
+    request: str
     holders: set[Sequence] = field(default_factory=set)
     left: threading.Event = field(default_factory=threading.Event)  # nobody waits for it any more
     pixels: Future[PixelArray] | None = None
@@ -188,7 +191,8 @@ class Looks:
             self.found += sum(item.digest in self._looks or item.digest in self._kept for item in wanted)
         for item in fresh:
             features = self._kept.pop(item.digest, None)
-            self._looks[item.digest] = _Look(item, needed[item.digest], sequence.request.tenant, features=features)
+            asked = sequence.request
+            self._looks[item.digest] = _Look(item, needed[item.digest], asked.tenant, asked.id, features=features)
         for item in wanted:
             self._looks[item.digest].holders.add(sequence)
         while self._kept and self._booked + self._kept_bytes > self._memory.features:
@@ -224,7 +228,7 @@ class Looks:
 
     def _made(self, look: _Look) -> PixelArray:
         """Its pixels, in a thread that waits for a worker; that is killed where nobody waits for them any more."""
-        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set())):
+        with worker.working_for(worker.Client(look.tenant, lambda: not look.left.is_set(), look.request)):
             return self._tower.pixels(look.item)
 
     def _slice(self, look: _Look) -> None:
@@ -273,6 +277,21 @@ class LookFailed(Exception):
     def __init__(self, error: IngotError, requests: list[str]) -> None:
         super().__init__(str(error))
         self.error, self.requests = error, requests
+
+
+def _refuse_unpacking(needed: Unpacking) -> None:
+    """Raises TooLarge where no worker would ever be given so much."""
+    aside = worker.pixels.memory
+    if needed.memory <= aside:
+        return
+    width, height = needed.size
+    largest = needed.largest(aside)
+    advice = "" if largest is None else f"Send it as at most {largest.width} by {largest.height}, or "
+    raise TooLarge(
+        f"Unpacking {width} by {height} pixels takes {_mb(needed.memory)}, of {_mb(aside)} that are set aside for it. "
+        f"{advice}{'s' if advice else 'S'}erve the model with more --memory.",
+        param="messages",
+    )
 
 
 def _mb(size: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ingot.engine.speaking.jobs import OfferedSpeech
 from ingot.engine.speaking.request import SpeakingCard
 from ingot.errors import ModelError
-from ingot.extras import require
+from ingot.extras import install_command, missing
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kokoro.kokoro import load_kokoro
 from ingot.text.speech.dictionary import read_ahead
@@ -32,9 +32,7 @@ NO_SPEECH = Speaking()
 
 
 def offer_speech(folder: ModelFolder, free: int) -> Speaking:
-    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError, and
-    ConfigError where mp3, the usual format, cannot be written."""
-    require("audio", f"{folder.name}, which speaks,")
+    """Load it. Runs on the engine thread; `free` are the bytes that other models leave. Raises ModelError."""
     model = load_kokoro(folder.path)
     taken = model.weight_bytes + model.config.piece_bytes
     if taken > free:
@@ -46,7 +44,11 @@ def offer_speech(folder: ModelFolder, free: int) -> Speaking:
     if not voices:
         raise ModelError(f"{folder.name} has no voice that speaks English, which is what is pronounced here")
     read_ahead({accent_of(voice) for voice in voices})
-    foreign = len(model.voices) - len(voices)
+    notes = []
+    if foreign := len(model.voices) - len(voices):
+        notes.append(f"{foreign} voices of other languages are left out: English is what is pronounced here")
+    if wanted := missing("audio"):
+        notes.append(f"speaks in wav and pcm alone; for mp3, the default, and others run {install_command(wanted)}")
     card = SpeakingCard(
         name=folder.name,
         source=folder.source,
@@ -56,8 +58,6 @@ def offer_speech(folder: ModelFolder, free: int) -> Speaking:
         dtype=model.dtype,
         weight_bytes=model.weight_bytes,
         created=int(time.time()),
-        notes=(f"{foreign} voices of other languages are left out: English is what is pronounced here",)
-        if foreign
-        else (),
+        notes=tuple(notes),
     )
     return Speaking(OfferedSpeech(card, Pronouncer(model.phonemes, model.context), model), taken)

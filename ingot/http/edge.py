@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -14,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingot.errors import ClientLeft, IngotError, RateLimited
+from ingot.errors import ClientLeft, IngotError, RateLimited, Stopping
 from ingot.observe.logs import about, request_id
 from ingot.protocol.errors import error_body, retry_after
 
@@ -50,7 +51,10 @@ class Edge:
         try:
             await self.app(scope, receive, answer.send)
         except ClientGone:
-            answer.status = ClientLeft.status  # whatever was begun: nobody read it to its end
+            # Whatever was begun: nobody read it to its end, unless its socket told the client why.
+            answer.status = ClientLeft.status if answer.gave_way is None else answer.gave_way.status
+        except asyncio.CancelledError:  # by a server that has stopped, and told how many there were
+            await answer.fail(Stopping("The server is shutting down."))
         except Exception as error:  # whatever it was, the client gets an answer and the log gets the reason
             await answer.fail(as_ingot_error(error, answer.id))
         finally:
@@ -94,11 +98,19 @@ class Reply:
         body = error_body(error, self.scope["path"], self.id)
         await Json(body, error.status)(self.scope, nothing, self.send)
 
+    @property
+    def gave_way(self) -> IngotError | None:
+        """What its connection was closed with, to make room for others or as the server stops."""
+        found: IngotError | None = self.scope["state"].get("gave_way")
+        return found
+
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
-        # Probes come every few seconds for as long as the server lives; what is refused without a key, by the hundred.
+        # Probes come every few seconds for as long as the server lives; what is refused without a key, and what does
+        # not come to its end before the server does, by the hundred.
         often = path.startswith("/health") or path in WATCHED or (self.status == RateLimited.status and not self.known)
+        often = often or isinstance(self.gave_way, Stopping)
         level = logging.DEBUG if often else logging.INFO
         told = about(self.id, event="answered", status=self.status, took_s=round(took / 1000, 4), tenant=self.tenant)
         log.log(level, "%s %.200r %d %.1f ms %s", method, path, self.status, took, self.id, extra=told)

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from ingot.errors import Overloaded
 from ingot.media import worker
+from ingot.observe.logs import request_id
 from ingot.shares import Shares
 from ingot.text import cancellation
 
@@ -99,7 +100,7 @@ class Lane:
 
         def watched() -> T:
             cancellation.current.set(wanted)
-            with worker.working_for(worker.Client(tenant, wanted)):
+            with worker.working_for(worker.Client(tenant, wanted, request_id.get())):
                 return work()
 
         loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from ingot.http.guard import as_address, shutting_down
 from ingot.http.hall import Hall, HasHall
 from ingot.http.reload import reload
 from ingot.http.socket.config import server_config
+from ingot.http.socket.http11 import BoundedHttp
 from ingot.http.tenants import refuse_short_key
 from ingot.observe.notices import Notice
 from ingot.signals import Terminal, heeded
@@ -194,10 +195,19 @@ class Server(uvicorn.Server):
         live = self.hall.live
         await live.drain(self.hall.settings.drain_s, lambda: self.force_exit)
         live.abandon_all(shutting_down())
+        self._refuse_unsent(live.refusal or shutting_down())
         try:
             await super().shutdown(sockets)
         finally:
             await self._service.stop()
+
+    def _refuse_unsent(self, error: IngotError) -> None:
+        """Nobody waits any more for the rest of what clients have not sent."""
+        sending = [one for one in self.server_state.connections if isinstance(one, BoundedHttp) and one.is_sending]
+        for one in sending:
+            one.give_way(error)
+        if sending:
+            log.warning("%d requests were refused whose bodies had not come", len(sending))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks the server to stop, or not to wait any longer for what it has to finish."""

@@ -11,7 +11,7 @@ from ingot.errors import BadMedia
 from ingot.media import bounds, worker
 from ingot.media.guard import check_bytes, check_size
 from ingot.media.layout import ClipHeader
-from ingot.media.picture import BICUBIC, Picture, Pixels, as_pixels
+from ingot.media.picture import BICUBIC, Picture, Pixels, Unpacking, View, pixels_of
 from ingot.media.size import Size
 from ingot.media.worker import Job
 
@@ -30,9 +30,11 @@ class Clip(Protocol):
     def digest(self) -> bytes:
         """Of what was sent."""
 
-    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """Those of these numbers, which do not decrease, resized where a size is given. Where the file has fewer than
-        it said, the last stands in."""
+    def unpacking(self, views: Sequence[View]) -> Unpacking: ...
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """Those of these numbers, which do not decrease, each in all views. Where the file has fewer than it said, the
+        last stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,14 @@ class ClipFile:
         job = Job("clip keys", "clip", bounds.CLIP_MEMORY, bounds.CLIP_CPU_S, (self.header.frames, self.header.fps))
         return replace(self.header, keys=tuple(worker.pixels.run(job, self.data).value))
 
-    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        made = self.header.size if size is None else size
-        memory = bounds.CLIP_MEMORY + bounds.CLIP_PIXEL * self.header.size.area + 8 * made.area
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return Unpacking.of(bounds.CLIP_MEMORY, bounds.CLIP_PIXEL, self.header.size, views)
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         said = (self.header.size, self.header.frames, self.header.fps, self.rotation)
-        job = Job("clip frames", "clip", memory, bounds.CLIP_CPU_S, (said, tuple(frames), size, resample))
-        for part in worker.pixels.stream(job, self.data):
-            yield as_pixels(part, made)
+        memory = self.unpacking(views).memory
+        job = Job("clip frames", "clip", memory, bounds.CLIP_CPU_S, (said, tuple(frames), views, resample))
+        return pixels_of(worker.pixels.stream(job, self.data), self.header.size, views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,12 @@ class ClipFrames:
         digests = b"".join(picture.digest for picture in self.pictures)
         return blake2b(digests + repr(self.fps).encode(), digest_size=32).digest()
 
-    def pick(self, frames: Sequence[int], size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return max((picture.unpacking(views) for picture in self.pictures), key=lambda each: each.memory)
+
+    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         for number in frames:
-            yield from self.pictures[number].frames(size, resample)
+            yield from self.pictures[number].frames(*views, resample=resample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +125,8 @@ class PickedFrames:
     def digest(self) -> bytes:
         return blake2b(self.clip.digest + repr(self.numbers).encode(), digest_size=32).digest()
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        return self.clip.pick(self.numbers, size, resample)
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return self.clip.unpacking(views)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        return self.clip.pick(self.numbers, *views, resample=resample)

@@ -17,6 +17,7 @@ import numpy as np
 from ingot.errors import BadMedia
 from ingot.media import bounds
 from ingot.media.clip_packets import ClipPackets, PacketTime, Stretch, bounded
+from ingot.media.decoding import viewed
 from ingot.media.guard import check_size
 from ingot.media.layout import ClipHeader
 from ingot.media.picture import Pixels
@@ -41,16 +42,14 @@ def keys_job(data: bytes, frames: int, fps: float) -> Iterator[tuple[Any, bytes]
 
 
 def frames_job(
-    data: bytes, said: Sequence[Any], numbers: Sequence[int], size: Sequence[int] | None, resample: int
+    data: bytes, said: Sequence[Any], numbers: Sequence[int], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, Any]]:
     from PIL import Image
 
     (width, height), count, fps, rotation = said
     header = ClipHeader(Size(width, height), count, fps)
     for frame in picked(data, clip_packets(data), header, rotation, numbers):
-        if size is not None and (width, height) != tuple(size):
-            frame = np.asarray(Image.fromarray(frame).resize((size[0], size[1]), Image.Resampling(resample)))
-        yield None, np.ascontiguousarray(frame)
+        yield from viewed(Image.fromarray(frame), views, resample)
 
 
 def clip_header(data: bytes) -> tuple[ClipHeader, int]:

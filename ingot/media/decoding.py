@@ -34,12 +34,26 @@ def header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
 
 
 def picture_job(
-    data: bytes, said: Sequence[Any], size: Sequence[int] | None, resample: int
+    data: bytes, said: Sequence[Any], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, bytes]]:
-    shown = picture_pixels(data, PictureHeader(*said))
-    if size is not None and shown.size != tuple(size):
-        shown = shown.resize((size[0], size[1]), resample)
-    yield shown.size, shown.tobytes()
+    yield from viewed(picture_pixels(data, PictureHeader(*said)), views, resample)
+
+
+def viewed(
+    frame: Images.Image, views: Sequence[Sequence[Sequence[int]]], resample: int
+) -> Iterator[tuple[None, bytes]]:
+    """A frame in all views, of which some may be on the way to others."""
+    from PIL import Image
+
+    made: dict[tuple[tuple[int, int], ...], Images.Image] = {(): frame}
+    for view in views or [()]:
+        chain: tuple[tuple[int, int], ...] = ()
+        for width, height in view:
+            before, chain = made[chain], (*chain, (width, height))
+            if chain not in made:
+                same = before.size == (width, height)
+                made[chain] = before if same else before.resize((width, height), Image.Resampling(resample))
+        yield None, made[chain].tobytes()
 
 
 def picture_header(data: bytes) -> PictureHeader:

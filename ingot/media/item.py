@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
 from ingot.media.layout import Grid, Layout, MediaKind, Placeholder
-from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.picture import BICUBIC, Pixels, Unpacking, View
 from ingot.media.size import Size
 
 Span = tuple[int, int]
@@ -19,9 +19,16 @@ class PixelSource(Protocol):
     """Keeps what was sent, which is small, and has a worker unpack it when it is asked to. Any thread may ask, also
     twice."""
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """One after another, so that no more than one need be held, resized where a size is given. Raises BadMedia
-        where the file is damaged. What a frame takes is booked until the next is asked for."""
+    @property
+    def size(self) -> Size:
+        """Of a frame, as it is shown."""
+
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        """What it may take to make these views of a frame."""
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """One after another, each in all views, so that no more than one need be held. Raises BadMedia where the file
+        is damaged. What a frame takes is booked until the next is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
 from ingot.media.guard import check_size
-from ingot.media.picture import BICUBIC, Pixels, as_pixels
+from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
 from ingot.media.size import Size
 from ingot.media.worker import Job
 
@@ -65,9 +65,11 @@ class PdfPage:
     def digest(self) -> bytes:
         return blake2b(self.file.digest + repr((self.number, *self.size)).encode(), digest_size=32).digest()
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return Unpacking.of(bounds.PDF_MEMORY, 0, self.size, views)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         """Raises BadMedia where the page cannot be drawn."""
-        made = self.size if size is None else size
-        job = Job("pdf page", "PDF", bounds.PDF_MEMORY, bounds.PDF_CPU_S, (self.number, self.size, made, resample))
-        for part in worker.pixels.stream(job, self.file.data):
-            yield as_pixels(part, made)
+        memory = self.unpacking(views).memory
+        job = Job("pdf page", "PDF", memory, bounds.PDF_CPU_S, (self.number, self.size, views, resample))
+        return pixels_of(worker.pixels.stream(job, self.file.data), self.size, views)

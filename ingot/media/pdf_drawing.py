@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ingot.errors import BadMedia
+from ingot.media.decoding import viewed
 
 
 def sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:
@@ -21,9 +22,9 @@ def sizes_job(data: bytes, most: int) -> Iterator[tuple[Any, bytes]]:
 
 
 def page_job(
-    data: bytes, number: int, drawn: Sequence[int], size: Sequence[int], resample: int
+    data: bytes, number: int, drawn: Sequence[int], views: Sequence[Sequence[Sequence[int]]], resample: int
 ) -> Iterator[tuple[Any, bytes]]:
-    """A page drawn on white, then resized."""
+    """A page drawn on white, in all views."""
     import pypdfium2 as pdfium
     import pypdfium2.raw as raw
     from PIL import Image
@@ -36,9 +37,7 @@ def page_job(
         flags = raw.FPDF_ANNOT | raw.FPDF_REVERSE_BYTE_ORDER  # red first
         raw.FPDF_RenderPageBitmap(bitmap, page, 0, 0, width, height, 0, flags)
         shown = Image.frombuffer("RGB", (width, height), bitmap.buffer, "raw", "RGB", bitmap.stride, 1)
-        if list(drawn) != list(size):
-            shown = shown.resize((size[0], size[1]), Image.Resampling(resample))
-        yield None, shown.tobytes()
+        yield from viewed(shown, views, resample)
 
 
 @contextmanager

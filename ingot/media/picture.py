@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from ingot.media.worker import Job, Part
 
 Pixels = NDArray[np.uint8]
 """[height, width, 3], as people see it."""
+View = tuple[Size, ...]
+"""Sizes that a frame is brought to, each from the one before; with none, it is shown as it is."""
 BICUBIC: Final = 3
 NO_PILLOW: Final = "This server cannot unpack pictures: its `ingot doctor` says what to install."
 
@@ -39,6 +43,30 @@ class PictureHeader:
     def shown(self) -> Size:
         """The picture as people see it: orientations from 5 on lie on their side."""
         return Size(self.height, self.width) if self.orientation >= 5 else self.stored
+
+
+class Unpacking(NamedTuple):
+    """Bytes that a worker may take for a frame and views of it: some in any case, and so many for each pixel."""
+
+    fixed: int
+    each: int
+    size: Size
+
+    @classmethod
+    def of(cls, fixed: int, each: int, size: Size, views: Sequence[View]) -> Unpacking:
+        made = {view[:end] for view in views or [()] for end in range(min(1, len(view)), len(view) + 1)}
+        return cls(fixed + 8 * sum((view[-1] if view else size).area for view in made), each, size)
+
+    @property
+    def memory(self) -> int:
+        return self.fixed + self.each * self.size.area
+
+    def largest(self, memory: int) -> Size | None:
+        """The largest of this shape that so many bytes are enough for."""
+        if not self.each or memory <= self.fixed:
+            return None
+        scale = math.sqrt((memory - self.fixed) / (self.each * self.size.area))
+        return Size(*(max(1, math.floor(side * scale)) for side in self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +91,22 @@ class Picture:
         """As it is shown."""
         return self.header.shown
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """The one that it has. Raises BadMedia where the file is damaged behind its header."""
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
         each = bounds.WEBP_PIXEL if self.header.format == "webp" else bounds.PICTURE_PIXEL
-        made = self.size if size is None else size
-        memory = bounds.PICTURE_MEMORY + each * self.size.area + 8 * made.area
+        return Unpacking.of(bounds.PICTURE_MEMORY, each, self.size, views)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """The one that it has. Raises BadMedia where the file is damaged behind its header."""
         header = (self.header.format, self.header.width, self.header.height, self.header.orientation)
-        job = Job("picture", "picture", memory, bounds.PICTURE_CPU_S, (header, size, resample))
-        for part in worker.pixels.stream(job, self.data):
-            yield as_pixels(part, made)
+        memory = self.unpacking(views).memory
+        job = Job("picture", "picture", memory, bounds.PICTURE_CPU_S, (header, views, resample))
+        return pixels_of(worker.pixels.stream(job, self.data), self.size, views)
 
 
-def as_pixels(part: Part, size: Size) -> Pixels:
-    """Raises BadMedia where a worker's answer is no frame of that size."""
-    if len(part.data) != 3 * size.area:
-        raise BadMedia("the file cannot be unpacked: its frames are not of the size that it says.")
-    return np.frombuffer(part.data, np.uint8).reshape(size.height, size.width, 3)
+def pixels_of(parts: Iterator[Part], size: Size, views: Sequence[View]) -> Iterator[Pixels]:
+    """Frames of this size in these views, as a worker sends them. Raises BadMedia where they are not."""
+    for part, view in zip(parts, itertools.cycle(views or [()]), strict=False):
+        width, height = view[-1] if view else size
+        if len(part.data) != 3 * width * height:
+            raise BadMedia("the file cannot be unpacked: its frames are not of the size that it says.")
+        yield np.frombuffer(part.data, np.uint8).reshape(height, width, 3)

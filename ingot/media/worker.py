@@ -9,14 +9,15 @@ worker that dies, takes too long, or works for a client that left is killed; tha
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -28,16 +29,25 @@ import msgspec
 
 from ingot.errors import BadMedia, Cancelled, Unavailable
 from ingot.media import bounds
+from ingot.observe.logs import about
+from ingot.shares import Shares
+
+log = logging.getLogger("ingot.media")
 
 HEAD: Final = struct.Struct("<IQ")
 """A message is the lengths of its two parts, then a msgpack value, then raw bytes."""
 POLL_S: Final = 0.05
 """How often it is asked whether somebody still waits."""
 START_S: Final = 30.0
+EXIT_S: Final = 1.0
 COPIES: Final = 2
 """Of a file, that a worker holds."""
 FACTS: Final = 64 << 20
 """The longest msgpack value that is taken from a worker."""
+STDERR: Final = 1 << 16
+"""Bytes of what a worker said to stderr that are read at a time: as many as a pipe holds."""
+SAID: Final = 4096
+"""Of which the end is kept."""
 START: Final = "import sys; sys.path[:] = sys.argv[1:]; from ingot.media.worker_main import main; main()"
 ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 """All of a worker's. Both keep threads from reserving address space, which is limited."""
@@ -45,10 +55,11 @@ GIVEN_UP: Final = "it takes too long or too much memory, or is damaged"
 
 
 class Client(NamedTuple):
-    """Whom work is done for. `wanted` is asked now and then, from any thread."""
+    """Whom work is done for. `wanted` is asked now and then, from any thread. `request` is what the log calls it."""
 
     tenant: str = ""
     wanted: Callable[[], bool] = lambda: True
+    request: str = ""
 
 
 NOBODY: Final = Client()
@@ -95,15 +106,16 @@ def require(package: str, message: str) -> None:
 class Pool:
     """So many workers, of which a tenant has at most `each` at a time. For any thread.
 
-    `memory` are the bytes that all jobs together may take, unless models that are served have set other sums aside.
+    `name` is that of its entry in the ledger. `memory` are the bytes that all jobs together may take, unless models
+    that are served have set other sums aside.
     """
 
-    def __init__(self, workers: int, each: int, memory: int) -> None:
-        self._workers, self._each, self._default = workers, each, memory
+    def __init__(self, name: str, workers: int, each: int, memory: int) -> None:
+        self._each, self._default = each, memory
         self._changed = threading.Condition()
         self._idle: list[Worker] = []
         self._waiting: list[_Ticket] = []
-        self._running: Counter[str] = Counter()
+        self._running = Shares(name, workers)
         self._served: dict[str, int] = {}  # when each tenant had its last turn
         self._turns = itertools.count()
         self._lent = 0
@@ -140,7 +152,7 @@ class Pool:
             worker = self._taken()
             ended = False
             try:
-                yield from worker.answer(job, data, asking.wanted)
+                yield from worker.answer(job, data, asking)
                 ended = True
             except BadMedia as refused:
                 ended = worker.alive
@@ -184,7 +196,7 @@ class Pool:
                     if not asking.wanted():
                         raise Cancelled("Nobody waits for this any more.")
                 self._served[asking.tenant] = next(self._turns)
-                self._running[asking.tenant] += 1
+                self._running.add(asking.tenant, 1)
                 self.booked += memory
             finally:
                 self._waiting.remove(ticket)
@@ -193,18 +205,18 @@ class Pool:
             yield
         finally:
             with self._changed:
-                self._running -= Counter({asking.tenant: 1})
+                self._running.add(asking.tenant, -1)
                 self.booked -= memory
-                known = {*self._running, *(each.tenant for each in self._waiting)}
+                known = {*self._running.held, *(each.tenant for each in self._waiting)}
                 self._served = {tenant: at for tenant, at in self._served.items() if tenant in known}
                 self._changed.notify_all()
 
     def _next(self) -> _Ticket | None:
         """Whose turn it is: of those who may have a worker, who had one longest ago. Where memory is short all wait for
         that one, so that nobody's large picture waits for ever."""
-        if self._running.total() >= self._workers:
+        if self._running.total >= self._running.capacity:
             return None
-        able = [ticket for ticket in self._waiting if self._running[ticket.tenant] < self._each]
+        able = [ticket for ticket in self._waiting if self._running.held[ticket.tenant] < self._each]
         first = min(able, key=lambda ticket: self._served.get(ticket.tenant, -1), default=None)
         if first is None or (self.booked and self.booked + first.memory > self.memory):
             return None
@@ -229,15 +241,19 @@ class Worker:
                 [sys.executable, "-I", "-c", START, *filter(None, sys.path)],
                 stdin=other.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                bufsize=0,
                 env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
             )
+        assert self._process.stderr is not None
+        self._stderr, self._said = self._process.stderr, b""
+        os.set_blocking(self._stderr.fileno(), False)
         try:
             self._message(FACTS, time.monotonic() + START_S, lambda: True)
         except (OSError, TimeoutError):
-            self.kill()
+            log.error("the process that unpacks media does not start: %s", self._ended())
             raise Unavailable("The process that unpacks media does not start.") from None
 
     @property
@@ -252,9 +268,12 @@ class Worker:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+        self._stderr.close()
 
-    def answer(self, job: Job, data: bytes, wanted: Callable[[], bool]) -> Iterator[Part]:
-        """Raises BadMedia, after which the worker can be used again where it is still alive."""
+    def answer(self, job: Job, data: bytes, client: Client) -> Iterator[Part]:
+        """Raises BadMedia, after which the worker can be used again where it is still alive. Where it died, the log
+        says how."""
+        wanted = client.wanted
         limit = job.memory + job.untouched + COPIES * len(data)
         question = msgspec.msgpack.encode((job.name, limit, job.cpu_s, job.arguments))
         try:
@@ -272,11 +291,33 @@ class Worker:
                     raise BadMedia(value)
                 yield Part(value, part.data)
         except TimeoutError:
-            self.kill()
+            self._process.kill()
+            self._tell(client, job)
             raise BadMedia(f"the {job.thing} took longer than {bounds.UNPACK_WALL_S:g} seconds to read.") from None
         except (OSError, ValueError, TypeError, msgspec.DecodeError):
-            self.kill()
+            self._tell(client, job)
             raise BadMedia(f"the {job.thing} cannot be read: {GIVEN_UP}.") from None
+
+    def _tell(self, client: Client, job: Job) -> None:
+        ended, whose = self._ended(), client.request or "nobody"
+        told = about(client.request, event="worker died", job=job.name, ended=ended)
+        log.warning("a worker that read a %s for %s ended with %s", job.thing, whose, ended, extra=told)
+
+    def _ended(self) -> str:
+        """Ends it, and says with what, and the last line that it said."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)  # its socket closes a moment before it ends
+        self._listen()
+        self.kill()
+        code = self._process.returncode
+        how = signal.Signals(-code).name if code < 0 else str(code)
+        last = self._said.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"{how}: {last[:500]!r}" if last else how
+
+    def _listen(self) -> None:
+        """Keeps the end of what it said to stderr, which must not fill up."""
+        if not self._stderr.closed:
+            self._said = (self._said + (self._stderr.read(STDERR) or b""))[-SAID:]
 
     def _send(self, data: bytes, wanted: Callable[[], bool]) -> None:
         left = memoryview(data)
@@ -309,6 +350,7 @@ class Worker:
         return data
 
     def _check(self, deadline: float, wanted: Callable[[], bool]) -> None:
+        self._listen()
         if not wanted():
             self.kill()
             raise Cancelled("Nobody waits for this any more.")
@@ -318,9 +360,9 @@ class Worker:
 
 WORKERS: Final = max(2, min(4, (os.cpu_count() or 2) // 2))
 """Streams need processors meanwhile. There are always two, so that one tenant cannot have all."""
-headers: Final = Pool(2, 1, 2 * bounds.HEADER_MEMORY)
+headers: Final = Pool("media headers", 2, 1, 2 * bounds.HEADER_MEMORY)
 """For what the headers of pictures and sounds say: short work, which waits for nobody's pixels."""
-pixels: Final = Pool(WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
+pixels: Final = Pool("media pixels", WORKERS, WORKERS - 1, bounds.PIXEL_MEMORY)
 """For pictures, clips and PDFs."""
-samples: Final = Pool(bounds.SOUNDS, bounds.SOUNDS // 2, bounds.SOUNDS * bounds.SOUND_MEMORY)
+samples: Final = Pool("media sounds", bounds.SOUNDS, bounds.SOUNDS // 2, bounds.SOUNDS * bounds.SOUND_MEMORY)
 """For sounds, which are heard for as long as they last: each has a worker to itself meanwhile."""

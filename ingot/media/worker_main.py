@@ -1,7 +1,8 @@
 """What a worker process runs: jobs of the server, one after another, until the server closes the socket.
 
-The process takes away from itself what decoders have no need of before it reads a byte: new programs and sockets (by
-seccomp, on Linux), files that grow, and core dumps. For each job it limits its memory and processor time: RLIMIT_CPU
+The process takes away from itself what decoders have no need of before it reads a byte: on Linux new programs, sockets
+and other processes (by seccomp) and all files but Python's own, its own and fonts (by landlock, where the kernel has
+it); files that grow, and core dumps. For each job it limits its memory and processor time: RLIMIT_CPU
 everywhere; RLIMIT_AS on Linux, where memory beyond it is not given. macOS does not enforce RLIMIT_AS, so there a thread
 looks at what the process holds and ends it. Imports neither mlx nor the rest of the server.
 """
@@ -15,10 +16,12 @@ import resource
 import socket
 import struct
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +54,8 @@ NO_MEMORY: Final = "the file cannot be unpacked: it takes more memory than its s
 def main() -> None:
     load_decoders()
     limit()
+    held()
+    shut_in()
     deny()
     if sys.platform != "linux":
         threading.Thread(target=watch, daemon=True).start()
@@ -166,7 +171,13 @@ def held() -> int:
     """Bytes as the limit counts them: address space on Linux, elsewhere the most memory that there ever was."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    return int(os.pread(_statm(), 99, 0).split()[0]) * resource.getpagesize()
+
+
+@cache
+def _statm() -> int:
+    """Opened once: a worker that is shut in could not later."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def watch() -> None:
@@ -176,32 +187,102 @@ def watch() -> None:
             os._exit(1)
 
 
-_DENIED: Final = {
-    # AUDIT_ARCH, then: socket, connect, bind, execve, execveat, ptrace, process_vm_writev
-    "x86_64": (0xC000003E, (41, 42, 49, 59, 322, 101, 311)),
-    "aarch64": (0xC00000B7, (198, 203, 200, 221, 281, 117, 271)),
+# What the system refuses
+
+ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""As seccomp names them."""
+DENIED: Final = {
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_send_signal": (424, 424),
+    "io_uring_setup": (425, 425),  # whose calls no filter sees
+    "pidfd_getfd": (438, 438),
 }
+"""Calls that no decoder needs, by their numbers on either architecture."""
+_ABOVE: Final = 0x40000000
+"""Numbers from here on are calls of another kind of programs."""
 
 
 def deny() -> None:
     """Calls for sockets, programs and other processes fail from now on, where the system has seccomp."""
-    known = _DENIED.get(platform.machine())
-    if sys.platform != "linux" or known is None or struct.calcsize("P") != 8:
+    steps = filter_steps(platform.machine())
+    if sys.platform != "linux" or struct.calcsize("P") != 8 or not steps:
         return
-    arch, calls = known
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    if _gains_nothing():
+        ctypes.CDLL(None).prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def filter_steps(machine: str) -> list[tuple[int, int, int, int]]:
+    """A program of the kernel's packet filters: what to do, by how many steps to jump if so and if not, a number."""
+    if machine not in ARCHITECTURES:
+        return []
     load, equal, above, give = 0x20, 0x15, 0x35, 0x06
     allowed, refused = 0x7FFF0000, 0x00050000 | 13  # EACCES
     # Of what the filter is given, the call's number is at 0 and the architecture at 4.
-    steps = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, refused), (load, 0, 0, 0)]
-    steps += [(above, 0, 1, 0x40000000), (give, 0, 0, refused)]  # calls of another kind of programs
-    for call in calls:
-        steps += [(equal, 0, 1, call), (give, 0, 0, refused)]
-    steps.append((give, 0, 0, allowed))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
-    prctl = ctypes.CDLL(None).prctl
-    if prctl(38, 1, 0, 0, 0) == 0:  # PR_SET_NO_NEW_PRIVS
-        prctl(22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, refused), (load, 0, 0, 0)]
+    steps += [(above, 0, 1, _ABOVE), (give, 0, 0, refused)]
+    for numbers in DENIED.values():
+        steps += [(equal, 0, 1, numbers[list(ARCHITECTURES).index(machine)]), (give, 0, 0, refused)]
+    return [*steps, (give, 0, 0, allowed)]
+
+
+def _gains_nothing() -> bool:
+    """What is taken away stays so in programs that would have more rights: without that, nothing can be."""
+    return bool(ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0)  # PR_SET_NO_NEW_PRIVS
+
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Landlock's calls, on either architecture."""
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 5: 16}
+"""By the kernel's version of landlock, how many rights over files it knows."""
+FONTS: Final = ("/usr/share/fonts", "/usr/share/X11/fonts", "/usr/local/share/fonts")
+"""Where pdfium looks for those that a PDF does not bring along."""
+
+
+def shut_in() -> bool:
+    """Files cannot be written from now on, and no others be read than Python's, the decoders' and fonts; nor can ports
+    be opened, or signals sent to others. Whether the system has landlock; where it has not, nothing changes."""
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_CREATE, None, 0, 1)  # LANDLOCK_CREATE_RULESET_VERSION
+    if version < 1 or not _gains_nothing():
+        return False
+    files = (1 << max(count for since, count in _RIGHTS.items() if since <= version)) - 1
+    ports, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    rules = struct.pack("QQQ", files, ports, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = libc.syscall(_CREATE, rules, len(rules), 0)
+    if ruleset < 0:
+        return False
+    for path in readable():
+        with suppress(OSError):
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            rights = _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE
+            libc.syscall(_ADD, ruleset, 1, struct.pack("=Qi", rights, opened), 0)  # LANDLOCK_RULE_PATH_BENEATH
+            os.close(opened)
+    shut = libc.syscall(_RESTRICT, ruleset, 0) == 0
+    os.close(ruleset)
+    return bool(shut)
+
+
+def readable() -> list[Path]:
+    """Where what was imported lies, of which more may be imported by and by, and fonts."""
+    tops = {name.partition(".")[0] for name in sys.modules}
+    found = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} | set(map(Path, FONTS))
+    for module in (sys.modules.get(top) for top in tops):
+        found |= set(map(Path, getattr(module, "__path__", None) or filter(None, [getattr(module, "__file__", None)])))
+    return sorted(path for path in found if path.exists())
 
 
 if __name__ == "__main__":

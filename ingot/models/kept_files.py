@@ -7,11 +7,8 @@ from typing import Final
 
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.files import FOLDER_MODE, Files
-from ingot.cache.disk.store import DiskLimits
+from ingot.cache.disk.store import DIGESTS, DiskLimits, RecordStore, folder_secret, unusable
 from ingot.config import Settings
-from ingot.config.archive_key import ArchiveKey
-from ingot.errors import ConfigError, Unavailable
 from ingot.models.adapter import Adapter
 from ingot.models.states_key import exact_key
 
@@ -24,21 +21,12 @@ def open_disk(settings: Settings, adapter: Adapter, folder: Path, codec: PairCod
     where = settings.cache_dir
     if where is None:
         return None
+    secret = folder_secret(where, settings.archive_key_file)
     limits = DiskLimits(
         int(settings.cache_disk_gb * GB), int(settings.cache_disk_free_gb * GB), settings.cache_disk_sync
     )
     try:
-        where.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        Files().check_private(where, ("digests.json",))
-        secret = ArchiveKey(settings.archive_key_file.expanduser()).secret()
-        digests = where / "digests.json"
-        key = exact_key(adapter, folder, codec, digests, deterministic=settings.deterministic, part=part)
-        return Disk.open(where, key, limits, secret)
-    except Unavailable as error:
-        raise ConfigError(
-            f"cache_dir {where} cannot be used without the key that records are sealed with, archive_key_file "
-            f"{settings.archive_key_file}: {error.__cause__}",
-            param="archive_key_file",
-        ) from error
+        key = exact_key(adapter, folder, codec, where / DIGESTS, deterministic=settings.deterministic, part=part)
+        return Disk.of(RecordStore(where, key, limits, secret))
     except OSError as error:
-        raise ConfigError(f"cache_dir {where} cannot be used: {error.strerror}", param="cache_dir") from error
+        raise unusable(where, error) from error

@@ -94,17 +94,6 @@ def no_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.platform", "linux")
 
 
-def test_somebody_elses_definition_is_neither_overwritten_nor_removed(
-    called: list[tuple[str, ...]], unit_path: Path
-) -> None:
-    unit_path.write_text("[Unit]\n")
-    with pytest.raises(ConfigError, match=r"says something else; ingot did not write it"):
-        service.run(["install"])
-    with pytest.raises(ConfigError, match=r"ingot did not write .*ingot\.service, and leaves it"):
-        service.run(["uninstall"])
-    assert unit_path.read_text() == "[Unit]\n" and not called
-
-
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_ingots_own_definition_is_known_with_other_settings_and_from_before_it_was_marked(
     platform: str, called: list[tuple[str, ...]], home: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,30 +112,11 @@ def test_ingots_own_definition_is_known_with_other_settings_and_from_before_it_w
     assert not path.exists()
 
 
-def test_an_install_that_fails_leaves_nothing_and_says_why(no_bus: None, home: Path) -> None:
-    with pytest.raises(IngotError, match=r"Failed to connect to bus.*enable-linger.*removed again"):
-        service.run(["install"])
-    assert not (home / ".config/systemd/user/ingot.service").exists()
-
-
 def test_an_install_that_fails_over_a_definition_that_was_there_leaves_that(no_bus: None, unit_path: Path) -> None:
     unit_path.write_text(service_of("linux", "ingot", Path(sys.executable), None).text)
     with pytest.raises(IngotError, match="Failed to connect to bus"):
         service.run(["install"])
     assert unit_path.exists()
-
-
-def test_a_definition_is_removed_where_nothing_can_be_stopped(
-    no_bus: None, unit_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unit_path.write_text(service_of("linux", "ingot", Path(sys.executable), None).text)
-    enabled = unit_path.parent / "default.target.wants" / unit_path.name
-    enabled.parent.mkdir()
-    enabled.symlink_to(unit_path)
-    assert service.run(["uninstall"]) == 0
-    said = capsys.readouterr()
-    assert not unit_path.exists() and not enabled.is_symlink()
-    assert f"removed {unit_path}" in said.out and "could not be stopped" in said.err and "connect to bus" in said.err
 
 
 @pytest.mark.parametrize(

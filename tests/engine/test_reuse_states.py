@@ -24,7 +24,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.codecs.names import RAW, CodecName
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec, RecordCodec
 from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.store import INDEX_ROOM, DiskLimits
+from ingot.cache.disk.store import INDEX_ROOM, DiskLimits, RecordStore
 from ingot.cache.eviction import removable
 from ingot.cache.launch import Part
 from ingot.cache.packing import loosened
@@ -151,7 +151,9 @@ class KeptStates(RuleBasedStateMachine):
         self.codec: PairCodec = RecordCodec(CodecName.parse("affine8")) if coded else RAW_CODEC
         self.pages = pages
         if on_disk:
-            self.disk = Disk.open(self.folder, {"model": kind}, DiskLimits(INDEX_ROOM + files, sync=False), SECRET)
+            self.disk = Disk.of(
+                RecordStore(self.folder, {"model": kind}, DiskLimits(INDEX_ROOM + files, sync=False), SECRET)
+            )
         self.begin()
         self.converse(0, 4, 30, Who("a", exact=False, pins=False, marks=True))
 
@@ -382,7 +384,7 @@ class KeptStates(RuleBasedStateMachine):
             self.failing = None
             self.reuse.close()
             if self.disk is not None:
-                self.disk = Disk.open(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET)
+                self.disk = Disk.of(RecordStore(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET))
             self.begin_anew()
 
     @contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import queue
 from collections.abc import Callable
 
-import mlx.core as mx
 import pytest
 
 from ingot.config import Settings
@@ -17,22 +15,12 @@ from ingot.errors import ModelError
 from ingot.kernels.device import current
 from ingot.media.sound import Sound
 from ingot.models.files.locate import ModelFolder
-from ingot.models.layers.modules import parameters
-from ingot.models.whisper.config import WhisperConfig
-from ingot.models.whisper.layers import WhisperModel
-from tests.hearing import VOCAB, save_tokenizer, tone, wav
-from tests.models.whisper.test_whisper import STATED
+from tests.hearing import save_ears, tone, wav
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    path = tmp_path_factory.mktemp("random-ears")
-    (path / "config.json").write_text(json.dumps(STATED | {"vocab_size": VOCAB, "num_mel_bins": 80}))
-    mx.random.seed(5)
-    model = WhisperModel(WhisperConfig.read(path))
-    weights = {f"model.{name}": 0.1 * mx.random.normal(weight.shape) for name, weight in parameters(model)}
-    mx.save_safetensors(str(path / "model.safetensors"), weights)
-    save_tokenizer(path)
+    path = save_ears(tmp_path_factory.mktemp("random-ears"))
     return ModelFolder(path, "random-ears", "a test")
 
 

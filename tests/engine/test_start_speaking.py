@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from ingot.cli.serve import require_extras
+from ingot.config import Settings, lone_entry
 from ingot.engine.door import Limits
 from ingot.engine.side_engine import SideEngine, SideModel
 from ingot.engine.speaking.request import SpeechEnded, SpeechRequest, Spoken
 from ingot.engine.start_speaking import Speaking, offer_speech
-from ingot.errors import ModelError
+from ingot.errors import ModelError, Unsupported
 from ingot.kernels.device import current
+from ingot.media.sound_writing import writer
 from ingot.models.files.kinds import kind_in
 from ingot.models.files.locate import ModelFolder
 from ingot.models.side_needs import NEEDS
@@ -39,6 +43,17 @@ def test_the_card_has_the_voices_that_speak_english(folder: ModelFolder) -> None
     assert speaking.notes == [
         "tiny-mouth: 1 voices of other languages are left out: English is what is pronounced here"
     ]
+
+
+def test_without_what_writes_mp3_it_speaks_in_wav_and_says_so(
+    folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "tiny-mouth: speaks in wav and pcm alone; for mp3, the default, and others run " in offered(folder).notes[1]
+    require_extras([lone_entry(Settings(speech_model=str(folder.path)), "chat", "chat")])
+    assert writer("wav", 24_000).write(b"\0\0").startswith(b"RIFF")
+    with pytest.raises(Unsupported, match=r"mp3 is written by PyAV.*wav and pcm need none"):
+        writer("mp3", 24_000)
 
 
 def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> None:

@@ -17,8 +17,7 @@ from ingot.errors import BadMedia, TooLarge
 from ingot.kernels.device import Device
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
-from ingot.media.picture import Pixels
-from ingot.media.size import Size
+from ingot.media.picture import Pixels, View
 from tests.engines import GPU, answer
 from tests.models.vision.looking import Frames, drawn_frame, prompt_with, saved
 from tests.seeing_engines import ROOMY, asked, looks_of, start_seeing
@@ -194,21 +193,21 @@ def test_what_memory_does_not_hold_is_refused_before_it_is_unpacked(folder: Path
     for looking in (LookMemory(1000, ROOMY.features), LookMemory(ROOMY.work, 1000)):
         engine = start_seeing(folder, looking=looking)
         try:
-            unseen = [replace(item, source=Damaged()) for item in items]
+            unseen = [replace(item, source=Damaged(())) for item in items]
             with pytest.raises(TooLarge, match="set aside"):
                 engine.generate(asked("large", tokens, unseen))
         finally:
             engine.close()
 
 
-class Damaged:
-    def frames(self, size: Size | None = None, resample: int = 3) -> Iterator[Pixels]:
+class Damaged(Frames):
+    def frames(self, *views: View, resample: int = 3) -> Iterator[Pixels]:
         raise BadMedia("the picture cannot be unpacked: it is damaged.")
 
 
 def test_a_damaged_picture_ends_its_own_request_and_no_other(folder: Path, engine: Engine) -> None:
     tokens, items = mixes(folder)[0]
-    broken = asked("broken", tokens, [replace(items[0], digest=b"!" * 32, source=Damaged())])
+    broken = asked("broken", tokens, [replace(items[0], digest=b"!" * 32, source=Damaged(()))])
     streams = [engine.generate(request) for request in (broken, asked("whole", tokens, items))]
     events = [[event for batch in stream for event in batch] for stream in streams]
     assert isinstance(events[0][-1], Failed) and isinstance(events[0][-1].error, BadMedia)

@@ -14,10 +14,14 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.mutated_media import mutated, shown
+from bench.soak.further_acts import transcription
 from ingot.engine.engine import Engine
 from ingot.engine.start import start_engine
+from ingot.media import worker
 from tests.http.running import running
 from tests.http.scripted import settings
+from tests.http.scripted_hearing import HearingEngine
 from tests.media.clips import filmed
 from tests.media.pdfs import pdf
 from tests.media.pictures import Image, data_url, drawn, file_of, saved, turned_file
@@ -155,6 +159,42 @@ def test_nothing_is_left_of_all_of_them(served: tuple[Engine, str]) -> None:
     looks = engine._generation._looks
     assert looks is not None and not looks._looks
     looks.check()
+
+
+def test_a_picture_that_takes_more_memory_than_is_set_aside_is_refused_before_anything_is_unpacked(
+    served: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, url = served
+    monkeypatch.setattr(worker.pixels, "_lent", 100_000_000)
+    monkeypatch.setattr(worker.pixels, "stream", lambda *given: pytest.fail("it was unpacked"))
+    large = saved(Image.new("L", (4000, 4000)), "png", compress_level=1)
+    made = asked(url, {"type": "image_url", "image_url": {"url": data_url(large)}})
+    error = made.json()["error"]
+    assert (made.status_code, error["code"]) == (413, "request_too_large")
+    assert "at most 2343 by 2343, or serve the model with more --memory" in error["message"], error["message"]
+    assert engine.status() == []
+
+
+@pytest.mark.parametrize("begin", range(0, 30, 15))
+def test_mutated_pictures_clips_and_pdfs_are_answered_or_refused(served: tuple[Engine, str], begin: int) -> None:
+    engine, url = served
+    files = [mutated(number) for number in range(begin, begin + 15)]
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for file in files:
+            if not file.kind.startswith("audio"):
+                made = client.post("/v1/chat/completions", json=shown(file))
+                assert made.status_code in (200, 400, 413), made.text
+    assert engine.status() == [] and worker.pixels.booked == worker.headers.booked == 0
+
+
+def test_mutated_sounds_are_heard_or_refused() -> None:
+    files = [mutated(number) for number in range(60)]
+    with running(HearingEngine(), settings()) as url, httpx.Client(base_url=url, timeout=60) as client:
+        for file in files:
+            if file.kind.startswith("audio"):
+                raw, form = transcription("toy-ears", file.data)
+                made = client.post("/v1/audio/transcriptions", content=raw, headers={"content-type": form})
+                assert made.status_code in (200, 400), made.text
 
 
 def test_a_stream_says_at_its_end_what_could_not_be_unpacked(served: tuple[Engine, str]) -> None:

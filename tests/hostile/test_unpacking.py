@@ -127,13 +127,13 @@ def test_a_codec_that_nobody_knows_is_refused_by_name() -> None:
 def test_a_large_picture_is_unpacked_and_made_small_outside_of_the_server(picture: Callable[[], Any]) -> None:
     sent = Picture.of(saved(picture(), "png", compress_level=1))
     with nothing_grows():
-        [frame] = sent.frames(SMALL)
+        [frame] = sent.frames((SMALL,))
     assert frame.shape == (64, 64, 3)
 
 
 def test_what_a_large_picture_takes_is_booked_before_it_is_unpacked() -> None:
     sent = Picture.of(saved(Image.new("L", (8000, 8000)), "png", compress_level=1))
-    frames = sent.frames(SMALL)
+    frames = sent.frames((SMALL,))
     booked: list[int] = []
     asking = worker.Client(wanted=lambda: booked.append(worker.pixels.booked) or True)  # type: ignore[func-returns-value]
     with worker.working_for(asking):
@@ -148,7 +148,7 @@ def test_a_picture_that_takes_more_than_is_set_aside_is_refused_in_words() -> No
     worker.pixels.lend(100_000_000)
     try:
         with pytest.raises(BadMedia, match="Send a smaller one"):
-            next(sent.frames(SMALL))
+            next(sent.frames((SMALL,)))
     finally:
         worker.pixels.lend(-100_000_000)
 
@@ -195,7 +195,7 @@ def test_a_page_that_takes_long_keeps_no_other_keys_picture_waiting() -> None:
 def test_who_leaves_has_its_workers_killed_and_its_memory_given_back() -> None:
     greedy = Greedy(2)
     greedy.leave()
-    assert worker.pixels.booked == 0 and not worker.pixels._running and not worker.pixels._waiting
+    assert worker.pixels.booked == 0 and not worker.pixels._running.total and not worker.pixels._waiting
 
 
 def test_sounds_of_one_key_leave_workers_for_anothers() -> None:

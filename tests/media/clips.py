@@ -14,6 +14,8 @@ import pytest
 av = pytest.importorskip("av")
 
 WIDTH, HEIGHT = 64, 48
+SAME = {"fflags": "+bitexact"}
+"""Of FFmpeg: no random numbers in files."""
 
 
 def filmed(
@@ -31,7 +33,7 @@ def filmed(
 ) -> bytes:
     """`between` frames may refer to ones that are shown after them; `times` are in thousandths of a second."""
     out = io.BytesIO()
-    with av.open(out, "w", format=format) as container:
+    with av.open(out, "w", format=format, options=SAME) as container:
         stream = container.add_stream(codec, rate=rate, options={"bf": str(between), **(options or {})})
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = WIDTH, HEIGHT, "yuv420p", gop
         if times is not None:

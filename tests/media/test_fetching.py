@@ -161,6 +161,7 @@ class Dripping:
 
     def __init__(self, beginning: bytes) -> None:
         self.now, self._beginning, self._asked = 0.0, beginning, threading.Semaphore(0)
+        self.asked, self.left = threading.Event(), threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._run)
 
@@ -178,17 +179,19 @@ class Dripping:
         self._asked.release()
         return self.now
 
-    def url(self, scheme: str = "http") -> str:
-        return f"{scheme}://localhost:{self._listening.getsockname()[1]}/a"
+    def url(self, scheme: str = "http", host: str = "localhost") -> str:
+        return f"{scheme}://{host}:{self._listening.getsockname()[1]}/a"
 
     def _run(self) -> None:
         connection, _ = self._listening.accept()
+        self.asked.set()
         with connection, suppress(OSError):
             connection.sendall(self._beginning)
             while self._beginning and self._asked.acquire():
                 connection.sendall(b"x")
             connection.recv(1 << 16)
             connection.recv(1)  # until it is closed
+        self.left.set()
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -15,6 +15,7 @@ from ingot.media import bounds
 from ingot.media.mel import Floats
 from ingot.media.sound import Sound
 from tests.hearing import tone, wav
+from tests.media.clips import SAME
 
 av = pytest.importorskip("av")
 
@@ -32,7 +33,7 @@ FORMS = {
 
 def encoded(container: str, codec: str, rate: int, samples: Floats, layout: str = "mono") -> bytes:
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as out:
+    with av.open(file, "w", format=container, options=SAME) as out:
         stream = out.add_stream(codec, rate=rate, layout=layout)
         frame = av.AudioFrame.from_ndarray((samples * 32767).astype(np.int16)[None], format="s16", layout="mono")
         frame.rate = 16_000

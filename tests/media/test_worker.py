@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import subprocess
 import sys
 import threading
@@ -12,18 +15,20 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import BadMedia, Cancelled
-from ingot.media import worker
+from ingot.media import worker, worker_main
 from ingot.media.worker import Client, Job, Part, Pool, Worker, working_for
+from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
 
 HEADER = Job("picture header", "picture", 64 << 20, 10.0)
 MB = 1 << 20
+ENDLESS = pdf((1000, 1000), drawn=b"0 0 1000 1000 re f " * 100_000)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="by means of Linux")
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool(2, 1, 256 * MB)
+    made = Pool("media pixels", 2, 1, 256 * MB)
     yield made
     made.close()
 
@@ -47,6 +52,42 @@ def test_a_worker_that_dies_is_the_end_of_its_request_alone(pool: Pool) -> None:
         pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
     assert pool.run(HEADER, file_of(8, 9)).value[1:3] == [8, 9]
     assert pool.started == 2 and pool.booked == 0
+
+
+def test_the_log_tells_how_a_worker_died_and_for_which_request(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    with working_for(Client("ann", request="chatcmpl-1")), pytest.raises(BadMedia):
+        pool.run(Job("a job that nobody knows", "file", MB, 1.0), b"")
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "a worker that read a file for chatcmpl-1 ended with 1: \"KeyError: 'a job that nobody knows'\""
+    )
+    assert record.facts["request_id"] == "chatcmpl-1"  # type: ignore[attr-defined]
+
+
+def test_a_file_that_is_refused_and_one_whose_client_left_are_no_deaths(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadMedia):
+        pool.run(HEADER, b"nothing")
+    with working_for(Client("ann", lambda: False)), pytest.raises(Cancelled):
+        pool.run(Job("pdf page", "PDF", 256 * MB, 10.0, (0, (2000, 2000), (9, 9), 3)), ENDLESS)
+    assert caplog.records == []
+
+
+def test_a_worker_that_says_much_is_heard_to_its_last_line(pool: Pool) -> None:
+    process = Worker()
+    process._process.kill()
+    process._stderr.close()
+    reader, writer = os.pipe()
+    process._stderr = os.fdopen(reader, "rb", 0)
+    os.set_blocking(reader, False)
+    for _ in range(5):
+        os.write(writer, b"x" * 65_000 + b"\n")
+        process._listen()
+    os.write(writer, b"the last\n\n")
+    assert process._ended() == "SIGKILL: 'the last'"
+    assert len(process._said) <= worker.SAID
+    os.close(writer)
 
 
 def test_a_worker_that_died_while_it_was_idle_is_nobodys_error(pool: Pool) -> None:
@@ -75,6 +116,91 @@ def test_a_worker_opens_no_socket_and_runs_no_program(call: str) -> None:
     program = f"from ingot.media import worker_main; worker_main.deny(); {call}"
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "PermissionError" in made.stderr
+
+
+KERNELS = {
+    "x86_64": "socket 41, connect 42, bind 49, execve 59, kill 62, ptrace 101, tkill 200, process_vm_readv 310, "
+    "process_vm_writev 311, execveat 322, pidfd_send_signal 424, io_uring_setup 425, pidfd_getfd 438",
+    "aarch64": "ptrace 117, kill 129, tkill 130, socket 198, bind 200, connect 203, execve 221, process_vm_readv 270, "
+    "process_vm_writev 271, execveat 281, pidfd_send_signal 424, io_uring_setup 425, pidfd_getfd 438",
+}
+"""From the kernel's own tables, `syscall_64.tbl` and `asm-generic/unistd.h`."""
+NEEDED = {"x86_64": (0, 1, 3, 9, 12, 15, 45, 202, 231, 234), "aarch64": (63, 64, 57, 222, 214, 139, 207, 98, 94, 131)}
+"""read, write, close, mmap, brk, rt_sigreturn, recvfrom, futex, exit_group and tgkill, which `abort` calls."""
+HEADERS = [
+    *Path("/usr/include").glob(f"{platform.machine()}-linux-gnu/asm/unistd_64.h"),
+    *(Path("/usr/include").glob("asm-generic/unistd.h") if platform.machine() == "aarch64" else ()),
+]
+
+
+def judged(steps: list[tuple[int, int, int, int]], arch: int, call: int) -> int:
+    """What the kernel would make of a call, by a filter's steps."""
+    at, held, given = 0, 0, {0: call, 4: arch}
+    while True:
+        code, yes, no, number = steps[at]
+        if code == 0x06:
+            return number
+        if code == 0x20:
+            held, jump = given[number], 0
+        else:
+            jump = yes if (held == number if code == 0x15 else held >= number) else no
+        at += 1 + jump
+
+
+@pytest.mark.parametrize("machine", KERNELS)
+def test_the_filter_refuses_what_the_kernels_table_calls_so_and_nothing_that_is_needed(machine: str) -> None:
+    table = {name: int(number) for name, number in (each.split() for each in KERNELS[machine].split(", "))}
+    assert set(table) == set(worker_main.DENIED)
+    steps, arch = worker_main.filter_steps(machine), worker_main.ARCHITECTURES[machine]
+    other = next(each for each in worker_main.ARCHITECTURES.values() if each != arch)
+    allowed, refused = 0x7FFF0000, 0x0005000D
+    assert {name: judged(steps, arch, number) for name, number in table.items()} == dict.fromkeys(table, refused)
+    assert {judged(steps, arch, number) for number in NEEDED[machine]} == {allowed}
+    assert {number for number in range(1000) if judged(steps, arch, number) == refused} == set(table.values())
+    assert judged(steps, other, NEEDED[machine][0]) == judged(steps, arch, 0x40000000) == refused
+    assert worker_main.filter_steps("riscv64") == []
+
+
+@pytest.mark.skipif(not HEADERS, reason="the kernel's headers are not here")
+def test_the_numbers_of_calls_are_those_of_the_kernels_headers() -> None:
+    found = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", HEADERS[0].read_text()))
+    place = list(worker_main.ARCHITECTURES).index(platform.machine())
+    assert {name: str(numbers[place]) for name, numbers in worker_main.DENIED.items()}.items() <= found.items()
+
+
+SHUT_IN = """
+import os, sys
+from ingot.media import worker_main as w
+w.load_decoders(); w.held()
+print(w.shut_in())
+def tried(name, act):
+    try: act(); print(name, "worked")
+    except OSError as error: print(name, type(error).__name__)
+tried("secret", lambda: open(sys.argv[1]).read())
+tried("folder", lambda: os.listdir("/"))
+tried("written", lambda: open(sys.argv[2], "w"))
+tried("kill", lambda: os.kill(os.getppid(), 0))
+tried("own", lambda: open(w.__file__).read())
+tried("held", w.held)
+import xml.dom.minidom, PIL.FliImagePlugin
+"""
+
+
+@LINUX
+def test_a_worker_reads_and_writes_no_files_but_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the server")
+    command = [sys.executable, "-c", SHUT_IN, str(secret), str(tmp_path / "new")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    supported, *told = made.stdout.splitlines()
+    if supported == "False":
+        pytest.skip("this kernel has no landlock")
+    assert made.returncode == 0, made.stderr
+    words = dict(line.split() for line in told)
+    assert words == {
+        **dict.fromkeys(("secret", "folder", "written"), "PermissionError"),
+        **{"kill": words["kill"], "own": "worked", "held": "worked"},
+    }
 
 
 @LINUX
@@ -124,7 +250,7 @@ class Office:
 
     def _settled(self) -> bool:
         with self.pool._changed:
-            running = self.pool._running.total()
+            running = self.pool._running.total
             return len(self.pool._waiting) + running == self.asked and len(self.begun) == running
 
     def _run(self, name: str, memory: int) -> None:

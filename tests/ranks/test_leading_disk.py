@@ -10,6 +10,7 @@ import pytest
 from ingot.cache.deltas import Deltas
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
+from ingot.cache.disk.store import RecordStore
 from ingot.cache.packing import LooseRecord
 from ingot.errors import Unavailable
 from ingot.ranks import plan
@@ -47,7 +48,7 @@ def others() -> Others:
 
 @pytest.fixture
 def disk(tmp_path: Path, others: Others) -> LeadingDisk:
-    own = Disk.open(tmp_path, KEY, LIMITS, SECRET)
+    own = Disk.of(RecordStore(tmp_path, KEY, LIMITS, SECRET))
     return LeadingDisk(own.store, own.writer, own.reader, own.counts, others.voice, 1.5)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.entry import Entry
-from ingot.cache.disk.files import Files
 from ingot.cache.disk.header import Header
 from ingot.cache.disk.reader import Reading, RecordReader
-from ingot.cache.disk.store import DiskLimits, RecordStore
+from ingot.cache.disk.store import RecordStore
 from ingot.cache.disk.writer import RecordWriter
 
 if TYPE_CHECKING:
@@ -27,17 +25,8 @@ class Disk:
     counts: DiskCounts
 
     @classmethod
-    def open(
-        cls,
-        folder: Path,
-        key: Mapping[str, str],
-        limits: DiskLimits,
-        secret: bytes,
-        files: Files | None = None,
-    ) -> Disk:
-        """Raises OSError where there is no such folder and none can be made, or others may write to it."""
+    def of(cls, store: RecordStore) -> Disk:
         counts = DiskCounts()
-        store = RecordStore(folder, key, limits, secret, files)
         writer = RecordWriter(store, counts)
         return cls(store, writer, RecordReader(store, writer.pending), counts)
 

@@ -37,6 +37,8 @@ from ingot.cache.disk.files import Files, Listed
 from ingot.cache.disk.header import Damaged, Header, RecordOwner, sealed_scope, sums_of
 from ingot.cache.disk.index import FolderNote, IndexRow, LastingIndex, RecordIndex, Total, files_of
 from ingot.cache.disk.record_file import RECORD, StoredData, read_header, read_record
+from ingot.config.archive_key import ArchiveKey
+from ingot.errors import ConfigError, Unavailable
 from ingot.shares import exceeding
 
 log = logging.getLogger("ingot.cache")
@@ -56,8 +58,36 @@ DAMAGED: Final = "damaged"
 ABOUT: Final = "about.json"
 INDEX: Final = "index.sqlite"
 LOCK: Final = "lock"
+DIGESTS: Final = "digests.json"
+"""Of models' files, by their names, sizes and times: whoever opens a folder for a model writes them."""
 _SCOPE: Final = re.compile(r"[0-9a-f]{32}")
 _PART: Final = re.compile(rf"\.({RECORD.pattern}|{re.escape(ABOUT)}){re.escape(PART)}")
+
+
+def folder_secret(folder: Path, key_file: Path) -> bytes:
+    """What records in this folder are sealed with. Both are made where there are none. Raises ConfigError where one of
+    them cannot be relied on: whoever serves models later asks before it serves any."""
+    try:
+        claim(folder, Files())
+        return ArchiveKey(key_file.expanduser()).secret()
+    except Unavailable as error:
+        raise ConfigError(
+            f"cache_dir {folder} cannot be used without the key that records are sealed with, archive_key_file "
+            f"{key_file}: {error.__cause__}",
+            param="archive_key_file",
+        ) from error
+    except OSError as error:
+        raise unusable(folder, error) from error
+
+
+def unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cache_dir {folder} cannot be used: {error.strerror}", param="cache_dir")
+
+
+def claim(folder: Path, files: Files, *scopes: str) -> None:
+    """Makes the folder where there is none. Raises OSError where that fails, or others may have written there."""
+    files.make_folder(folder)
+    files.check_private(folder, (LOCK, DAMAGED, DIGESTS, *scopes, *(file.name for file in files_of(Path(INDEX)))))
 
 
 class NoRoom(OSError):
@@ -101,8 +131,7 @@ class RecordStore:
     ) -> None:
         self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope(key, secret)
         self._files, self._clock, self._secret = files or Files(), clock, secret
-        self._files.make_folder(folder)
-        self._files.check_private(folder, (LOCK, DAMAGED, self.scope, *(file.name for file in files_of(Path(INDEX)))))
+        claim(folder, self._files, self.scope)
         self._home = folder / self.scope
         self._known = KnownEntries()
         self._touched: dict[str, float] = {}

@@ -26,10 +26,12 @@ AHEAD = WINDOW
 class Frames:
     """Belongs to the engine thread, but for what reads in a thread of `executor`; `post` brings back what it found."""
 
-    def __init__(self, sound: Sound, bands: int, executor: Executor, post: Post, tenant: str = "") -> None:
+    def __init__(
+        self, sound: Sound, bands: int, executor: Executor, post: Post, tenant: str = "", request: str = ""
+    ) -> None:
         self._pieces = frames_of(sound, bands)
         self._left = threading.Event()
-        self._client = worker.Client(tenant, lambda: not self._left.is_set())
+        self._client = worker.Client(tenant, lambda: not self._left.is_set(), request)
         self._lock = threading.Lock()  # whoever reads, or ends reading, has it
         self._executor, self._post = executor, post
         self._held = np.zeros((0, bands), np.float32)

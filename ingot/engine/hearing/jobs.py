@@ -63,7 +63,7 @@ class TranscriptJobs(Turns[TranscriptionRequest, Transcript, TranscriptEvent, Tr
 
             self._post(woken)
 
-        frames = Frames(request.sound, self._hearing.bands, self._readers, post, request.tenant)
+        frames = Frames(request.sound, self._hearing.bands, self._readers, post, request.tenant, request.id)
         return Transcript(request, frames, self._hearing.model, self._hearing.vocabulary, self._writer)
 
     def _ended(

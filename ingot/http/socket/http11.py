@@ -144,14 +144,16 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.open_ones.claim(self, tenant):
             raise crowded(self.open_ones.most)
 
-    def give_way(self) -> None:
-        """Nobody answers on it any more; one whose answer was not begun is told why."""
+    def give_way(self, why: IngotError | None = None) -> None:
+        """Nobody answers on it any more; one whose answer was not begun is told why: for others, if nothing else."""
         begun = [cycle for cycle in self._cycles if not cycle.response_complete]
         for cycle in begun:
             cycle.disconnected = True
             cycle.message_event.set()
         if len(begun) == 1 and not begun[0].response_started:
-            self._refuse(crowded(self.open_ones.most))
+            error = why or crowded(self.open_ones.most)
+            begun[0].scope["state"]["gave_way"] = error  # for the log, which would take its client to have left
+            self._refuse(error)
         else:
             self.transport.abort()
 

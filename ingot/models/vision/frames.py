@@ -1,8 +1,8 @@
-"""Frames as towers take them: resized by Pillow, as the families' own processors do, and normalised."""
+"""Frames as towers take them: normalised, as the families' own processors do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from ingot.media.families.files import Stated
 from ingot.media.picture import BICUBIC, Pixels
-from ingot.media.size import Size
 
 if TYPE_CHECKING:
-    from ingot.media.item import PixelSource
+    pass
 
 _HALF = (0.5, 0.5, 0.5)
 
@@ -49,18 +48,3 @@ class Normal:
         scaled = frame.astype(np.float32) * np.float32(self.scale)
         normal: NDArray[np.float32] = (scaled - mean) / deviation
         return normal
-
-
-def resized(frame: Pixels, size: Size, resample: int = BICUBIC) -> Pixels:
-    height, width, _ = frame.shape
-    if (width, height) == size:
-        return frame
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling(resample)))
-
-
-def normal_frames(source: PixelSource, size: Size, normal: Normal) -> Iterator[NDArray[np.float32]]:
-    """One after another: no more than one is unpacked at a time. Raises BadMedia."""
-    for frame in source.frames(size, normal.resample):
-        yield normal(frame)

@@ -12,7 +12,7 @@ from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
 from ingot.models.vision.frames import Normal
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import TiledTower, one_view
 from ingot.models.vision.vit import Vit, clip_layer, learned
 
 PARTS: Final = ("vision_tower", "multi_modal_projector")
@@ -52,7 +52,8 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         (model.vision_tower, projector),
         stated.patch_size,
         hidden,
-        cut=lambda frame, layout: [normal(frame)],
+        views=one_view,
+        cut=lambda shown, layout: [normal(shown[0])],
         resample=normal.resample,
         gather=pooled,
         project=projected,

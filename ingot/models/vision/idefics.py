@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -11,12 +11,12 @@ from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.families.idefics import Idefics
 from ingot.media.layout import Layout
-from ingot.media.picture import Pixels
+from ingot.media.picture import Pixels, View
 from ingot.media.size import Size
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import TiledTower, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
 
@@ -46,8 +46,18 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
     rules = Idefics.of(files)
     normal = Normal.stated(files.pictures, resample=LANCZOS)
 
-    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
-        return map(normal, tiles(frame, layout, rules, normal.resample))
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        """Resized twice on the way to tiles, and once more to the whole, as the family's own processor does."""
+        arranged = (rules.enlarged(size), layout.size)
+        whole = (*arranged, Size(rules.tile, rules.tile))
+        return (arranged, whole) if layout.grid.t > 1 else (whole,)
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Line by line, and the whole picture last."""
+        *arranged, whole = shown
+        for tile in arranged and tiles(arranged[0], rules.tile):
+            yield normal(tile)
+        yield normal(whole)
 
     def shuffled(states: mx.array, layout: Layout) -> mx.array:
         return merged(states, layout, model.config.scale_factor)
@@ -57,20 +67,9 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         (vision, model.connector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        views=views,
         cut=cut,
+        resample=normal.resample,
         gather=shuffled,
         project=model.connector.modality_projection,
     )
-
-
-def tiles(frame: Pixels, layout: Layout, rules: Idefics, resample: int) -> Iterator[Pixels]:
-    """Line by line, and the whole picture last. It is resized twice on the way, as the family's own processor does."""
-    height, width, _ = frame.shape
-    whole, side = Size(rules.tile, rules.tile), rules.tile
-    enlarged = resized(frame, rules.enlarged(Size(width, height)), resample)
-    arranged = resized(enlarged, layout.size, resample)
-    if layout.grid.t > 1:
-        for top in range(0, layout.size.height, side):
-            for left in range(0, layout.size.width, side):
-                yield arranged[top : top + side, left : left + side]
-    yield resized(arranged, whole, resample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -11,12 +11,12 @@ import mlx.nn as nn
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.media.picture import Pixels
+from ingot.media.picture import Pixels, View
 from ingot.media.size import Size
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.language import BESIDE, LanguagePart
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import TiledTower, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import RowWork, Vit, VitLayer, joined, merged
 
@@ -59,8 +59,15 @@ def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...]
     normal = Normal.stated(files.pictures, *IMAGENET)
     along = round(1 / model.config.downsample_ratio)
 
-    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
-        return map(normal, tiles(frame, layout, stated.image_size, normal.resample))
+    side = int(stated.image_size)
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        arranged, whole = (layout.size,), (Size(side, side),)
+        return (arranged, whole) if layout.grid.t > 1 else (arranged,)
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Line by line, and the whole picture last where there is more than one."""
+        return map(normal, (*tiles(shown[0], side), *shown[1:]))
 
     def shuffled(states: mx.array, layout: Layout) -> mx.array:
         return merged(states[:, 1:], layout, along)
@@ -70,7 +77,9 @@ def _tower(model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...]
         modules,
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        views=views,
         cut=cut,
+        resample=normal.resample,
         gather=shuffled,
         project=project,
     )
@@ -96,13 +105,3 @@ def _chat_layer(layer: Any) -> VitLayer:
 
     joint = normed if own.qk_normalization else own.qkv
     return VitLayer(layer.norm1, joint, own.proj, layer.norm2, layer.mlp, (layer.ls1, layer.ls2))
-
-
-def tiles(frame: Pixels, layout: Layout, side: int, resample: int) -> Iterator[Pixels]:
-    """Line by line, and the whole picture last where there is more than one."""
-    arranged = resized(frame, layout.size, resample)
-    for top in range(0, layout.size.height, side):
-        for left in range(0, layout.size.width, side):
-            yield arranged[top : top + side, left : left + side]
-    if layout.grid.t > 1:
-        yield resized(frame, Size(side, side), resample)

@@ -4,7 +4,7 @@ picture as a square, and tiles of it on a canvas; lines of those tiles' features
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,13 +15,13 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles, edge
 from ingot.media.layout import Layout
-from ingot.media.picture import Pixels
+from ingot.media.picture import Pixels, View
 from ingot.media.size import Size
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.language import BESIDE, LanguagePart
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import Cut, TiledTower
+from ingot.models.vision.tiled import Cut, TiledTower, Views, one_view, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, up_to
 
@@ -35,12 +35,13 @@ def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     whole = model.config.vision_config.image_size
     shorter = edge(files.pictures, "size", whole) if files.pictures.get("do_center_crop", True) else None
 
-    def cut(frame: Pixels, layout: Layout) -> list[PixelArray]:
-        if shorter is None:
-            return [normal(resized(frame, layout.size, normal.resample))]
-        return [normal(middle(frame, shorter, layout.size, normal.resample))]
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        return one_view(size, layout) if shorter is None else ((brought_to(size, shorter),),)
 
-    return replace(_tower(model, device, cut), resample=normal.resample if shorter is None else None)
+    def cut(shown: Sequence[Pixels], layout: Layout) -> list[PixelArray]:
+        return [normal(middle(shown[0], layout.size))]
+
+    return _tower(model, device, views, cut, normal.resample)
 
 
 def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledTower:
@@ -49,14 +50,19 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         raise ModelError("vision_feature_select_strategy other than default is not supported: tiles have no class.")
     normal = Normal.stated(files.pictures, *CLIP)
 
-    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
-        side = layout.grid.h * model.config.vision_config.patch_size
-        yield normal(resized(frame, Size(side, side), normal.resample))
+    def side_of(layout: Layout) -> int:
+        return int(layout.grid.h * model.config.vision_config.patch_size)
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        whole = Size(side_of(layout), side_of(layout))
+        return ((whole,),) if layout.covered is None else ((whole,), (within(size, layout.size),))
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        side = side_of(layout)
+        yield normal(shown[0])
         if layout.covered is not None:
-            canvas = on_black(frame, layout.size, normal.resample)
-            for top in range(0, layout.size.height, side):
-                for left in range(0, layout.size.width, side):
-                    yield normal(canvas[top : top + side, left : left + side])
+            canvas = on_black(shown[1], layout.size)
+            yield from map(normal, tiles(canvas, side))
 
     def lined(features: mx.array, layout: Layout) -> mx.array:
         if layout.covered is None:
@@ -71,10 +77,10 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
         ends = mx.broadcast_to(model[LINE_END].astype(features.dtype), (seen.shape[0], 1, numbers))
         return mx.concatenate([features[:each], mx.concatenate([seen, ends], axis=1).reshape(-1, numbers)])
 
-    return replace(_tower(model, device, cut), finish=lined)
+    return replace(_tower(model, device, views, cut, normal.resample), finish=lined)
 
 
-def _tower(model: Any, device: Device, cut: Cut) -> TiledTower:
+def _tower(model: Any, device: Device, views: Views, cut: Cut, resample: int) -> TiledTower:
     vision, stated = model.vision_tower.vision_model, model.config.vision_config
     embeddings = vision.embeddings
     clip = stated.model_type == "clip_vision_model"
@@ -98,30 +104,37 @@ def _tower(model: Any, device: Device, cut: Cut) -> TiledTower:
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
+        views=views,
         cut=cut,
+        resample=resample,
         gather=seen,
         project=model.multi_modal_projector,
     )
 
 
-def middle(frame: Pixels, shorter: int, size: Size, resample: int) -> Pixels:
-    """A picture whose shorter side is brought to `shorter` pixels, of which the middle is taken."""
-    height, width, _ = frame.shape
-    scaled = Size(shorter, shorter * height // width) if width <= height else Size(shorter * width // height, shorter)
-    small = resized(frame, scaled, resample)
-    top, left = (small.shape[0] - size.height) // 2, (small.shape[1] - size.width) // 2
-    return small[top : top + size.height, left : left + size.width]
+def brought_to(size: Size, shorter: int) -> Size:
+    """With a shorter side of so many pixels."""
+    width, height = size
+    return Size(shorter, shorter * height // width) if width <= height else Size(shorter * width // height, shorter)
 
 
-def on_black(frame: Pixels, canvas: Size, resample: int) -> Pixels:
-    """A picture as large as fits on a canvas, in the middle of it."""
-    height, width, _ = frame.shape
-    across, down = canvas.width / width, canvas.height / height
+def middle(frame: Pixels, size: Size) -> Pixels:
+    top, left = (frame.shape[0] - size.height) // 2, (frame.shape[1] - size.width) // 2
+    return frame[top : top + size.height, left : left + size.width]
+
+
+def within(size: Size, canvas: Size) -> Size:
+    """As large as fits on a canvas."""
+    across, down = canvas.width / size.width, canvas.height / size.height
     if across < down:
-        size = Size(canvas.width, min(math.ceil(height * across), canvas.height))
-    else:
-        size = Size(min(math.ceil(width * down), canvas.width), canvas.height)
+        return Size(canvas.width, min(math.ceil(size.height * across), canvas.height))
+    return Size(min(math.ceil(size.width * down), canvas.width), canvas.height)
+
+
+def on_black(frame: Pixels, canvas: Size) -> Pixels:
+    """In the middle of a canvas."""
+    height, width, _ = frame.shape
     made = np.zeros((canvas.height, canvas.width, 3), dtype=np.uint8)
-    top, left = (canvas.height - size.height) // 2, (canvas.width - size.width) // 2
-    made[top : top + size.height, left : left + size.width] = resized(frame, size, resample)
+    top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
+    made[top : top + height, left : left + width] = frame
     return made

@@ -4,7 +4,7 @@ of their own, and another stands between tiles and whole."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -13,14 +13,14 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.layout import Layout
-from ingot.media.picture import Pixels
+from ingot.media.picture import Pixels, View
 from ingot.media.size import Size
-from ingot.models.vision.frames import Normal, resized
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.interpolation import bicubic
 from ingot.models.vision.language import LanguagePart
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import TiledTower, tiles
 from ingot.models.vision.tower import PixelArray
 from ingot.models.vision.vit import Vit, clip_layer, learned, merged
 from ingot.upstream import create_attention_mask
@@ -59,12 +59,13 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
     )
     normal = Normal.stated(files.pictures, *CLIP)
 
-    def cut(frame: Pixels, layout: Layout) -> Iterator[PixelArray]:
-        whole = normal(fitted(frame, layout.size))
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        return ((filling(size, layout.size),),)
+
+    def cut(shown: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        whole = normal(on_white(shown[0], layout.size))
         yield bicubic(whole, Size(SIDE, SIDE))
-        for top in range(0, layout.size.height, SIDE):
-            for left in range(0, layout.size.width, SIDE):
-                yield whole[top : top + SIDE, left : left + SIDE]
+        yield from tiles(whole, SIDE)
 
     def gathered(states: mx.array, layout: Layout) -> mx.array:
         return merged(states[:, 1:], layout, MERGE)
@@ -73,8 +74,8 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         along = layout.grid.h // MERGE
         rows, columns = layout.size.height // SIDE, layout.size.width // SIDE
         numbers = features.shape[-1]
-        tiles = features[1:].reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
-        shapes = ((tiles, rows * along, columns * along), (features[:1], along, along))
+        tiled = features[1:].reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
+        shapes = ((tiled, rows * along, columns * along), (features[:1], along, along))
         lines = [_lined(part.reshape(high, wide, numbers), eyes.sub_GN) for part, high, wide in shapes]
         return mx.concatenate([lines[0], eyes.glb_GN.reshape(1, numbers).astype(features.dtype), lines[1]])
 
@@ -85,7 +86,16 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
 
     hidden = int(config["hidden_size"])
     return TiledTower(
-        vit, (eyes,), stated.patch_size, hidden, cut=cut, gather=gathered, project=projected, arrange=arranged
+        vit,
+        (eyes,),
+        stated.patch_size,
+        hidden,
+        views=views,
+        cut=cut,
+        resample=BILINEAR,
+        gather=gathered,
+        project=projected,
+        arrange=arranged,
     )
 
 
@@ -96,13 +106,17 @@ def _lined(features: mx.array, end: mx.array) -> mx.array:
     return mx.concatenate([features, ends], axis=1).reshape(-1, numbers)
 
 
-def fitted(frame: Pixels, size: Size) -> Pixels:
-    """A picture whose longer side fills a canvas, in the middle of it, on white."""
+def filling(size: Size, canvas: Size) -> Size:
+    """With a longer side that fills the canvas."""
+    along = max(canvas)
+    across = max(1, int(along / size.aspect))
+    return Size(along, across) if size.width >= size.height else Size(across, along)
+
+
+def on_white(frame: Pixels, size: Size) -> Pixels:
+    """In the middle of a canvas."""
     height, width, _ = frame.shape
-    along = max(size)
-    across = max(1, int(along / (max(width, height) / min(width, height))))
-    small = resized(frame, Size(along, across) if width >= height else Size(across, along), BILINEAR)
-    above, before = (math.floor((whole - own) / 2) for whole, own in zip(size[::-1], small.shape[:2], strict=True))
+    above, before = math.floor((size.height - height) / 2), math.floor((size.width - width) / 2)
     canvas = np.full((size.height, size.width, 3), WHITE, dtype=np.uint8)
-    canvas[above : above + small.shape[0], before : before + small.shape[1]] = small
+    canvas[above : above + height, before : before + width] = frame
     return canvas

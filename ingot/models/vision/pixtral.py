@@ -15,7 +15,7 @@ from ingot.media.layout import Layout
 from ingot.models.vision.frames import Normal
 from ingot.models.vision.qwen import CLIP
 from ingot.models.vision.slicing import Slicing
-from ingot.models.vision.tiled import TiledTower
+from ingot.models.vision.tiled import TiledTower, one_view
 from ingot.models.vision.vit import Angles, RowWork, Vit, VitLayer, joined, merged, up_to
 
 PARTS: Final = ("vision_tower", "multi_modal_projector")
@@ -42,7 +42,8 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
-        cut=lambda frame, layout: [normal(frame)],
+        views=one_view,
+        cut=lambda shown, layout: [normal(shown[0])],
         resample=normal.resample,
         gather=gathered,
         project=project,

@@ -17,8 +17,10 @@ from ingot.kernels.device import Device
 from ingot.media.families.files import ProcessorFiles
 from ingot.media.item import MediaItem
 from ingot.media.layout import Grid, Layout
+from ingot.media.picture import View
+from ingot.media.size import Size
 from ingot.models.vision.blocks import RowNumbers, Segments, attended, taken, turned, weight_dtype
-from ingot.models.vision.frames import Normal, normal_frames
+from ingot.models.vision.frames import Normal
 from ingot.models.vision.positions import contiguous, interleaved, three_axes
 from ingot.models.vision.slicing import Slicing, Work, by_rows, multiplications
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, PositionArray, Slices
@@ -69,13 +71,16 @@ class QwenTower:
 
     # Pixels
 
+    def views(self, size: Size, layout: Layout) -> tuple[View, ...]:
+        return ((layout.size,),)
+
     def pixels(self, item: MediaItem) -> PixelArray:
         """[patches, channels * pair * patch * patch]"""
         grid, normal = item.grid, self._pictures if item.kind == "image" else self._clips
         patches = np.empty((grid.t, grid.h * grid.w, 3, self._pair, self._patch**2), dtype=np.float32)
         shown = 0
-        for frame in normal_frames(item.source, item.layout.size, normal):
-            own = self._cut(frame, grid)
+        for frame in item.source.frames(*self.views(item.source.size, item.layout), resample=normal.resample):
+            own = self._cut(normal(frame), grid)
             if item.kind == "image":
                 patches[0] = own[:, :, None]
             else:

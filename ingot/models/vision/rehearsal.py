@@ -6,7 +6,7 @@ What MLX compiles when a tower's operations are first met takes seconds in all. 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ingot.media.item import MediaItem
 from ingot.media.layout import PictureWish
-from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.picture import BICUBIC, Pixels, Unpacking, View
 from ingot.media.processor import Processor
 from ingot.media.size import Size
 from ingot.models.vision.tower import Tower
@@ -28,9 +28,15 @@ picture takes longer, the rest of it compiles little more."""
 
 @dataclass(frozen=True, slots=True)
 class _Grey:
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        width, height = size or SMALL
-        yield np.full((height, width, 3), 127, dtype=np.uint8)
+    size: Size = SMALL
+
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return Unpacking(0, 0, self.size)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        for view in views or ((self.size,),):
+            width, height = view[-1]
+            yield np.full((height, width, 3), 127, dtype=np.uint8)
 
 
 def rehearse(tower: Tower, processor: Processor) -> None:

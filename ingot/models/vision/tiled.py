@@ -3,29 +3,46 @@ whole picture small. A family says how tiles are cut and what becomes of their s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.media.item import MediaItem
 from ingot.media.layout import Layout
-from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.picture import Pixels, View
+from ingot.media.size import Size
 from ingot.models.vision.slicing import by_rows
 from ingot.models.vision.tower import Features, LookBytes, PixelArray, Slices
 from ingot.models.vision.vit import Angles, RowWork, Vit
 
-Cut = Callable[[Pixels, Layout], Iterable[PixelArray]]
-"""A picture's tiles [height, width, 3], resized and normalised."""
+Views = Callable[[Size, Layout], Sequence[View]]
+"""What a worker makes of a picture of this size, in this layout."""
+Cut = Callable[[Sequence[Pixels], Layout], Iterable[PixelArray]]
+"""A picture's tiles [height, width, 3], normalised, out of its views."""
 Gather = Callable[[mx.array, Layout], mx.array]
 """Of states [tiles, rows, width] what a projector takes, [tiles, features, numbers]."""
 Turn = Callable[[Layout], Angles]
 """By how much the patches of a tile turn, where their positions are rotary."""
 
+T = TypeVar("T", bound=np.generic)
 TOGETHER = 4096
 """Patches of tiles that are looked at together, unless one tile has more."""
+
+
+def one_view(size: Size, layout: Layout) -> Sequence[View]:
+    """Of families that look at a picture as one tile."""
+    return ((layout.size,),)
+
+
+def tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
+    """Of a picture that squares of this side fill, line by line."""
+    for top in range(0, frame.shape[0], side):
+        for left in range(0, frame.shape[1], side):
+            yield frame[top : top + side, left : left + side]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +51,14 @@ class TiledTower:
     modules: Sequence[Any]
     patch: int
     hidden: int  # numbers of a feature
+    views: Views
     cut: Cut
+    resample: int  # how views are made
     gather: Gather
     project: RowWork
     arrange: Gather | None = None  # of all tiles' the rows that are projected, where those are not all in their order
     turn: Turn | None = None
     finish: Gather | None = None  # of what was projected the features, where there are others among them
-    resample: int | None = None  # how a worker makes a picture of the layout's size; None: tiles are cut of the whole
     mutual: bool = False
     deep: int = 0
     axes: None = None
@@ -50,11 +68,10 @@ class TiledTower:
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """[tiles, patches, patch * patch * 3]"""
-        size = None if self.resample is None else item.layout.size
-        frames = item.source.frames(size, self.resample or BICUBIC)
-        made = [self._patches(tile, item.layout) for tile in self.cut(next(frames), item.layout)]
-        assert next(frames, None) is None, "a picture is one frame; until here it was booked"
-        return np.stack(made)
+        views = self.views(item.source.size, item.layout)
+        shown = list(item.source.frames(*views, resample=self.resample))
+        assert len(shown) == len(views), "a picture is one frame"
+        return np.stack([self._patches(tile, item.layout) for tile in self.cut(shown, item.layout)])
 
     def _patches(self, tile: PixelArray, layout: Layout) -> PixelArray:
         _, rows, columns = layout.grid

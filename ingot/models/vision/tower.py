@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from ingot.media.item import MediaItem
 from ingot.media.layout import Layout
+from ingot.media.picture import View
+from ingot.media.size import Size
 
 PixelArray = NDArray[np.float32]
 """What a tower takes: the family says in which shape. Its first axis counts patches or tiles."""
@@ -58,7 +60,7 @@ class LookBytes:
 
 
 class Tower(Protocol):
-    """`pixels`, `needs` and `positions` are for any thread; `look` is for the engine's alone."""
+    """`views`, `pixels`, `needs` and `positions` are for any thread; `look` is for the engine's alone."""
 
     @property
     def modules(self) -> Sequence[Any]:
@@ -79,6 +81,9 @@ class Tower(Protocol):
 
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
         """Where each of a prompt's tokens stands. None where `axes` is."""
+
+    def views(self, size: Size, layout: Layout) -> Sequence[View]:
+        """What a worker makes of each frame, which is of this size."""
 
     def pixels(self, item: MediaItem) -> PixelArray:
         """Its frames resized, normalised and cut as the family's own processor does. Raises BadMedia."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
@@ -61,9 +62,7 @@ class Floor:
         composes, lost = _normalizing(library.normalizer), _lost(library)
         if composes is None or lost is None or not _keeps_all(library.pre_tokenizer):
             return None
-        counts = [0] * (len(_CLASSES) + 2)
-        for token in spelled:
-            counts = [max(pair) for pair in zip(counts, _counted(token), strict=True)]
+        counts = _most_counted(spelled)
         # Some tokens take the white space around them along, however much there is.
         added = library.get_added_tokens_decoder().values()
         if any(token.lstrip or token.rstrip for token in added):
@@ -88,6 +87,19 @@ def _counted(data: bytes) -> list[int]:
     pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
     counts = [sum(len(piece) - len(piece.translate(None, chars)) for piece in pieces) for chars in _CLASSES]
     return [*counts, sum(len(piece.translate(None, _ASCII)) for piece in pieces), len(data)]
+
+
+def _most_counted(tokens: Iterable[bytes]) -> list[int]:
+    """The most of each class in any one of them, of which there may be hundreds of thousands."""
+    held = [token for token in tokens if token]
+    data = np.frombuffer(b"".join(held), np.uint8)
+    begins = np.cumsum([0, *map(len, held)])[:-1]
+    most = []
+    for chars in (*_CLASSES, _BEYOND, _ASCII + _BEYOND):
+        counted = np.zeros(256, np.int32)
+        counted[list(chars)] = 1
+        most.append(int(np.add.reduceat(counted[data], begins).max()) if held else 0)
+    return most
 
 
 def _normalizing(normalizer: Any) -> bool | None:

@@ -25,7 +25,7 @@ def spelled(vocabulary: Vocabulary, token: int) -> bytes:
 
 def _from_byte_alphabet(piece: str) -> bytes:
     try:
-        return bytes(ALPHABET[char] for char in piece)
+        return bytes(map(ALPHABET.__getitem__, piece))
     except KeyError:  # an added token, written as plain text
         return piece.encode()
 

@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 from ingot.cache.disk.disk import Disk
-from ingot.cache.disk.store import DiskLimits
+from ingot.cache.disk.store import DiskLimits, RecordStore
 from tests.cache.disk.records import KEY, ME, SECRET, is_right, record
 
 
 def hammer(folder: Path, seed: int, cap: int) -> None:
     sys.setswitchinterval(1e-4)  # else the writer, which gives way at each call to the system, hardly gets a turn
-    disk = Disk.open(folder, KEY, DiskLimits(cap, sync=False), SECRET)
+    disk = Disk.of(RecordStore(folder, KEY, DiskLimits(cap, sync=False), SECRET))
     print("begun", flush=True)
     threading.Thread(target=read, args=(disk, seed), daemon=True).start()
     rng = random.Random(seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -627,21 +626,6 @@ def test_servers_with_different_secrets_share_a_folder_and_leave_each_others_rec
     assert is_right(ours.read(entry)) and is_right(theirs.read(other)) and aside(tmp_path) == []
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
     assert is_right((again := opened(tmp_path, secret=b"ours")).read(again.entries(ME)[0]))
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_may_write_to_is_refused_with_what_to_do(tmp_path: Path, mode: int) -> None:
-    tmp_path.chmod(mode)
-    with pytest.raises(PermissionError, match=r"other users may write to it: run chmod go-w .*, or name a folder"):
-        opened(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    opened(tmp_path / "within").close()
-
-
-def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(PermissionError, match="another user's folder"):
-        opened(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["lock", "index.sqlite", "damaged"])

@@ -13,6 +13,7 @@ from ingot.cache.disk import writer as writer_module
 from ingot.cache.disk.counts import DiskCounts
 from ingot.cache.disk.disk import Disk
 from ingot.cache.disk.entry import Entry
+from ingot.cache.disk.store import RecordStore
 from ingot.cache.disk.writer import PAUSE_S, RecordWriter
 from tests.cache.disk.records import KEY, LIMITS, ME, SECRET, FaultyFiles, is_right, opened, record
 
@@ -44,7 +45,7 @@ def offered(writer: RecordWriter, tokens: list[int]) -> Entry | None:
 
 def shut(folder: Path, gate: Gate) -> Disk:
     gate.opened.set()
-    made = Disk.open(folder, KEY, LIMITS, SECRET, gate)
+    made = Disk.of(RecordStore(folder, KEY, LIMITS, SECRET, gate))
     gate.opened.clear()
     gate.reached.clear()
     return made
@@ -129,7 +130,7 @@ def test_a_tenants_records_are_not_written_after_it_was_cleared(tmp_path: Path, 
 
 
 def test_a_reading_that_nobody_waits_for_reads_nothing(tmp_path: Path) -> None:
-    disk = Disk.open(tmp_path, KEY, LIMITS, SECRET)
+    disk = Disk.of(RecordStore(tmp_path, KEY, LIMITS, SECRET))
     entry = disk.store.write(*record([1]))
     disk.reader.close()
     reading = disk.reader.ask(entry)

@@ -22,16 +22,12 @@ from ingot.errors import Unavailable
 from ingot.kernels.device import active_memory
 from ingot.media.sound import Sound
 from ingot.models.files.kinds import kind_of
-from ingot.models.layers.modules import parameters
-from ingot.models.whisper.config import WhisperConfig
-from ingot.models.whisper.layers import WhisperModel
 from ingot.text.tokens.encoder_inputs import EncoderInput
 from tests import tiny
 from tests.encoders import write_encoder
 from tests.engines import write_tokenizer
-from tests.hearing import VOCAB, save_tokenizer, tone, wav
+from tests.hearing import save_ears, tone, wav
 from tests.memory import settled
-from tests.models.whisper.test_whisper import STATED
 
 Tables = dict[str, dict[str, object]]
 
@@ -47,19 +43,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     folder = tmp_path_factory.mktemp("models")
     write_encoder(folder / "vectors", "bert", architectures=["BertModel"])
     write_encoder(folder / "judge", "bert", head=True)
-    _write_ears(folder / "ears")
+    save_ears(folder / "ears")
     _write_talk(folder / "talk")
     return {name: {"path": str(folder / name)} for name in ("talk", "vectors", "judge", "ears")}
-
-
-def _write_ears(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(STATED | {"vocab_size": VOCAB, "num_mel_bins": 80}))
-    mx.random.seed(5)
-    model = WhisperModel(WhisperConfig.read(folder))
-    weights = {f"model.{name}": 0.1 * mx.random.normal(weight.shape) for name, weight in parameters(model)}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    save_tokenizer(folder)
 
 
 def _write_talk(folder: Path) -> None:

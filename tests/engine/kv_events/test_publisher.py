@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ingot.engine.kv_events.events import AllBlocksCleared, BlockRemoved
-from ingot.engine.kv_events.publisher import END, LONGEST, Address, Publisher
+from ingot.engine.kv_events.publisher import END, Address, Publisher
 from ingot.errors import ConfigError
 
 zmq = pytest.importorskip("zmq")
@@ -52,22 +52,6 @@ def test_what_was_missed_can_be_asked_for(publisher: Publisher) -> None:
                 break
             got.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)[1][0]["block_hashes"]))
     assert got == [(1, [1]), (2, [2])]
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_who_sends_more_than_a_number_is_disconnected(publisher: Publisher, place: int) -> None:
-    frames = [b"", b"", (0).to_bytes(8, "big")]
-    frames[place] = bytes(LONGEST + 1)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
-        monitor = asking.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        asking.connect(publisher.replay)
-        asking.send_multipart(frames)
-        poller = zmq.Poller()
-        poller.register(asking, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
-        heard = dict(poller.poll(5000))
-        asking.disable_monitor()
-    assert list(heard) == [monitor]
 
 
 def test_an_endpoint_that_is_taken_is_an_error_that_names_it(publisher: Publisher) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from starlette.types import Message
 from ingot.http.edge import ClientGone
 from ingot.http.endpoints import cache
 from tests import engines
-from tests.http.running import connect, running
+from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
 
 PROMPT = list(range(1, 60))
@@ -198,29 +198,6 @@ def test_a_file_may_be_larger_than_other_bodies_but_not_larger_than_is_allowed(t
         ]
         assert statuses == [400, 413]
         assert own.post("/v1/cache/import", content=b"kept", headers=headers).json() == {"added_tokens": 20}
-
-
-def test_an_export_that_nobody_reads_holds_up_no_other_tenants(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("ann-the-key\nbob-the-key\n")
-    keys.chmod(0o600)
-    engine = ScriptedEngine()
-    made: list[str] = []
-
-    def export(tenant: str, path: Path, secret: bytes, going: Callable[[], bool]) -> int:
-        made.append(tenant)
-        path.write_bytes(b"k" * (4 if len(made) > 1 else 64 << 20))
-        return 20
-
-    engine.kept.export = export  # type: ignore[method-assign]
-    limits = settings(api_key_file=keys, archive_key_file=tmp_path / "archive.key")
-    with running(engine, limits) as url, connect(url) as slow:
-        head = b"GET /v1/cache/export HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: ann-the-key\r\n\r\n"
-        slow.sendall(head)
-        assert slow.recv(100).startswith(b"HTTP/1.1 200")  # and no more of it
-        with httpx.Client(base_url=url, timeout=60) as own:
-            assert own.get("/v1/cache/export", headers=BOB).content == b"kkkk"
-    assert len(made) == 2
 
 
 @pytest.mark.anyio

@@ -130,34 +130,6 @@ def test_addresses_of_one_network_are_one() -> None:
     assert address_of(None) == address_of(("", 0))
 
 
-def stop_after(connection: socket.socket, key: str, sent: int) -> None:
-    """Send a request whose body stops after so many bytes, once the server reads it."""
-    head = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
-    head += [f"x-api-key: {key}", "content-length: 1000", "expect: 100-continue", "", ""]
-    connection.sendall("\r\n".join(head).encode())
-    assert connection.recv(65_536).startswith(b"HTTP/1.1 100")
-    connection.sendall(b"x" * sent)
-
-
-def test_bodies_of_one_key_that_stop_keep_no_other_key_out_nor_probes(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("key-of-greedy\nkey-of-polite\n")
-    keys.chmod(0o600)
-    asked = settings(max_connections=4, api_key_file=keys)
-    with running(ScriptedEngine(), asked) as url, ExitStack() as held:
-        greedy = []
-        for sent in (9, 1, 1, 5):
-            greedy.append(held.enter_context(connect(url)))
-            stop_after(greedy[-1], "key-of-greedy", sent)
-        for _ in range(2 * connections.WAITING):  # and some that say nothing
-            held.enter_context(connect(url))
-        assert httpx.get(f"{url}/health/live").status_code == 200
-        answer = httpx.get(f"{url}/v1/models", headers={"x-api-key": "key-of-polite"})
-        assert answer.status_code == 200
-        told = everything(greedy[1])
-        assert told.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in told and b"as many connections" in told
-
-
 def test_idle_connections_keep_nobody_out() -> None:
     with running(ScriptedEngine(), settings(max_connections=4)) as url, ExitStack() as held:
         idle = [held.enter_context(connect(url)) for _ in range(20)]

@@ -13,12 +13,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from ingot.media.decoding import viewed
 from ingot.media.item import MediaItem
 from ingot.media.layout import ClipHeader, ClipWish, Layout, PictureWish
-from ingot.media.picture import BICUBIC, Pixels
+from ingot.media.picture import BICUBIC, Pixels, Unpacking, View, pixels_of
 from ingot.media.processor import Processor
 from ingot.media.size import Size
-from ingot.models.vision.frames import resized
+from ingot.media.worker import Part
 from ingot.models.vision.tower import Features, Slices, Tower
 
 VOCAB = 128
@@ -201,8 +202,20 @@ class Frames:
 
     pixels: tuple[Pixels, ...]
 
-    def frames(self, size: Size | None = None, resample: int = BICUBIC) -> Iterator[Pixels]:
-        return (pixels if size is None else resized(pixels, size, resample) for pixels in self.pixels)
+    @property
+    def size(self) -> Size:
+        height, width, _ = self.pixels[0].shape if self.pixels else (1, 1, 3)
+        return Size(width, height)
+
+    def unpacking(self, views: Sequence[View]) -> Unpacking:
+        return Unpacking(0, 0, self.size)
+
+    def frames(self, *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        from PIL import Image
+
+        for pixels in self.pixels:
+            made = (Part(None, bytearray(data)) for _, data in viewed(Image.fromarray(pixels), views, resample))
+            yield from pixels_of(made, Size(pixels.shape[1], pixels.shape[0]), views)
 
 
 def drawn_frame(random: np.random.Generator, width: int, height: int) -> Pixels:

@@ -16,6 +16,8 @@ from ingot.errors import ModelError
 from ingot.kernels.device import Device, current
 from ingot.media.families.registry import processor_in
 from ingot.media.item import MediaItem
+from ingot.media.layout import PictureWish
+from ingot.media.size import Size
 from ingot.models.adapter import Adapter, load
 from ingot.models.vision.loading import load_tower
 from ingot.models.vision.visual import Visual
@@ -119,6 +121,16 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
                 mx.eval(found[-1], rows.pending())
                 begin = end
             assert close(mx.concatenate(found), wanted)
+
+
+def test_of_a_large_picture_no_more_is_sent_than_is_looked_at(tiled: Path) -> None:
+    """The rest of it stays with the worker that unpacked it: of 8000 by 6000 pixels, 144 MB."""
+    tower = load_tower(tiled, json.loads((tiled / "config.json").read_text()), current())
+    size = Size(8000, 6000)
+    layout = processor_in(tiled).picture(size, PictureWish())
+    views = tower.views(size, layout)
+    sent = sum(3 * view[-1].area for view in views)
+    assert views and sent <= 2 * tower.needs(layout).pixels
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -22,7 +22,7 @@ from ingot.media.layout import PictureWish
 from ingot.media.size import Size
 from ingot.models.adapter import load
 from ingot.models.vision.interpolation import bicubic
-from ingot.models.vision.phi import fitted
+from ingot.models.vision.phi import filling, on_white
 from ingot.models.vision.upstream import family_package, unloaded_model
 from ingot.models.vision.visual import Visual
 from tests.models.vision.looking import drawn_frame, item_at, looked
@@ -105,10 +105,11 @@ def test_pictures_give_the_features_and_logits_of_mlx_vlm(phi: Path) -> None:
 
 
 def test_a_picture_stands_in_the_middle_of_white() -> None:
-    made = fitted(np.zeros((100, 300, 3), np.uint8), Size(672, 336))
+    assert filling(Size(300, 100), Size(672, 336)) == (672, 224)
+    made = on_white(np.zeros((224, 672, 3), np.uint8), Size(672, 336))
     assert made.shape == (336, 672, 3)
     assert not made[56:280].any() and (made[:56] == 255).all() and (made[280:] == 255).all()
-    aside = fitted(np.zeros((300, 100, 3), np.uint8), Size(336, 672))
+    aside = on_white(np.zeros((672, 224, 3), np.uint8), Size(336, 672))
     assert np.array_equal(aside, made.swapaxes(0, 1))
 
 
