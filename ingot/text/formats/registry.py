@@ -1,7 +1,7 @@
 """The known families, and which of them a model speaks.
 
-A new family is one file and one line here. The order decides: the first table whose signs are in the chat template
-wins, so the telling signs come before the common ones.
+A new family is a table in the file of its kind, and one line here. The order decides: the first table whose signs are
+in the chat template wins, so the telling signs come before the common ones.
 """
 
 from __future__ import annotations
@@ -11,36 +11,40 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.errors import BadRequest, nearest
-from ingot.text.formats.apertus import APERTUS
 from ingot.text.formats.cohere import COHERE
 from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
-from ingot.text.formats.dots import DOTS
-from ingot.text.formats.firefunction import FIREFUNCTION
 from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
 from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
-from ingot.text.formats.gigachat import GIGACHAT3, GIGACHAT31
-from ingot.text.formats.glm import GLM
-from ingot.text.formats.granite import GRANITE, GRANITE_20B
+from ingot.text.formats.glm import GLM, HUNYUAN_V3, HUNYUAN_V3_SUFFIXED, LONGCAT
 from ingot.text.formats.harmony import HARMONY
 from ingot.text.formats.hermes import HERMES
-from ingot.text.formats.hunyuan import HUNYUAN_V3, HUNYUAN_V3_SUFFIXED
-from ingot.text.formats.internlm import INTERNLM2
+from ingot.text.formats.invocations import DOTS, MINICPM5
+from ingot.text.formats.json_calls import (
+    APERTUS,
+    APRIEL,
+    FIREFUNCTION,
+    GIGACHAT3,
+    GIGACHAT31,
+    GRANITE,
+    GRANITE_20B,
+    HUNYUAN_A13B,
+    INTERNLM2,
+    JAMBA,
+    MINIMAX_M1,
+    NEMOTRON_NANO,
+    SOLAR_OPEN,
+    XLAM,
+)
 from ingot.text.formats.kimi import KIMI_K2, KIMI_K3
 from ingot.text.formats.llama import LLAMA
-from ingot.text.formats.longcat import LONGCAT
-from ingot.text.formats.minicpm import MINICPM5
 from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
 from ingot.text.formats.muse import MUSE
-from ingot.text.formats.nemotron import NEMOTRON_NANO
 from ingot.text.formats.pythonic import LFM2, PYTHONIC
 from ingot.text.formats.qwen import QWEN, QWEN3_CODER
 from ingot.text.formats.seed import SEED_OSS
-from ingot.text.formats.solar import SOLAR_OPEN
 from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.formats.thinking import THINKINGS
-from ingot.text.formats.tool_calls import APRIEL, HUNYUAN_A13B, JAMBA, MINIMAX_M1
-from ingot.text.formats.xlam import XLAM
 
 FormatSource = Literal["setting", "template", "model_type", "guess"]
 
