@@ -6,7 +6,7 @@ from ingot.text.formats.hermes import TAGGED, TAGGED_ARRAY
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.shapes import array, element
 from ingot.text.formats.table import Arguments, CallForm, CallId, Format, Gap, JsonCall, Maybe, Name
-from ingot.text.formats.thinking import APERTUS_THINK, APRIEL_THINK, SOLAR_THINK, THINK
+from ingot.text.formats.thinking import APERTUS_THINK, APRIEL_THINK, PLAMO_THINK, SOLAR_THINK, THINK
 
 # Granite 3: a marker and an array. Granite 20B for function calling: a tag and one call.
 
@@ -23,12 +23,24 @@ GRANITE_20B = Format(
     signs=(("<function_call>",),),
 )
 
-# FireFunction 2: a word and an array.
+# FireFunction 2: a word and an array. Phi-4-mini: the same, or markers around it.
+
+_FUNCTOOLS = array("functools", bare=True)
 
 FIREFUNCTION = Format(
     name="firefunction",
-    forms=(array("functools", bare=True),),
+    forms=(_FUNCTOOLS,),
     signs=(("functools[",),),
+)
+PHI4_MINI = Format(
+    name="phi4-mini",
+    forms=(
+        array("<|tool_call|>", Gap(), after=(Gap(), "<|/tool_call|>")),
+        CallForm(opening=("<|tool_call|>", Gap()), call=(JsonCall(),), closing=(Gap(), "<|/tool_call|>")),
+        _FUNCTOOLS,
+    ),
+    thinking=THINK,
+    signs=(("<|tool|>", "<|/tool|>"),),
 )
 
 # xLAM: an array, bare or fenced.
@@ -165,4 +177,28 @@ SOLAR_OPEN = Format(
     strips=("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>"),
     signs=(("<|tool_call:begin|>",),),
     model_types=("solar_open",),
+)
+
+# PLaMo 3: likewise, between markers that all end alike.
+
+PLAMO3 = Format(
+    name="plamo3",
+    forms=(
+        CallForm(
+            opening=("<|plamo:begin_tool_requests:plamo|>", Gap()),
+            call=(
+                *("<|plamo:begin_tool_request:plamo|>", Gap()),
+                *("<|plamo:begin_tool_name:plamo|>", Name(), "<|plamo:end_tool_name:plamo|>", Gap()),
+                *("<|plamo:begin_tool_arguments:plamo|>", Maybe("<|plamo:constrain|>json<|plamo:msg|>", written=True)),
+                *(Gap(), Arguments(JSON), Gap(), "<|plamo:end_tool_arguments:plamo|>"),
+                *(Gap(), "<|plamo:end_tool_request:plamo|>"),
+            ),
+            joint="",
+            closing=(Gap(), "<|plamo:end_tool_requests:plamo|>"),
+            unopened="anywhere",
+        ),
+    ),
+    thinking=PLAMO_THINK,
+    signs=(("<|plamo:begin_",),),
+    model_types=("plamo3",),
 )

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.errors import BadRequest, nearest
+from ingot.text.formats.channels import HARMONY, INKLING, MUSE
 from ingot.text.formats.cohere import COHERE
-from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
+from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V41
 from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
 from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
-from ingot.text.formats.glm import GLM, HUNYUAN_V3, HUNYUAN_V3_SUFFIXED, LONGCAT
-from ingot.text.formats.harmony import HARMONY
-from ingot.text.formats.hermes import HERMES
-from ingot.text.formats.invocations import DOTS, MINICPM5
+from ingot.text.formats.glm import GLM, HUNYUAN_V3, HUNYUAN_V3_SUFFIXED, HUNYUAN_V4, IQUEST, K2_HORIZON, LONGCAT
+from ingot.text.formats.hermes import ERNIE, HERMES, KIMI_VL
+from ingot.text.formats.invocations import DOTS, GIGACHAT35, MINICPM5, STEP3
 from ingot.text.formats.json_calls import (
     APERTUS,
     APRIEL,
@@ -32,6 +32,8 @@ from ingot.text.formats.json_calls import (
     JAMBA,
     MINIMAX_M1,
     NEMOTRON_NANO,
+    PHI4_MINI,
+    PLAMO3,
     SOLAR_OPEN,
     XLAM,
 )
@@ -39,9 +41,8 @@ from ingot.text.formats.kimi import KIMI_K2, KIMI_K3
 from ingot.text.formats.llama import LLAMA
 from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
-from ingot.text.formats.muse import MUSE
-from ingot.text.formats.pythonic import LFM2, PYTHONIC
-from ingot.text.formats.qwen import QWEN, QWEN3_CODER
+from ingot.text.formats.pythonic import LFM2, OLMO3, PYTHONIC, UI_TARS
+from ingot.text.formats.qwen import MIMO_V2, QWEN, QWEN3_CODER
 from ingot.text.formats.seed import SEED_OSS
 from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.formats.thinking import THINKINGS
@@ -56,23 +57,33 @@ FORMATS: tuple[Format, ...] = (
     MINIMAX_M2,
     SEED_OSS,
     MUSE,
+    INKLING,
     DOTS,
     LONGCAT,
+    IQUEST,
+    K2_HORIZON,
+    PLAMO3,
+    STEP3,
+    KIMI_VL,
     KIMI_K3,
     APERTUS,
     COHERE,
     SOLAR_OPEN,
     INTERNLM2,
     NEMOTRON_NANO,
+    GIGACHAT35,
     GIGACHAT31,
     GIGACHAT3,
     FIREFUNCTION,
     HUNYUAN_V3_SUFFIXED,
     HUNYUAN_V3,
+    HUNYUAN_V4,
     GEMMA4,
     FUNCTION_GEMMA,
     GLM,
     KIMI_K2,
+    DEEPSEEK_V41,
+    DEEPSEEK_V4,
     DEEPSEEK_V32,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -80,9 +91,11 @@ FORMATS: tuple[Format, ...] = (
     LFM2,
     MISTRAL_NAMED,
     MISTRAL,
+    PHI4_MINI,
     GRANITE,
     FUNCTIONARY,
     FUNCTIONARY32,
+    MIMO_V2,
     QWEN3_CODER,
     MINICPM5,
     APRIEL,
@@ -91,8 +104,11 @@ FORMATS: tuple[Format, ...] = (
     JAMBA,
     GRANITE_20B,
     XLAM,
+    OLMO3,
+    UI_TARS,
     PYTHONIC,
     LLAMA,
+    ERNIE,
     QWEN,
     HERMES,
     PLAIN,
@@ -111,6 +127,11 @@ class FoundFormat:
     format: Format
     source: FormatSource
 
+    @property
+    def guessed(self) -> bool:
+        """Whether nobody told: a model's type does not say what its makers taught it."""
+        return self.source in ("model_type", "guess")
+
 
 def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
     """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
@@ -120,11 +141,15 @@ def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
     """
     template = chat_template or ""
     source: FormatSource = "template"
-    found = _by_signs(template)
+    found, typed = _by_signs(template), _by_type(model_type)
     if found is None:
-        source, found = "model_type", _by_type(model_type)
+        source, found = "model_type", typed
+    elif typed is not None and typed.refines == found.name:
+        found = typed
     if found is None:
         source, found = "guess", HERMES
+    if found.fitted is not None:
+        found = found.fitted(found, template)
     return FoundFormat(replace(found, thinking=_thinking(template, found)), source)
 
 
