@@ -74,14 +74,15 @@ def _stands(one: Standing) -> str:
 
 
 def _guessed(found: FoundFormat) -> list[str]:
+    unused = [f"the checkpoint's response_template is not used: {found.unused}"] if found.unused else []
     if not found.guessed:
-        return []
+        return unused
     why = (
         "the model shows none of its own"
         if found.source == "guess"
         else "by the model's type, as its template shows none"
     )
-    return [f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
+    return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
 
 
 def _further(card: EncoderCard) -> str:

@@ -122,6 +122,12 @@ def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
     assert "guess" not in ready_record("http://x", CARD, told, needs_key=False)
 
 
+def test_the_ready_record_says_why_a_response_template_is_not_used() -> None:
+    found = found_format("<|python_tag|>", "llama", {"version": 7, "fields": {}})
+    notes = ready_record("http://x", CARD, found, needs_key=False).splitlines()
+    assert "note: the checkpoint's response_template is not used: its version is 7" in notes
+
+
 def test_a_model_that_cannot_chat_is_tried_with_a_text_and_says_how_it_could() -> None:
     told = found_format(None, "llama")
     line, *notes, curl = ready_record("http://x", CARD, told, needs_key=False, chats=False).splitlines()

@@ -6,9 +6,10 @@ in the chat template wins, so the telling signs come before the common ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.errors import BadRequest, nearest
 from ingot.text.formats.channels import HARMONY, INKLING, MUSE
@@ -43,11 +44,16 @@ from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
 from ingot.text.formats.pythonic import LFM2, OLMO3, PYTHONIC, UI_TARS
 from ingot.text.formats.qwen import MIMO_V2, QWEN, QWEN3_CODER
+from ingot.text.formats.response_template import Uncompiled, compiled
 from ingot.text.formats.seed import SEED_OSS
 from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.formats.thinking import THINKINGS
+from ingot.text.parse.call_ids import id_maker
+from ingot.text.parse.events import PastCall, ToolCallArguments, ToolSchema, merged
+from ingot.text.parse.parser import Parser, ThinkingStart
+from ingot.text.prompt.past_calls import render_call
 
-FormatSource = Literal["setting", "template", "model_type", "guess"]
+FormatSource = Literal["setting", "template", "response_template", "model_type", "guess"]
 
 PLAIN = Format(name="plain")
 """No thinking and no calls: every character is the answer's."""
@@ -122,10 +128,12 @@ THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
 
 @dataclass(frozen=True, slots=True)
 class FoundFormat:
-    """A format, and what told that a model speaks it. A `guess` was told by nothing."""
+    """A format, and what told that a model speaks it. A `guess` was told by nothing. `unused`: why the checkpoint's own
+    response template was not asked, where it has one that no table can be made of."""
 
     format: Format
     source: FormatSource
+    unused: str = ""
 
     @property
     def guessed(self) -> bool:
@@ -133,15 +141,19 @@ class FoundFormat:
         return self.source in ("model_type", "guess")
 
 
-def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
+def found_format(chat_template: str | None, model_type: str, response_template: Any = None) -> FoundFormat:
     """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
 
+    The checkpoint's own response template comes between the two, and before a table that cannot read what it says.
     A model of which neither is known gets Hermes's, the one that we can teach in a prompt. The tags of thinking are
     looked for apart from the calls, as fine-tunes add them to templates of any family.
     """
     template = chat_template or ""
     source: FormatSource = "template"
     found, typed = _by_signs(template), _by_type(model_type)
+    own, unused = _own(response_template)
+    if own is not None and own.can_call and not (found is not None and _reads(found, own)):
+        return FoundFormat(own, "response_template")
     if found is None:
         source, found = "model_type", typed
     elif typed is not None and typed.refines == found.name:
@@ -150,7 +162,10 @@ def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
         source, found = "guess", HERMES
     if found.fitted is not None:
         found = found.fitted(found, template)
-    return FoundFormat(replace(found, thinking=_thinking(template, found)), source)
+    thinking = _thinking(template, found)
+    if own is not None and own.thinking is not None and not _shown(template):
+        thinking = own.thinking
+    return FoundFormat(replace(found, thinking=thinking), source, unused)
 
 
 def detect(chat_template: str | None, model_type: str) -> Format:
@@ -197,10 +212,35 @@ def _by_type(model_type: str) -> Format | None:
     return next((known for known in FORMATS if model_type in known.model_types), None)
 
 
+def _own(response_template: Any) -> tuple[Format | None, str]:
+    """The table that a checkpoint's response template makes, or why it makes none."""
+    if response_template is None:
+        return None, ""
+    try:
+        return compiled(response_template), ""
+    except Uncompiled as reason:
+        return None, str(reason)
+
+
+def _reads(table: Format, own: Format) -> bool:
+    """Whether a table reads what another one writes: then it knows the family, and more of it."""
+    call = PastCall("f", {"a": "b", "n": 1})
+    tool = ToolSchema(call.name, {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}})
+    parser = Parser(table, tools=[tool], thinking=ThinkingStart.UNOPENED, ids=id_maker(table.ids))
+    events = merged([*parser.push(render_call(own, [call])), *parser.flush()])
+    written = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
+    return len(written) == 1 and json.loads(written[0]) == call.arguments
+
+
+def _shown(template: str) -> list[ThinkingFormat]:
+    """The tags of thinking that a template writes or looks for."""
+    return [known for known in THINKINGS if known.open in template or known.close in template]
+
+
 def _thinking(template: str, found: Format) -> ThinkingFormat | None:
     if found.channels is not None:
         return None
-    shown = [known for known in THINKINGS if known.open in template or known.close in template]
+    shown = _shown(template)
     if found.thinking is not None and (not shown or found.thinking in shown):
         return found.thinking
     return shown[0] if shown else found.thinking

@@ -33,6 +33,13 @@ class Maybe:
 
 
 @dataclass(frozen=True, slots=True)
+class UpTo:
+    """Anything, which means nothing, up to a text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Name:
     """The function's name. `numbered`: written as `functions.NAME:3`, which is also the call's id."""
 
@@ -134,7 +141,7 @@ class Elements:
         return name != "" and not name.startswith("/") and ">" not in name
 
 
-Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
+Part = str | Gap | Maybe | UpTo | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +204,7 @@ def plain(part: Part) -> str | None:
             return part.written
         case Maybe():
             return part.text if part.written else ""
-        case TagEnd():
+        case TagEnd() | UpTo():
             return part.text
         case CallId():
             return ""
@@ -217,7 +224,7 @@ def _literals(part: Part) -> Iterator[str]:
             yield part
         case Maybe():
             yield part.text
-        case TagEnd():
+        case TagEnd() | UpTo():
             yield part.text
         case Ordinal():
             yield part.before
@@ -246,6 +253,7 @@ class ThinkingFormat:
     close: str
     interleaved: bool = False
     variants: tuple[ThinkingFormat, ...] = ()
+    implied: bool = False  # answers begin within it, unless the prompt has closed it
 
     def ending(self, prompt: str) -> ThinkingFormat:
         """The tags that a rendered prompt ends with, open or closed, where there are several."""

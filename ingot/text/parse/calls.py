@@ -25,12 +25,13 @@ from ingot.text.formats.table import (
     Part,
     TagEnd,
     TextParameters,
+    UpTo,
 )
 from ingot.text.parse.call_events import Draft, Mismatch, Teller
 from ingot.text.parse.elements import ElementReader
 from ingot.text.parse.events import ToolSchema
 from ingot.text.parse.left_to_write import left_to_write
-from ingot.text.parse.reader import Steps, TextReader
+from ingot.text.parse.reader import Steps, TextReader, markers
 from ingot.text.parse.tagged_arguments import TaggedArgumentReader
 from ingot.text.parse.transcript import transcribed, wants_more
 from ingot.text.parse.values import Transcriber
@@ -168,6 +169,9 @@ class CallReader:
                 yield from self._reader.gap()
             case Maybe():
                 yield from self._reader.literal(part.text)
+            case UpTo():
+                if (yield from self._reader.until(markers(part.text), LONGEST_NAME)) is None:
+                    raise Mismatch
 
     def _expect(self, literal: str) -> Steps[None]:
         if not (yield from self._reader.literal(literal)):
