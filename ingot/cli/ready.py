@@ -40,7 +40,7 @@ def ready_record(
         f"context {card.context} tokens",
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
         *([f"sees {' and '.join(SEEN[kind] for kind in card.sees)}"] if card.sees else []),
-        *([f"tool format {found.format.name}"] if chats else []),
+        *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
         *([f"guessing ahead: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
@@ -74,9 +74,15 @@ def _stands(one: Standing) -> str:
 
 
 def _guessed(found: FoundFormat) -> list[str]:
-    if found.source != "guess":
-        return []
-    return [f"tool format {found.format.name} is a guess: the model shows none of its own; --tool-format names another"]
+    unused = [f"the checkpoint's response_template is not used: {found.unused}"] if found.unused else []
+    if not found.guessed:
+        return unused
+    why = (
+        "the model shows none of its own"
+        if found.source == "guess"
+        else "by the model's type, as its template shows none"
+    )
+    return [*unused, f"tool format {found.format.name} is a guess: {why}; --tool-format names another"]
 
 
 def _further(card: EncoderCard) -> str:

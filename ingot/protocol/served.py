@@ -152,7 +152,8 @@ def passing_secret() -> Secret:
 
 def format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) -> FoundFormat:
     """As the settings say, else as the chat template shows."""
-    found = found_format(tokenizer.template.source if tokenizer.template is not None else None, card.family)
+    source = tokenizer.template.source if tokenizer.template is not None else None
+    found = found_format(source, card.family, tokenizer.response_template)
     if settings.tool_format is not None:
         named = replace(format_named(settings.tool_format), thinking=found.format.thinking)
         found = FoundFormat(named, "setting")

@@ -112,10 +112,20 @@ def test_the_ready_record_says_what_was_compiled() -> None:
 def test_the_ready_record_says_when_the_format_of_calls_is_a_guess() -> None:
     guess = found_format("{{ messages }}", "unheard_of")
     line, *notes = ready_record("http://x", CARD, guess, needs_key=False).splitlines()
-    assert line.endswith("| tool format hermes")
+    assert line.endswith("| tool format hermes (a guess)")
     assert any("hermes is a guess" in note and "--tool-format" in note for note in notes)
-    told = found_format(None, "llama")
-    assert not any("guess" in note for note in ready_record("http://x", CARD, told, needs_key=False).splitlines())
+    by_type = found_format("{{ messages }}", "llama")
+    line, *notes = ready_record("http://x", CARD, by_type, needs_key=False).splitlines()
+    assert line.endswith("| tool format llama (a guess)")
+    assert any("llama is a guess: by the model's type" in note for note in notes)
+    told = found_format("<|python_tag|>", "llama")
+    assert "guess" not in ready_record("http://x", CARD, told, needs_key=False)
+
+
+def test_the_ready_record_says_why_a_response_template_is_not_used() -> None:
+    found = found_format("<|python_tag|>", "llama", {"version": 7, "fields": {}})
+    notes = ready_record("http://x", CARD, found, needs_key=False).splitlines()
+    assert "note: the checkpoint's response_template is not used: its version is 7" in notes
 
 
 def test_a_model_that_cannot_chat_is_tried_with_a_text_and_says_how_it_could() -> None:

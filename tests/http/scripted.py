@@ -58,6 +58,7 @@ class ByteTokenizer:
     eos_ids = frozenset({257})
     special_ids = frozenset({BOS, 257})
     controls = Controls()  # no byte is one
+    response_template = None
 
     def __init__(self, template: str | None = CHATML, *, bos: bool = True) -> None:
         self.template = compiled(template) if template is not None else None

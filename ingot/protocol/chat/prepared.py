@@ -58,6 +58,8 @@ def prepare_ask(served: Served, ask: Ask, *, names: FieldNames = FieldNames()) -
     tools = shown_tools(format, ask, ask.history or served.history, names)
     thinking = settled(served, ask.thinking)
     prompt = _prompt(served, ask, format, tools, thinking, names)
+    if format.thinking is not None:
+        format = replace(format, thinking=format.thinking.ending(prompt.text))
     start = ThinkingStart.after(prompt.text, format.thinking)
     thoughtful = may_think(served, format, thinking, start, prompt.text)
     guide = answer_guide(served, format, tools, ask, thinking, start, thoughtful, names)

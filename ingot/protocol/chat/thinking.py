@@ -71,6 +71,7 @@ def closed_thinking(served: Served, format: Format, thinking: ThinkingOptions, a
     tags = format.thinking
     if thinking.enabled is not False or tags is None or ask.ending != "opened":
         return ""
+    tags = tags.ending(text)
     if ThinkingStart.after(text, tags) is ThinkingStart.OPENED:
         return f"\n{tags.close}\n\n" if not text.endswith("\n") else f"{tags.close}\n\n"
     switched = any(name in served.terms.template_variables for name in SWITCHES)

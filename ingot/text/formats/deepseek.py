@@ -1,10 +1,10 @@
-"""DeepSeek: V3 and R1 fence the arguments, V3.1 does not, V3.2 and V4 write tags whose parameters say their type."""
+"""DeepSeek: V3 and R1 fence the arguments, V3.1 does not, V3.2 and later write tags whose parameters say their type."""
 
 from __future__ import annotations
 
 from ingot.text.formats.notation import JSON
-from ingot.text.formats.shapes import element, named_tags
-from ingot.text.formats.table import Arguments, CallForm, Format, Gap, KeyClose, Name
+from ingot.text.formats.shapes import typed_tags
+from ingot.text.formats.table import Arguments, CallForm, Format, Gap, Name
 from ingot.text.formats.thinking import THINK
 
 _SECTION = "<｜tool▁calls▁begin｜>"
@@ -41,11 +41,15 @@ PLAIN = CallForm(
 )
 
 
-def _tagged(section: str) -> CallForm:
-    typed = (KeyClose('" string="true">', "text"), KeyClose('" string="false">', "json"))
-    call = named_tags("｜DSML｜invoke", "｜DSML｜parameter", key_closes=typed, wrappers=("arguments", "input"))
-    return element(f"｜DSML｜{section}", *call, joint="\n", unopened="anywhere")
-
+_DSML = "｜DSML｜"
+# Sections as some checkpoints of V4 spell them, and the prefix that its tags sometimes have.
+_SPELLED = (
+    *(typed_tags(_DSML, section) for section in ("toolcalls", "tool", "r:tool_calls")),
+    *(typed_tags(_DSML, section, "r:") for section in ("r:tool_calls", "tool_calls")),
+)
+_V32 = typed_tags(_DSML, "function_calls")
+_V4 = typed_tags(_DSML, "tool_calls")
+_V41 = typed_tags(_DSML, " calls", " ")
 
 DEEPSEEK_V3 = Format(
     name="deepseek-v3",
@@ -57,8 +61,22 @@ DEEPSEEK_V3 = Format(
 DEEPSEEK_V31 = Format(name="deepseek-v3.1", forms=(PLAIN,), thinking=THINK, signs=((_SECTION,),))
 DEEPSEEK_V32 = Format(
     name="deepseek-v3.2",
-    forms=(_tagged("function_calls"), _tagged("tool_calls")),
+    forms=(_V32, _V4),
     thinking=THINK,
-    signs=(("｜DSML｜",),),
-    model_types=("deepseek_v32", "deepseek_v4"),
+    signs=((_DSML,),),
+    model_types=("deepseek_v32",),
+)
+DEEPSEEK_V4 = Format(
+    name="deepseek-v4",
+    forms=(_V4, _V32, *_SPELLED),
+    thinking=THINK,
+    signs=((_DSML, "tool_calls>"),),
+    model_types=("deepseek_v4",),
+)
+DEEPSEEK_V41 = Format(
+    name="deepseek-v4.1",
+    forms=(_V41, _V4),
+    thinking=THINK,
+    signs=((f"{_DSML} calls",), (_DSML, "' calls>")),
+    model_types=("deepseek_v41",),
 )

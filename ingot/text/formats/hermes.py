@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.text.formats.shapes import array, element
 from ingot.text.formats.table import Format, Gap, JsonCall
-from ingot.text.formats.thinking import THINK
+from ingot.text.formats.thinking import KIMI_VL_THINK, THINK
 from ingot.text.formats.unmarked import UNMARKED
 
 TAGGED = element("tool_call", JsonCall())
@@ -16,4 +16,19 @@ HERMES = Format(
     forms=(TAGGED, TAGGED_ARRAY, *UNMARKED),
     thinking=THINK,
     signs=(("<tool_call>",),),
+)
+ERNIE = Format(
+    name="ernie4.5",
+    forms=HERMES.forms,
+    thinking=THINK,
+    strips=("<response>", "</response>"),
+    signs=(("<response>", "<tool_call>"),),
+    model_types=("ernie4_5", "ernie4_5_moe", "ernie4_5_moe_vl"),
+)
+KIMI_VL = Format(
+    name="kimi-vl",
+    forms=HERMES.forms,
+    thinking=KIMI_VL_THINK,
+    signs=((KIMI_VL_THINK.open,),),
+    model_types=("kimi_vl",),
 )

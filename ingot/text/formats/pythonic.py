@@ -1,4 +1,4 @@
-"""Calls as a Python list: LFM2's between markers, Llama's bare."""
+"""Calls in Python: a list in LFM2's markers or Llama's bare, lines in OLMo 3, an action in UI-TARS."""
 
 from __future__ import annotations
 
@@ -26,3 +26,25 @@ LFM2 = Format(
     model_types=("lfm2", "lfm2_moe", "lfm2_vl"),
 )
 PYTHONIC = Format(name="pythonic", forms=(BARE, MARKED, FENCED), thinking=THINK, signs=(("[func_name1(",),))
+
+OLMO3 = Format(
+    name="olmo3",
+    forms=(
+        CallForm(
+            opening=("<function_calls>", Gap("\n")),
+            call=_CALL,
+            joint="\n",
+            closing=(Gap("\n"), "</function_calls>"),
+        ),
+    ),
+    thinking=THINK,
+    signs=(("<function_calls>",),),
+    model_types=("olmo3", "olmo_hybrid"),
+)
+
+# What it thinks before an action is part of its answer: clients read both.
+UI_TARS = Format(
+    name="ui-tars",
+    forms=(CallForm(opening=("Action:", Gap(" ")), call=_CALL, joint="\n\n", bare=True),),
+    signs=(("Thought: ...", "Action: ..."),),
+)

@@ -16,6 +16,9 @@ from ingot.text.formats.unmarked import UNMARKED
 XML = element("tool_call", *assigned_tags(frame="\n", close_optional=True), unopened="line")
 BRACKET = CallForm(opening=("[Calling tool:", Gap(" ")), call=(Name(), "(", Arguments(JSON), ")"), closing=("]",))
 
+# MiMo V2 writes the same with each value as it stands.
+VERBATIM = element("tool_call", *assigned_tags(close_optional=True), unopened="line")
+
 QWEN = Format(
     name="qwen",
     forms=(TAGGED, TAGGED_ARRAY, XML, BRACKET, *UNMARKED),
@@ -29,4 +32,12 @@ QWEN3_CODER = Format(
     thinking=THINK,
     signs=(("<function=", "<parameter="),),
     model_types=("qwen3_5", "qwen3_5_moe", "step3p5", "nemotron_h"),
+)
+MIMO_V2 = Format(
+    name="mimo-v2",
+    forms=(VERBATIM, TAGGED, TAGGED_ARRAY),
+    thinking=THINK,
+    signs=(("<function=", "<parameter=", ">value_1</parameter>"),),
+    refines="qwen3-coder",
+    model_types=("mimo_v2", "mimo_v2_flash"),
 )

@@ -1,48 +1,59 @@
 """The known families, and which of them a model speaks.
 
-A new family is one file and one line here. The order decides: the first table whose signs are in the chat template
-wins, so the telling signs come before the common ones.
+A new family is a table in the file of its kind, and one line here. The order decides: the first table whose signs are
+in the chat template wins, so the telling signs come before the common ones.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.errors import BadRequest, nearest
-from ingot.text.formats.apertus import APERTUS
+from ingot.text.formats.channels import HARMONY, INKLING, MUSE
 from ingot.text.formats.cohere import COHERE
-from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
-from ingot.text.formats.dots import DOTS
-from ingot.text.formats.firefunction import FIREFUNCTION
+from ingot.text.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V41
 from ingot.text.formats.functionary import FUNCTIONARY, FUNCTIONARY32
 from ingot.text.formats.gemma import FUNCTION_GEMMA, GEMMA4
-from ingot.text.formats.gigachat import GIGACHAT3, GIGACHAT31
-from ingot.text.formats.glm import GLM
-from ingot.text.formats.granite import GRANITE, GRANITE_20B
-from ingot.text.formats.harmony import HARMONY
-from ingot.text.formats.hermes import HERMES
-from ingot.text.formats.hunyuan import HUNYUAN_V3, HUNYUAN_V3_SUFFIXED
-from ingot.text.formats.internlm import INTERNLM2
+from ingot.text.formats.glm import GLM, HUNYUAN_V3, HUNYUAN_V3_SUFFIXED, HUNYUAN_V4, IQUEST, K2_HORIZON, LONGCAT
+from ingot.text.formats.hermes import ERNIE, HERMES, KIMI_VL
+from ingot.text.formats.invocations import DOTS, GIGACHAT35, MINICPM5, STEP3
+from ingot.text.formats.json_calls import (
+    APERTUS,
+    APRIEL,
+    FIREFUNCTION,
+    GIGACHAT3,
+    GIGACHAT31,
+    GRANITE,
+    GRANITE_20B,
+    HUNYUAN_A13B,
+    INTERNLM2,
+    JAMBA,
+    MINIMAX_M1,
+    NEMOTRON_NANO,
+    PHI4_MINI,
+    PLAMO3,
+    SOLAR_OPEN,
+    XLAM,
+)
 from ingot.text.formats.kimi import KIMI_K2, KIMI_K3
 from ingot.text.formats.llama import LLAMA
-from ingot.text.formats.longcat import LONGCAT
-from ingot.text.formats.minicpm import MINICPM5
 from ingot.text.formats.minimax import MINIMAX_M2, MINIMAX_M3
 from ingot.text.formats.mistral import MISTRAL, MISTRAL_NAMED
-from ingot.text.formats.muse import MUSE
-from ingot.text.formats.nemotron import NEMOTRON_NANO
-from ingot.text.formats.pythonic import LFM2, PYTHONIC
-from ingot.text.formats.qwen import QWEN, QWEN3_CODER
+from ingot.text.formats.pythonic import LFM2, OLMO3, PYTHONIC, UI_TARS
+from ingot.text.formats.qwen import MIMO_V2, QWEN, QWEN3_CODER
+from ingot.text.formats.response_template import Uncompiled, compiled
 from ingot.text.formats.seed import SEED_OSS
-from ingot.text.formats.solar import SOLAR_OPEN
 from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.formats.thinking import THINKINGS
-from ingot.text.formats.tool_calls import APRIEL, HUNYUAN_A13B, JAMBA, MINIMAX_M1
-from ingot.text.formats.xlam import XLAM
+from ingot.text.parse.call_ids import id_maker
+from ingot.text.parse.events import PastCall, ToolCallArguments, ToolSchema, merged
+from ingot.text.parse.parser import Parser, ThinkingStart
+from ingot.text.prompt.past_calls import render_call
 
-FormatSource = Literal["setting", "template", "model_type", "guess"]
+FormatSource = Literal["setting", "template", "response_template", "model_type", "guess"]
 
 PLAIN = Format(name="plain")
 """No thinking and no calls: every character is the answer's."""
@@ -52,23 +63,33 @@ FORMATS: tuple[Format, ...] = (
     MINIMAX_M2,
     SEED_OSS,
     MUSE,
+    INKLING,
     DOTS,
     LONGCAT,
+    IQUEST,
+    K2_HORIZON,
+    PLAMO3,
+    STEP3,
+    KIMI_VL,
     KIMI_K3,
     APERTUS,
     COHERE,
     SOLAR_OPEN,
     INTERNLM2,
     NEMOTRON_NANO,
+    GIGACHAT35,
     GIGACHAT31,
     GIGACHAT3,
     FIREFUNCTION,
     HUNYUAN_V3_SUFFIXED,
     HUNYUAN_V3,
+    HUNYUAN_V4,
     GEMMA4,
     FUNCTION_GEMMA,
     GLM,
     KIMI_K2,
+    DEEPSEEK_V41,
+    DEEPSEEK_V4,
     DEEPSEEK_V32,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -76,9 +97,11 @@ FORMATS: tuple[Format, ...] = (
     LFM2,
     MISTRAL_NAMED,
     MISTRAL,
+    PHI4_MINI,
     GRANITE,
     FUNCTIONARY,
     FUNCTIONARY32,
+    MIMO_V2,
     QWEN3_CODER,
     MINICPM5,
     APRIEL,
@@ -87,8 +110,11 @@ FORMATS: tuple[Format, ...] = (
     JAMBA,
     GRANITE_20B,
     XLAM,
+    OLMO3,
+    UI_TARS,
     PYTHONIC,
     LLAMA,
+    ERNIE,
     QWEN,
     HERMES,
     PLAIN,
@@ -102,26 +128,44 @@ THINKING_NAMES = tuple(sorted(_THINKING_BY_NAME))
 
 @dataclass(frozen=True, slots=True)
 class FoundFormat:
-    """A format, and what told that a model speaks it. A `guess` was told by nothing."""
+    """A format, and what told that a model speaks it. A `guess` was told by nothing. `unused`: why the checkpoint's own
+    response template was not asked, where it has one that no table can be made of."""
 
     format: Format
     source: FormatSource
+    unused: str = ""
+
+    @property
+    def guessed(self) -> bool:
+        """Whether nobody told: a model's type does not say what its makers taught it."""
+        return self.source in ("model_type", "guess")
 
 
-def found_format(chat_template: str | None, model_type: str) -> FoundFormat:
+def found_format(chat_template: str | None, model_type: str, response_template: Any = None) -> FoundFormat:
     """The format that a model's chat template shows it to speak; without a sign there, its `model_type`'s.
 
+    The checkpoint's own response template comes between the two, and before a table that cannot read what it says.
     A model of which neither is known gets Hermes's, the one that we can teach in a prompt. The tags of thinking are
     looked for apart from the calls, as fine-tunes add them to templates of any family.
     """
     template = chat_template or ""
     source: FormatSource = "template"
-    found = _by_signs(template)
+    found, typed = _by_signs(template), _by_type(model_type)
+    own, unused = _own(response_template)
+    if own is not None and own.can_call and not (found is not None and _reads(found, own)):
+        return FoundFormat(own, "response_template")
     if found is None:
-        source, found = "model_type", _by_type(model_type)
+        source, found = "model_type", typed
+    elif typed is not None and typed.refines == found.name:
+        found = typed
     if found is None:
         source, found = "guess", HERMES
-    return FoundFormat(replace(found, thinking=_thinking(template, found)), source)
+    if found.fitted is not None:
+        found = found.fitted(found, template)
+    thinking = _thinking(template, found)
+    if own is not None and own.thinking is not None and not _shown(template):
+        thinking = own.thinking
+    return FoundFormat(replace(found, thinking=thinking), source, unused)
 
 
 def detect(chat_template: str | None, model_type: str) -> Format:
@@ -168,10 +212,35 @@ def _by_type(model_type: str) -> Format | None:
     return next((known for known in FORMATS if model_type in known.model_types), None)
 
 
+def _own(response_template: Any) -> tuple[Format | None, str]:
+    """The table that a checkpoint's response template makes, or why it makes none."""
+    if response_template is None:
+        return None, ""
+    try:
+        return compiled(response_template), ""
+    except Uncompiled as reason:
+        return None, str(reason)
+
+
+def _reads(table: Format, own: Format) -> bool:
+    """Whether a table reads what another one writes: then it knows the family, and more of it."""
+    call = PastCall("f", {"a": "b", "n": 1})
+    tool = ToolSchema(call.name, {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}})
+    parser = Parser(table, tools=[tool], thinking=ThinkingStart.UNOPENED, ids=id_maker(table.ids))
+    events = merged([*parser.push(render_call(own, [call])), *parser.flush()])
+    written = [event.fragment for event in events if isinstance(event, ToolCallArguments)]
+    return len(written) == 1 and json.loads(written[0]) == call.arguments
+
+
+def _shown(template: str) -> list[ThinkingFormat]:
+    """The tags of thinking that a template writes or looks for."""
+    return [known for known in THINKINGS if known.open in template or known.close in template]
+
+
 def _thinking(template: str, found: Format) -> ThinkingFormat | None:
     if found.channels is not None:
         return None
-    shown = [known for known in THINKINGS if known.open in template or known.close in template]
+    shown = _shown(template)
     if found.thinking is not None and (not shown or found.thinking in shown):
         return found.thinking
     return shown[0] if shown else found.thinking

@@ -25,13 +25,26 @@ def named_tags(
     return f'<{function} name="', Name(), TagEnd('">', alone=('"/>', '" />')), Gap(gap), parameters
 
 
+def typed_tags(mark: str, section: str, prefix: str = "") -> CallForm:
+    """A section of invocations whose parameters say whether they are text or JSON, with `mark` in each tag."""
+    closes = (
+        KeyClose('" string="true">', "text"),
+        KeyClose('" string="false">', "json"),
+        KeyClose('">', written=False),
+    )
+    tags = f"{mark}{prefix}invoke", f"{mark}{prefix}parameter"
+    call = named_tags(*tags, key_closes=closes, wrappers=("arguments", "input"))
+    return element(f"{mark}{section}", *call, joint="\n", unopened="anywhere")
+
+
 def assigned_tags(**said: Any) -> tuple[Part, ...]:
     """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument."""
     parameters = TextParameters("<parameter=", (KeyClose(">"),), "</parameter>", "</function>", **said)
     return "<function=", Name(), TagEnd(">"), Gap("\n"), parameters
 
 
-def keys_and_values(end: str, before: str = "", behind: str = "") -> TextParameters:
+def keys_and_values(end: str, before: str = "", behind: str = "", **said: Any) -> TextParameters:
     """Each key and each value between tags of its own, in the manner of GLM."""
     key, value = f"{before}arg_key{behind}", f"{before}arg_value{behind}"
-    return TextParameters(f"<{key}>", (KeyClose(f"</{key}>"),), f"</{value}>", f"</{end}{behind}>", f"<{value}>")
+    closes = (KeyClose(f"</{key}>"),)
+    return TextParameters(f"<{key}>", closes, f"</{value}>", f"</{end}{behind}>", f"<{value}>", **said)

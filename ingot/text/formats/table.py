@@ -6,7 +6,7 @@ parts; a plain string stands for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -30,6 +30,13 @@ class Maybe:
 
     text: str
     written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpTo:
+    """Anything, which means nothing, up to a text."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,8 @@ class Arguments:
 class JsonCall:
     """A JSON object that holds the name and the arguments, in any order, perhaps among other things."""
 
-    arguments_key: Literal["arguments", "parameters"] = "arguments"
-    name_key: Literal["name", "tool_name"] = "name"
+    arguments_key: str = "arguments"
+    name_key: str = "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class KeyClose:
     text: str
     value: Literal["typed", "text", "json"] = "typed"
     kinds: JsonTypes = ANY
+    written: bool = True  # else only understood
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,7 @@ class TextParameters:
     wrappers: tuple[str, ...] = ()  # names under which some models put all arguments as one object
     quote: tuple[str, str] | None = None  # around values that some models write so, as a whole; not part of them
     object_tags: tuple[str, str] | None = None  # around one JSON object in the place of all parameters
+    type_tags: tuple[str, str] | None = None  # around a type that may stand before the value; the schema's counts first
     close_optional: bool = False  # some models forget it before the next parameter that the tool has, or the end
 
 
@@ -132,7 +141,7 @@ class Elements:
         return name != "" and not name.startswith("/") and ">" not in name
 
 
-Part = str | Gap | Maybe | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
+Part = str | Gap | Maybe | UpTo | Name | TagEnd | Ordinal | CallId | Arguments | JsonCall | TextParameters | Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ def plain(part: Part) -> str | None:
             return part.written
         case Maybe():
             return part.text if part.written else ""
-        case TagEnd():
+        case TagEnd() | UpTo():
             return part.text
         case CallId():
             return ""
@@ -215,7 +224,7 @@ def _literals(part: Part) -> Iterator[str]:
             yield part
         case Maybe():
             yield part.text
-        case TagEnd():
+        case TagEnd() | UpTo():
             yield part.text
         case Ordinal():
             yield part.before
@@ -224,7 +233,8 @@ def _literals(part: Part) -> Iterator[str]:
         case Arguments():
             yield from part.notation.quotes
         case TextParameters():
-            yield from (part.key_open, part.value_open, part.value_close, part.end, *(part.object_tags or ()))
+            yield from (part.key_open, part.value_open, part.value_close, part.end)
+            yield from (*(part.object_tags or ()), *(part.type_tags or ()))
             yield from (close.text for close in part.key_closes)
         case Elements():
             yield from (part.mark, part.opening(part.item), part.closing(part.item), part.end)
@@ -234,28 +244,50 @@ def _literals(part: Part) -> Iterator[str]:
 class ThinkingFormat:
     """The tags around a thinking part, which begins an answer or follows a call or another thinking part.
 
-    `interleaved`: it may also begin any line of the answer.
+    `interleaved`: it may also begin any line of the answer. `variants`: other tags of the family, which a prompt may
+    end with instead.
     """
 
     name: str
     open: str
     close: str
     interleaved: bool = False
+    variants: tuple[ThinkingFormat, ...] = ()
+    implied: bool = False  # answers begin within it, unless the prompt has closed it
+
+    def ending(self, prompt: str) -> ThinkingFormat:
+        """The tags that a rendered prompt ends with, open or closed, where there are several."""
+        end = prompt.rstrip()
+        return next((each for each in self.variants if end.endswith((each.open, each.close))), self)
+
+
+MessageKind = Literal["thinking", "text", "call", "calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Messages with headers: `start` role, `channel` name and recipient, `message` body, an end."""
+    """Messages with headers: `start` and role, a header up to one of `bodies`, a body, an end.
+
+    - `kinds`: what the body behind a header is, by the first pattern that is found in the header and the marker behind
+      it; else text. Of a `call` the pattern has the function's name as its group, and the body is its arguments in
+      JSON; `calls` are written in the format's forms, which are read nowhere else.
+    - `begins`: what else begins a header within a message. The prompt ends with the role, so an answer begins with the
+      rest of a header: `recipient` and a name, or the name alone.
+    - `unended`: some models forget to end a message, and write the next one's recipient and marker right behind it.
+    """
 
     start: str
     role: str
-    channel: str
-    message: str
-    ends: tuple[str, ...]
+    bodies: tuple[str, ...]
+    kinds: tuple[tuple[str, MessageKind], ...]
+    ends: tuple[str, ...]  # the first stands between two messages
+    call: tuple[Part, ...]  # a call and its header, as we write them
     call_end: str
-    thinking: tuple[str, ...]  # the channels that are thinking
-    recipient: str  # stands before the name of a called function
-    call_header: tuple[str, str]  # around the name, in the header that we write
+    asides: tuple[str, ...]  # headers, as we write them: of thinking, and of others before the answer
+    answer: str  # the answer's header
+    begins: tuple[str, ...] = ()
+    recipient: str = ""
+    unended: bool = False
 
 
 @dataclass(frozen=True)  # without slots: what follows from the table is found once
@@ -270,7 +302,9 @@ class Format:
     heads: tuple[str, ...] = ()  # the same, of text that means nothing only where the answer or a message begins
     ids: IdStyle = "openai"
     signs: tuple[tuple[str, ...], ...] = ()  # a chat template is this family's if it holds all of one group
+    refines: str = ""  # a family with the same signs, which this one's model types tell apart
     model_types: tuple[str, ...] = ()  # of config.json, asked only where the template says nothing
+    fitted: Callable[[Format, str], Format] | None = None  # makes the table of a chat template that says more
 
     @property
     def can_call(self) -> bool:
@@ -282,7 +316,8 @@ class Format:
         detokenizer drops the others."""
         found = {literal for form in self.forms for literal in form.literals()} | set(self.strips)
         if self.thinking is not None:
-            found |= {self.thinking.open, self.thinking.close}
+            found |= {tag for each in (self.thinking, *self.thinking.variants) for tag in (each.open, each.close)}
         if (channels := self.channels) is not None:
-            found |= {channels.start, channels.channel, channels.message, *channels.ends, *channels.call_header}
+            found |= {channels.start, *channels.begins, *channels.bodies, *channels.ends, *channels.asides}
+            found |= {literal for part in channels.call for literal in _literals(part)}
         return frozenset(found - {""})

@@ -18,6 +18,13 @@ COHERE_THINK = ThinkingFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"
 SOLAR_THINK = ThinkingFormat("solar-open", "<|think|>", "<|end|><|begin|>assistant")
 APRIEL_THINK = ThinkingFormat("apriel", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
 HUNYUAN_THINK = ThinkingFormat("hunyuan", "<think:opensource>", "</think:opensource>")
+KIMI_VL_THINK = ThinkingFormat("kimi-vl", "◁think▷", "◁/think▷")
+PLAMO_THINK = ThinkingFormat("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
+MARKED_THINK = ThinkingFormat("think-markers", "<|think:start|>", "<|think:end|>")
+# K2 Horizon has tags for each effort.
+_IFM_FAST = ThinkingFormat("k2-horizon-fast", "<ifm|think_fast>", "</ifm|think_fast>")
+_IFM_FASTER = ThinkingFormat("k2-horizon-faster", "<ifm|think_faster>", "</ifm|think_faster>")
+IFM_THINK = ThinkingFormat("k2-horizon", "<ifm|think>", "</ifm|think>", variants=(_IFM_FAST, _IFM_FASTER))
 
 THINKINGS: tuple[ThinkingFormat, ...] = (
     SEED_THINK,
@@ -31,6 +38,11 @@ THINKINGS: tuple[ThinkingFormat, ...] = (
     SOLAR_THINK,
     HUNYUAN_THINK,
     APRIEL_THINK,
+    KIMI_VL_THINK,
+    PLAMO_THINK,
+    MARKED_THINK,
+    IFM_THINK,
+    *IFM_THINK.variants,
     THINK,
     INTERLEAVED_THINK,
 )

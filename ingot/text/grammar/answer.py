@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingot.text.formats.table import Channels, Format, ThinkingFormat
+from ingot.text.formats.table import Format, ThinkingFormat
 from ingot.text.grammar import parts
 from ingot.text.grammar.guide import Guide, GuidePlan
 from ingot.text.grammar.lexicon import Lexicon
@@ -35,8 +35,7 @@ class Tags:
         if (channels := format.channels) is not None:
             end = channels.ends[0]
             bridge = tuple(lexicon.encode(channels.start + channels.role))
-            header = _header(channels, channels.thinking[0])
-            return cls(header.encode(), end.encode(), tuple(lexicon.encode(end)), bridge)
+            return cls(channels.asides[0].encode(), end.encode(), tuple(lexicon.encode(end)), bridge)
         if (thinking := format.thinking) is None:
             return None
         return cls(thinking.open.encode(), thinking.close.encode(), tuple(lexicon.encode(closing_text(thinking))))
@@ -104,10 +103,6 @@ def composed(
     if plan is None:
         return AnswerPlan(lexicon, None, None, (), tags, opened, budget) if tags and budget is not None else None
     headed = format.channels is None or isinstance(plan, CallPlan)
-    header = () if headed or format.channels is None else tuple(lexicon.encode(_header(format.channels, "final")))
+    header = () if headed or format.channels is None else tuple(lexicon.encode(format.channels.answer))
     alone = not (tags or header or calls)
     return plan if alone else AnswerPlan(lexicon, plan, calls, header, tags, opened, budget)
-
-
-def _header(channels: Channels, name: str) -> str:
-    return f"{channels.channel}{name}{channels.message}"

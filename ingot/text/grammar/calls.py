@@ -88,7 +88,7 @@ class _Tagged:
         self._rules, self._format, self._tools = rules, format, tools
         self._form = format.forms[0]
         self._many = parallel
-        self._call = rules.rule(one_of([rules.rule(self._one(tool)) for tool in tools]))
+        self.call = rules.rule(one_of([rules.rule(self._one(tool)) for tool in tools]))
 
     def forced(self, opened: bool) -> str:
         rules, form = self._rules, self._form
@@ -118,7 +118,7 @@ class _Tagged:
         return rules.source(f"({section})* {optional(text)}")
 
     def _section(self, opening: tuple[Part, ...]) -> str:
-        return sequence([self._rules.literal(spell_out(*opening)), self._call, self._rest()])
+        return sequence([self._rules.literal(spell_out(*opening)), self.call, self._rest()])
 
     def _rest(self) -> str:
         """Further calls under the same opening, and what closes them."""
@@ -127,10 +127,11 @@ class _Tagged:
         if joint is None or not self._many:
             return rules.literal(closing)
         if not joint[:1].isspace():
-            return sequence([f"({rules.rule(sequence([rules.literal(joint), self._call]))})*", rules.literal(closing)])
+            return sequence([f"({rules.rule(sequence([rules.literal(joint), self.call]))})*", rules.literal(closing)])
         # One and the same space before another call and before the closing, so that it does not decide between them.
-        another = rules.rule(sequence([self._space(), rules.literal(joint.lstrip()), self._call]))
-        return sequence([f"({another})*", self._space(), rules.literal(closing.lstrip())])
+        another = rules.rule(sequence([self._space(), rules.literal(joint.lstrip()), self.call]))
+        end = [self._space(), rules.literal(closing.lstrip())] if closing else []
+        return sequence([f"({another})*", *end])
 
     def _ending(self) -> str:
         """What may come behind the last call, where nothing tells that it was the last."""
@@ -178,22 +179,19 @@ class _Messages:
 
     def __init__(self, rules: Rules, channels: Channels, tools: Sequence[GuidedTool]) -> None:
         self._rules, self._channels = rules, channels
-        before, after = channels.call_header
-        self._call = one_of(
-            [sequence([rules.literal(before + tool.name + after), _json_arguments(rules, tool)]) for tool in tools]
-        )
+        self._call = _Tagged(rules, Format("", forms=(CallForm(channels.call),)), tools, parallel=False).call
 
     def source(self, *, free: bool) -> str:
         """A call, or where the model is `free` any messages and then a call or the answer."""
         rules, channels = self._rules, self._channels
         if not free:
             return rules.source(self._call)
-        without = [anywhere(exactly(marker)) for marker in (channels.start, channels.channel, *channels.ends)]
-        asides = (*channels.thinking, "commentary")
-        on = one_of([rules.literal(f"{channels.channel}{name}{channels.message}") for name in asides])
+        markers = (channels.start, *channels.begins, *channels.ends, *(channels.bodies if channels.unended else ()))
+        without = [anywhere(exactly(marker)) for marker in markers]
+        on = one_of([rules.literal(header) for header in channels.asides])
         ended = rules.text_until(f"{channels.ends[0]}{channels.start}{channels.role}", without)
         aside = rules.rule(sequence([on, ended]))
-        answer = sequence([rules.literal(f"{channels.channel}final{channels.message}"), optional(rules.text(without))])
+        answer = sequence([rules.literal(channels.answer), optional(rules.text(without))])
         return rules.source(f"({aside})* ({self._call} | {answer})")
 
 
@@ -236,7 +234,8 @@ def _spelled(parts: Iterable[Part], tools: Sequence[GuidedTool]) -> str:
                 pieces.append("(" + "|".join(exactly(tool.name) for tool in tools) + ")")
             case JsonCall():
                 # A key may also be written with escapes, so one that has any is taken for one of these.
-                return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(_USUAL_KEYS) + r"|[^\"]*\\)"
+                usual = dict.fromkeys((*_USUAL_KEYS, part.name_key, part.arguments_key))
+                return "".join(pieces) + r"\{[ \t\r\n]*\"(" + "|".join(map(exactly, usual)) + r"|[^\"]*\\)"
             case Arguments():
                 return "".join(pieces) + exactly(part.notation.opens)
     return "".join(pieces)

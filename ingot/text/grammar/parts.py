@@ -9,6 +9,7 @@ from ingot.text.grammar.ahead import LookingAhead
 from ingot.text.grammar.guide import Guide, GuideBroken, Mask
 from ingot.text.grammar.lexicon import SPACE, Lexicon, allow, allows, forbid
 
+SPACES = tuple(bytes((byte,)) for byte in SPACE)
 MOST_SPACES = 4
 """Tokens of white space that may come between thinking and what is held to a plan."""
 SPARE_TOKENS = 3
@@ -203,7 +204,9 @@ class OpeningGuide(LookingAhead):
             if self._chosen is not None:
                 self._chosen.accept(token)
             return
-        self._written = (self._written + self._lexicon.tokens[token]).lstrip(SPACE)
+        self._written += self._lexicon.tokens[token]
+        if not self._tag.startswith(SPACES):
+            self._written = self._written.lstrip(SPACE)
         if self._written.startswith(self._tag):
             self._decide(self._tagged)
             return

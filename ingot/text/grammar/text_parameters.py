@@ -51,7 +51,7 @@ class ParameterWriter:
         kinds = parameter_kinds(self._scope.root, member.name)
         ways = []
         for close in part.key_closes:
-            value = self._value(member, kinds, close)
+            value = self._value(member, kinds, close) if close.written else None
             if value is not None:
                 between = rules.literal(close.text + (f"\n{part.value_open}" if part.value_open else "") + part.frame)
                 ways.append(sequence([rules.literal(part.key_open), key, between, value, rules.literal("\n")]))

@@ -25,12 +25,13 @@ from ingot.text.formats.table import (
     Part,
     TagEnd,
     TextParameters,
+    UpTo,
 )
 from ingot.text.parse.call_events import Draft, Mismatch, Teller
 from ingot.text.parse.elements import ElementReader
 from ingot.text.parse.events import ToolSchema
 from ingot.text.parse.left_to_write import left_to_write
-from ingot.text.parse.reader import Steps, TextReader
+from ingot.text.parse.reader import Steps, TextReader, markers
 from ingot.text.parse.tagged_arguments import TaggedArgumentReader
 from ingot.text.parse.transcript import transcribed, wants_more
 from ingot.text.parse.values import Transcriber
@@ -102,8 +103,13 @@ class CallReader:
         if joint and not (yield from self._reader.literal(joint)):
             return False
         yield from self._reader.gap()
-        leading = form.leading(opened=False)
-        return leading is None or (yield from self._reader.sees(leading))
+        if (leading := form.leading(opened=False)) is not None:
+            return (yield from self._reader.sees(leading))
+        # A name comes first: where only white space sets calls apart, there is one unless the form is closed.
+        closing = next((part for part in form.closing if isinstance(part, str)), None)
+        if joint or closing is None:
+            return True
+        return not ((yield from self._reader.sees(closing)) or self._reader.cut_short((closing,)))
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
@@ -163,6 +169,9 @@ class CallReader:
                 yield from self._reader.gap()
             case Maybe():
                 yield from self._reader.literal(part.text)
+            case UpTo():
+                if (yield from self._reader.until(markers(part.text), LONGEST_NAME)) is None:
+                    raise Mismatch
 
     def _expect(self, literal: str) -> Steps[None]:
         if not (yield from self._reader.literal(literal)):
@@ -227,10 +236,11 @@ class CallReader:
         yield from self._expect("}")
 
     def _member(self, part: JsonCall, draft: Draft) -> Steps[None]:
-        key = yield from self._json_key(_USUAL_KEYS if draft.only_known else None)
+        usual = (*_USUAL_KEYS, part.name_key, part.arguments_key)
+        key = yield from self._json_key(usual if draft.only_known else None)
         if key == part.name_key and not draft.name:
             self._take_name((yield from self._json_string(self._tools if draft.only_known else None)), draft)
-        elif key not in _ARGUMENT_KEYS or draft.ended:
+        elif key not in (*_ARGUMENT_KEYS, part.arguments_key) or draft.ended:
             yield from self._json_value()
         elif draft.name and (yield from self._reader.sees("{")):
             yield from self._arguments(JSON, draft)

@@ -5,32 +5,40 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from ingot.text.formats.table import Format
+from ingot.text.formats.table import CallForm, Format
 from ingot.text.parse.call_events import Mismatch
 from ingot.text.parse.calls import CallReader
 from ingot.text.parse.prose import Prose
 from ingot.text.parse.reader import Steps, TextReader, markers
 
 LONGEST_HEADER = 1024
+LONGEST_NAME = 256
+
+_NAME = re.compile(r"[^\s<]+")
 
 
 class ChannelReader:
-    """Text outside of any message, as after a prompt that began one, is the answer's."""
+    """Text outside of any message, as after a prompt that began one, is the answer's. Calls may stand there too."""
 
     def __init__(
         self, format: Format, reader: TextReader, calls: CallReader, reasoning: Prose, content: Prose, can_call: bool
     ) -> None:
         assert format.channels is not None
         self._channels = channels = format.channels
+        self._forms = format.forms
         self._reader = reader
         self._calls = calls
         self._reasoning = reasoning
         self._content = content
-        self._can_call = can_call
-        self._breaks = markers(channels.start, channels.channel, *channels.ends)
-        self._message = markers(channels.message)
-        self._recipient = re.compile(re.escape(channels.recipient) + r"([^\s<]+)")
-        self._channel = re.compile(re.escape(channels.channel) + r"\s*(\w+)")
+        self._next_recipient = (f" {channels.recipient}",) if channels.unended else ()
+        breaks = (channels.start, *channels.begins, *channels.ends, *self._next_recipient)
+        self._within = markers(*breaks)
+        openings = [form.opening[0] for form in format.forms if form.opening and can_call]
+        self._openings = frozenset(opening for opening in openings if isinstance(opening, str))
+        self._outside = self._awaited = markers(*breaks, *self._openings)
+        self._bodies = markers(*channels.bodies)
+        kinds = [(re.compile(pattern), kind) for pattern, kind in channels.kinds]
+        self._kinds = [each for each in kinds if can_call or each[1] not in ("call", "calls")]
         self._prose = content
 
     @property
@@ -40,40 +48,65 @@ class ChannelReader:
     def answer(self, opened: bool) -> Steps[None]:
         if opened:
             self._reasoning.restart()
-            self._prose = self._reasoning
-        if not opened and (yield from self._recipient_first()):
+            self._prose, self._awaited = self._reasoning, self._within
+        elif (yield from self._within_header()):
             self._prose = yield from self._header()
-        while (marker := (yield from self._reader.scan(self._breaks, self._prose.write))) is not None:
+        while (marker := (yield from self._reader.scan(self._awaited, self._prose.write))) is not None:
             if marker in self._channels.ends:
                 self._reader.advance(self._reader.at + len(marker))
-                self._prose = self._between(self._content)
-            else:
+                self._prose, self._awaited = self._between(self._content), self._outside
+            elif marker in self._openings:
+                self._prose = yield from self._calls_in_forms()
+            elif marker not in self._next_recipient or (yield from self._names_recipient(marker)):
                 self._prose = yield from self._header()
         self._prose.finish()
 
-    def _recipient_first(self) -> Steps[bool]:
-        """The prompt ends with the role, behind which a recipient may come before any marker."""
-        if (yield from self._reader.sees(" " + self._channels.recipient)):
-            return True
-        return (yield from self._reader.sees(self._channels.recipient))
+    def _within_header(self) -> Steps[bool]:
+        """Whether the answer goes on with the header that the prompt ended in: before any marker, a recipient may
+        come, or a name."""
+        reader, recipient = self._reader, self._channels.recipient
+        if recipient:
+            if (yield from reader.sees(" " + recipient)):
+                return True
+            return (yield from reader.sees(recipient))
+        return (yield from self._names_recipient(""))
+
+    def _names_recipient(self, before: str) -> Steps[bool]:
+        """Whether a name and the marker of a body come next, behind `before`; if not, that and the name are text."""
+        reader = self._reader
+        reader.record()
+        reader.advance(reader.at + len(before))
+        yield from reader.run(_NAME, LONGEST_NAME)
+        for body in self._channels.bodies:
+            if (yield from reader.sees(body)):
+                reader.unread(reader.recorded())
+                return True
+        self._prose.write(reader.recorded())
+        return False
 
     def _header(self) -> Steps[Prose]:
         """Reads a header, and the body too if it is a call's; what the text that follows is."""
         reader = self._reader
         reader.record()
-        found = yield from reader.until(self._message, LONGEST_HEADER)
+        found = yield from reader.until(self._bodies, LONGEST_HEADER)
         if found is None:
             if reader.cut:  # within the header
                 reader.drop_rest()
             self._content.write(reader.recorded())
             return self._content
         reader.forget()
-        header = found[0]
-        if self._can_call and (called := self._recipient.search(header)) is not None:
-            return (yield from self._call(called[1]))
-        channel = self._channel.search(header)
-        thinking = channel is not None and channel[1] in self._channels.thinking
-        return self._between(self._reasoning if thinking else self._content)
+        self._awaited = self._within
+        header = "".join(found)
+        for pattern, kind in self._kinds:
+            if (match := pattern.search(header)) is None:
+                continue
+            if kind == "call":
+                return (yield from self._call(match[1]))
+            if kind == "calls":
+                self._between(self._content)
+                return (yield from self._calls_in_forms())
+            return self._between(self._reasoning if kind == "thinking" else self._content)
+        return self._between(self._content)
 
     def _call(self, name: str) -> Steps[Prose]:
         self._between(self._content)
@@ -83,6 +116,41 @@ class ChannelReader:
             yield from self._calls.named(name)
         self._content.write(self._reader.recorded())
         return self._content
+
+    def _calls_in_forms(self) -> Steps[Prose]:
+        reader = self._reader
+        self._reasoning.restart()
+        goes_on = True
+        while goes_on:
+            reader.record()
+            yield from reader.gap()
+            try:
+                goes_on = yield from self._section()
+            except Mismatch:
+                goes_on = False
+                if reader.cut:
+                    reader.drop_rest()
+            self._content.write(reader.recorded())
+        return self._content
+
+    def _section(self) -> Steps[bool]:
+        """Calls in the first form that begins here, if one does. Raises Mismatch."""
+        for form in self._forms:
+            if (yield from self._opens(form)):
+                yield from self._calls.section((form,), opened=True)
+                return True
+            leading = form.leading(opened=False)
+            if form.unopened != "never" and leading is not None and (yield from self._reader.sees(leading)):
+                yield from self._calls.section((form,), opened=False)
+                return True
+        return False
+
+    def _opens(self, form: CallForm) -> Steps[bool]:
+        """Passes what opens the form, where there is anything."""
+        marker = next((part for part in form.opening if isinstance(part, str)), None)
+        if marker is not None:
+            return (yield from self._reader.literal(marker))
+        return (yield from self._reader.sees(form.leading(opened=False) or ""))
 
     def _between(self, prose: Prose) -> Prose:
         self._reasoning.restart()

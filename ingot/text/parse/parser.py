@@ -64,7 +64,10 @@ class ThinkingStart(Enum):
     @classmethod
     def after(cls, prompt: str, thinking: ThinkingFormat | None) -> ThinkingStart:
         """As a rendered prompt leaves it."""
-        opened = thinking is not None and prompt.rstrip().endswith(thinking.open)
+        end = prompt.rstrip()
+        opened = thinking is not None and (
+            end.endswith(thinking.open) or (thinking.implied and not end.endswith(thinking.close))
+        )
         return cls.OPENED if opened else cls.UNOPENED
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.text.formats.notation import JSON
 from ingot.text.formats.table import KeyClose, TextParameters
@@ -99,7 +99,21 @@ class TaggedArgumentReader:
         if found is None:
             raise Mismatch
         key, text = found
-        return key, next(close for close in part.key_closes if close.text == text)
+        close = next(close for close in part.key_closes if close.text == text)
+        stated = yield from self._stated_type(part)
+        return key, close if stated is None else replace(close, kinds=stated)
+
+    def _stated_type(self, part: TextParameters) -> Steps[JsonTypes | None]:
+        """The type that stands before a value, if one does and means anything: `array[string]` is an array."""
+        if part.type_tags is None:
+            return None
+        yield from self._reader.gap()
+        if not (yield from self._reader.literal(part.type_tags[0])):
+            return None
+        found = yield from self._reader.until(markers(part.type_tags[1]), LONGEST_KEY)
+        if found is None:
+            raise Mismatch
+        return JsonTypes(kind for kind in ANY if kind == found[0].split("[")[0].strip().lower()) or None
 
     def _valueless(self, part: TextParameters, following: tuple[str, ...]) -> Steps[str | None]:
         """What follows a key that has no value; None where one has begun."""
@@ -119,7 +133,8 @@ class TaggedArgumentReader:
         if close.value == "json":
             return close.kinds - STRING
         tool = self._tools.get(draft.name)
-        return parameter_kinds(tool.parameters, key) if tool is not None else ANY
+        kinds = parameter_kinds(tool.parameters, key) if tool is not None else ANY
+        return close.kinds if kinds == ANY else kinds
 
     def _value(self, part: TextParameters, kinds: JsonTypes, ends: _Ends) -> Steps[str]:
         """One value, and the literal that follows its closing tag: only with one does the tag close it."""

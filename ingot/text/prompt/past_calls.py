@@ -74,9 +74,8 @@ def _numbered(call: PastCall, index: int) -> str:
 
 
 def _messages(channels: Channels, calls: Sequence[PastCall]) -> str:
-    before, after = channels.call_header
-    bodies = [f"{before}{call.name}{after}{_json(call.arguments)}{channels.call_end}" for call in calls]
-    return f"{channels.start}{channels.role}".join(bodies)
+    bodies = ["".join(_part(part, call, index) for part in channels.call) for index, call in enumerate(calls)]
+    return f"{channels.start}{channels.role}".join(body + channels.call_end for body in bodies)
 
 
 def _parameters(part: TextParameters, arguments: Mapping[str, Any]) -> str:
@@ -92,7 +91,7 @@ def _parameters(part: TextParameters, arguments: Mapping[str, Any]) -> str:
 
 def _key_close(part: TextParameters, value: Any) -> KeyClose:
     unfit = "json" if isinstance(value, str) else "text"
-    fit = [close for close in part.key_closes if close.value != unfit]
+    fit = [close for close in part.key_closes if close.written and close.value != unfit]
     return next((close for close in fit if kind_of(value) in close.kinds), fit[0])
 
 

@@ -34,11 +34,13 @@ class Tokenizer:
         named: Mapping[str, str],
         eos_ids: Iterable[int] = (),
         template: ChatTemplate | None = None,
+        response_template: Any = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
         self._within: dict[frozenset[str], frozenset[int]] = {}  # special tokens; as many entries as formats are named
         self.template = template
+        self.response_template = response_template  # as the checkpoint states it
         self.bos_id = vocabulary.id_of(named["bos_token"]) if "bos_token" in named else None
         eos = vocabulary.id_of(named["eos_token"]) if "eos_token" in named else None
         self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
@@ -63,6 +65,7 @@ class Tokenizer:
             named=named,
             eos_ids=_eos_ids(folder),
             template=_chat_template(sources, named),
+            response_template=config.get("response_template"),
         )
 
     def encode(self, text: str, *, add_special: bool, quoted: Collection[int] | None = None) -> list[int]:

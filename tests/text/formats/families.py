@@ -24,6 +24,39 @@ _LONGCAT = (
 _SOLAR = f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>"
 _MINICPM = '<function name="get_weather"><param name="city">Paris</param></function>'
 _M = "]<]minimax[>["
+_ATEM = (
+    '<atem:function_calls>\n<atem:invoke name="{}">\n{}</atem:invoke>\n</atem:function_calls>',
+    '<atem:parameter name="{}">{}</atem:parameter>\n',
+)
+_MUSE_PARIS = _ATEM[0].format("get_weather", _ATEM[1].format("city", "Paris"))
+_MUSE_PING = _ATEM[0].format("ping", "")
+_INKLING = '<|content_invoke_tool_json|>{"name":"get_weather","args":{"city":"Paris"}}<|end_message|>'
+_IFM_ARGUMENT = "<ifm|arg_key>{}</ifm|arg_key>{}<ifm|arg_value>{}</ifm|arg_value>\n"
+_IFM_TYPE = "\n<ifm|arg_type>{}</ifm|arg_type>\n"
+_IFM_CALL = "<ifm|tool_call>{}\n{}</ifm|tool_call>"
+_IFM = _IFM_CALL.format("get_weather", _IFM_ARGUMENT.format("city", "{}", "Paris"))
+_IFM_TYPED = (("a", "string", "1"), ("b", "integer", "1"), ("c", "array[string]", "[]"), ("d", "any", "1"))
+_STEP = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather"><steptml:parameter name="city">Paris'
+    "</steptml:parameter></steptml:invoke><｜tool_call_end｜>"
+)
+_MIMO = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
+
+
+def _typed(mark: str, section: str, prefix: str = "", string: str = ' string="true"') -> str:
+    return (
+        f'<{mark}{section}>\n<{mark}{prefix}invoke name="get_weather">\n<{mark}{prefix}parameter name="city"{string}>'
+        f'Oslo</{mark}{prefix}parameter>\n<{mark}{prefix}parameter name="days" string="false">3'
+        f"</{mark}{prefix}parameter>\n</{mark}{prefix}invoke>\n</{mark}{section}>"
+    )
+
+
+def _plamo(name: str, arguments: str, constrain: str = "<|plamo:constrain|>json<|plamo:msg|>") -> str:
+    return (
+        f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}<|plamo:end_tool_name:plamo|>"
+        f"<|plamo:begin_tool_arguments:plamo|>{constrain}{arguments}<|plamo:end_tool_arguments:plamo|>"
+        "<|plamo:end_tool_request:plamo|>"
+    )
 
 
 def _element(name: str, *inside: str) -> str:
@@ -228,6 +261,162 @@ FAMILIES = [
         [thinks("Hm."), PARIS, PARIS],
     ),
     Case("solar-open", "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.<|end|>", [thinks("Hm."), says("Yes.")]),
+    Case(
+        "deepseek-v4.1",
+        f"Hm.</think>Ok.\n\n{_typed('｜DSML｜', ' calls', ' ')}",
+        [thinks("Hm."), says("Ok."), OSLO],
+        OPENED,
+    ),
+    Case(
+        "deepseek-v4.1",
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="ping">\n\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+        [PING],
+    ),
+    Case("deepseek-v4.1", _typed("｜DSML｜", " calls", " ").partition("\n")[2], [OSLO]),
+    Case("deepseek-v4.1", f"Hm.\n\n{_typed('｜DSML｜', ' calls', ' ')}", [thinks("Hm."), OSLO], OPENED),
+    *(
+        Case("deepseek-v4", _typed("｜DSML｜", name), [OSLO])
+        for name in ("tool_calls", "function_calls", "toolcalls", "tool")
+    ),
+    Case("deepseek-v4", _typed("｜DSML｜", "r:tool_calls", "r:"), [OSLO]),
+    Case("deepseek-v4", _typed("｜DSML｜", "r:tool_calls"), [OSLO]),
+    Case("deepseek-v4", _typed("｜DSML｜", "tool_calls", "r:"), [OSLO]),
+    Case("deepseek-v4", _typed("｜DSML｜", "r:tool_calls", "r:").replace("/｜DSML｜r:tool", "/｜DSML｜tool"), [OSLO]),
+    Case("deepseek-v4", _typed("｜DSML｜", "tool_calls", string=""), [OSLO]),
+    Case(
+        "gigachat3.5",
+        f"<think>Hm.</think>Ok.\n{_typed('｜GCML｜', 'tool_calls')}<|message_sep|>",
+        [thinks("Hm."), says("Ok."), OSLO],
+    ),
+    Case(
+        "muse",
+        f" to=self<|message|>Hm.<|eom|><|start|>assistant to=commentary<|message|>Ok.<|eom|><|start|>assistant"
+        f" to=get_weather<|message|>{_MUSE_PARIS}<|eom|><|start|>assistant to=ping<|message|>{_MUSE_PING}<|eot|>",
+        [thinks("Hm."), says("Ok."), PARIS, PING],
+    ),
+    Case(
+        "muse",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes to=x.<|eot|>",
+        [thinks("Hm."), says("Yes to=x.")],
+    ),
+    Case(
+        "muse",
+        f" to=self<|message|>Hm, to=me. to=get_weather<|message|>{_MUSE_PARIS}<|eom|>",
+        [thinks("Hm, to=me."), PARIS],
+    ),
+    Case("muse", f" to=self<|message|>As {_MUSE_PING}?<|eom|>", [thinks(f"As {_MUSE_PING}?")]),
+    Case("muse", f"to=user<|message|>Write {_MUSE_PING}.<|eot|>", [says(f"Write {_MUSE_PING}.")]),
+    Case("muse", " to=ping<|message|>No call.<|eom|>", [says("No call.")]),
+    Case("muse", "Just so, to=you.", [says("Just so, to=you.")]),
+    Case(
+        "muse",
+        " to=write_file<|message|>"
+        + _ATEM[0].format("write_file", _ATEM[1].format("content", 'a\n "b" <|eom'))
+        + "<|eot|>",
+        [calls("write_file", content='a\n "b" <|eom')],
+    ),
+    Case(
+        "muse",
+        f" to=get_weather<|message|>{_MUSE_PARIS.partition('is<')[0]}",
+        [("breaks", "get_weather", '{"city": "Par')],
+    ),
+    Case(
+        "inkling",
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Ok.<|end_message|><|message_model|>get_weather"
+        f"{_INKLING}<|message_model|>{_INKLING}<|content_model_end_sampling|>",
+        [thinks("Hm."), says("Ok."), PARIS, PARIS],
+    ),
+    Case("inkling", f"get_weather{_INKLING}", [PARIS]),
+    Case("inkling", '<|content_invoke_tool_json|>{"args": {}, "name": "ping"}<|end_message|>', [PING]),
+    Case("inkling", "<|content_text|>Yes.<|end_message|>", [says("Yes.")]),
+    Case("inkling", "Just so.", [says("Just so.")]),
+    Case("inkling", "<|content_invoke_tool_text|>ls<|end_message|>", [says("ls")]),
+    Case("phi4-mini", f"<|tool_call|>{GRANITE_ARRAY}<|/tool_call|>", [PARIS, PING]),
+    Case("phi4-mini", f"<|tool_call|>{_JSON}<|/tool_call|>", [PARIS]),
+    Case("phi4-mini", f"Ok.\nfunctools{GRANITE_ARRAY}", [says("Ok."), PARIS, PING]),
+    Case("phi4-mini", f"functools[{_PARAMETERS}]", [PARIS]),
+    Case("olmo3", '<function_calls>\nget_weather(city="Paris")\nping()\n</function_calls>', [PARIS, PING]),
+    Case(
+        "olmo3",
+        "<think>Hm.</think>Ok.<function_calls>get_weather(city='Oslo', days=3)</function_calls>So.",
+        [thinks("Hm."), says("Ok."), OSLO, says("So.")],
+    ),
+    Case(
+        "olmo3",
+        '<function_calls>\nget_weather(city="a", metric=true, note=null, where={"a": [1, False]})\n',
+        [calls("get_weather", city="a", metric=True, note=None, where={"a": [1, False]})],
+    ),
+    Case(
+        "olmo3",
+        "<function_calls>\nNo call.\n</function_calls>",
+        [says("<function_calls>\nNo call.\n</function_calls>")],
+    ),
+    Case("ui-tars", "Thought: Hm.\nAction: get_weather(city='Paris')", [says("Thought: Hm."), PARIS]),
+    Case(
+        "ui-tars",
+        "Action: get_weather(city='Paris')\n\nping()\n\nThought: So.\nAction: ping()",
+        [PARIS, PING, says("Thought: So."), PING],
+    ),
+    Case(
+        "ui-tars",
+        "Action: get_weather(city='<|box_start|>(1,2)<|box_end|>')",
+        [calls("get_weather", city="<|box_start|>(1,2)<|box_end|>")],
+    ),
+    Case("ui-tars", "Action: fly()", [says("Action: fly()")]),
+    Case("ernie4.5", "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", [thinks("Hm."), says("Yes.\n\n")], OPENED),
+    Case("ernie4.5", f"Hm.\n</think>\n\n\n<tool_call>\n{_JSON}\n</tool_call>\n", [thinks("Hm."), PARIS], OPENED),
+    Case("kimi-vl", "◁think▷Hm.◁/think▷Yes.", [thinks("Hm."), says("Yes.")]),
+    Case("kimi-vl", f"◁think▷Hm.◁/think▷<tool_call>{_JSON}</tool_call>", [thinks("Hm."), PARIS]),
+    Case("mimo-v2", _MIMO.format("get_weather", "<parameter=city>Paris</parameter>\n"), [PARIS]),
+    Case(
+        "mimo-v2",
+        "<think></think>"
+        + _MIMO.format("write_file", "<parameter=content>a\n</parameter><parameter=path>\n</parameter>")
+        + _MIMO.format("ping", ""),
+        [calls("write_file", content="a\n", path="\n"), PING],
+    ),
+    Case(
+        "plamo3",
+        f"<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Ok.<|plamo:begin_tool_requests:plamo|>"
+        f"{_plamo('get_weather', ARGUMENTS)}{_plamo('ping', '{}', '')}<|plamo:end_tool_requests:plamo|>",
+        [thinks("Hm."), says("Ok."), PARIS, PING],
+    ),
+    Case("plamo3", f"Hm.<|plamo:end_think:plamo|>{_plamo('get_weather', ARGUMENTS)}", [thinks("Hm."), PARIS], OPENED),
+    Case("hunyuan-v4", _hunyuan("").replace("<tool_sep>", ""), [PARIS, PING]),
+    Case("hunyuan-v4", f"Hm.</think>{_hunyuan('')}", [thinks("Hm."), PARIS, PING], OPENED),
+    Case(
+        "k2-horizon",
+        f"Hm.</ifm|think>\n<ifm|tool_calls>\n{_IFM.format('')}\n</ifm|tool_calls>",
+        [thinks("Hm."), PARIS],
+        OPENED,
+    ),
+    Case(
+        "k2-horizon",
+        f"<ifm|tool_calls>{_IFM.format('<ifm|arg_type>string</ifm|arg_type>')}<ifm|tool_call>ping</ifm|tool_call></ifm|tool_calls>",
+        [PARIS, PING],
+    ),
+    Case(
+        "k2-horizon",
+        "<ifm|tool_calls>"
+        + _IFM_CALL.format(
+            "unheard_of",
+            "".join(_IFM_ARGUMENT.format(key, _IFM_TYPE.format(type), value) for key, type, value in _IFM_TYPED),
+        ),
+        [calls("unheard_of", a="1", b=1, c=[], d=1)],
+    ),
+    Case("k2-horizon", f"<ifm|tool_calls>\n<ifm|tool_call>{_JSON}</ifm|tool_call>\n</ifm|tool_calls>", [PARIS]),
+    Case(
+        "iquest-q1",
+        "<think>Hm.</think>" + _LONGCAT.replace("longcat_arg", "arg").replace("longcat", "iquest"),
+        [thinks("Hm."), PARIS],
+    ),
+    Case(
+        "step3",
+        f"Hm.</think>Ok.<｜tool_calls_begin｜>\n{_STEP}\n{_STEP}\n<｜tool_calls_end｜>",
+        [thinks("Hm."), says("Ok."), PARIS, PARIS],
+        OPENED,
+    ),
+    Case("step3", f"<｜tool_calls_begin｜>{_STEP}", [PARIS]),
     Case("functionary-3.2", f"get_weather\n{ARGUMENTS}", [PARIS]),
     Case("functionary-3.2", "all\nHello all\nof you.", [says("Hello all\nof you.")]),
     Case("functionary-3.2", f"all\nOk.\n>>>get_weather\n{ARGUMENTS}\n>>>ping\n{{}}", [says("Ok."), PARIS, PING]),

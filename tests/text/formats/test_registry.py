@@ -21,6 +21,9 @@ from ingot.text.formats.registry import (
 )
 from ingot.text.formats.table import Format
 from ingot.text.formats.thinking import MISTRAL_THINK, THINK
+from ingot.text.parse.events import PastCall
+from ingot.text.prompt.past_calls import render_call
+from tests.text.parse.answers import parsed, told
 
 
 def real_template(model: str) -> str:
@@ -87,6 +90,21 @@ def test_without_a_telling_template_the_models_type_decides(known: Format) -> No
         ('<|open|>tools<|sep|> <|open|>call tool="', "kimi_k3", "kimi-k3"),
         ('<function name="fn"><param name="p">', "minicpm", "minicpm5"),
         ('<atem:function_calls><atem:invoke name="', "muse", "muse"),
+        ("'<' ~ '｜DSML｜' ~ 'tool_calls>'", "deepseek_v32", "deepseek-v4"),
+        ("<｜DSML｜ calls>", "deepseek_v4", "deepseek-v4.1"),
+        ("<|tool|> <|/tool|> <|assistant|>", "phi3", "phi4-mini"),
+        ("<function_calls> <|im_start|>", "olmo2", "olmo3"),
+        ("<tool_call> <response> <|im_start|>", "llama", "ernie4.5"),
+        ("<function=f>\\n<parameter=example_parameter_1>value_1</parameter>", "llama", "mimo-v2"),
+        ("<function=f>\\n<parameter=x>", "mimo_v2_flash", "mimo-v2"),
+        ("<function=f>\\n<parameter=x>", "qwen3_5", "qwen3-coder"),
+        ("'<tool_calls{}>'.format(HYTK) '<arg_key{}>' '<arg_value{}>'", "hunyuan", "hunyuan-v4"),
+        ("<ifm|tool_calls> <ifm|tool_call> <ifm|think>", "llama", "k2-horizon"),
+        ("<|message_model|><|content_text|>", "llama", "inkling"),
+        ("<｜GCML｜tool_calls> <think>", "deepseek_v3", "gigachat3.5"),
+        ("<｜tool_calls_begin｜> <steptml:invoke", "llama", "step3"),
+        ("<|plamo:begin_tool_requests:plamo|>", "plamo2", "plamo3"),
+        ("<|iquest_assistant|> <arg_key>", "llama", "iquest-q1"),
         ("<tool_calls>[{ <answer> <think>", "hunyuan_v1_moe", "hunyuan-a13b"),
         ("<tool_call>name<tool_sep> <arg_key> <arg_value>", "hy_v3", "hunyuan-v3"),
         ("<|tool_calls|><|tool_call:begin|> <|think|>", "solar_open", "solar-open"),
@@ -106,6 +124,27 @@ def test_what_told_the_format_is_known() -> None:
     assert found_format("{{ messages }}", "llama").source == "model_type"
     assert found_format("{{ messages }}", "unheard_of").source == "guess"
     assert found_format(None, "").source == "guess"
+
+
+def test_a_suffix_that_a_checkpoint_gives_to_every_tag_is_found_in_its_template() -> None:
+    shown = "{%- set HYTK = ':6124c78e' %} '<think{}>' '<tool_calls{}>' '<arg_key{}>' '<arg_value{}>'"
+    spelled = "<think:6124c78e> <tool_calls:6124c78e> <arg_key:6124c78e> <arg_value:6124c78e>"
+    for template, separator in ((shown, ""), (spelled, ""), (f"{shown} '<tool_sep{{}}>'", "<tool_sep:6124c78e>")):
+        found = detect(template, "unheard_of")
+        assert found.thinking is not None and found.thinking.close == "</think:6124c78e>"
+        text = render_call(found, [PastCall("ping", {})])
+        assert text.startswith(f"<tool_calls:6124c78e>\n<tool_call:6124c78e>ping{separator}")
+        assert told(parsed(found, text)) == [("calls", "ping", {})]
+
+
+@pytest.mark.parametrize("effort", ["", "_fast", "_faster"])
+def test_of_several_tags_of_thinking_those_count_that_the_prompt_ends_with(effort: str) -> None:
+    thinking = format_named("k2-horizon").thinking
+    assert thinking is not None
+    for end in ("", "</"):
+        assert (
+            thinking.ending(f"...<ifm|think{effort}>\n{end and f'</ifm|think{effort}>'}").open == f"<ifm|think{effort}>"
+        )
 
 
 def test_no_model_type_belongs_to_two_families() -> None:

@@ -103,7 +103,7 @@ def closers(format: Format) -> list[str]:
                 found += [part.mark, part.end]
             case Arguments() if part.notation.escapes == "none":
                 found.append(part.notation.quotes[0])
-    return found + ([format.channels.ends[0], f"final{format.channels.message}"] if format.channels else [])
+    return found + ([format.channels.ends[0], format.channels.answer] if format.channels else [])
 
 
 def written(format: Format, tokenizer: Tokenizer, tokens: list[int]) -> str:
@@ -198,7 +198,7 @@ def test_a_free_answer_may_call_and_may_not(made: Make, name: str) -> None:
     free = grammars.tools(format, TOOLS, "auto", parallel=True)
     assert forced is not None and free is not None
     call = Walker(tokenizer, random.Random(5), soft=30, closers=closers(format)).answer(forced)
-    opening = f"{format.channels.channel}final{format.channels.message}" if format.channels else ""
+    opening = format.channels.answer if format.channels else ""
     text = tokenizer.encode(opening + 'It is {"warm"} in [Paris], <b>really</b>.\n{"a": [1]}', add_special=False)
     for tokens in (call, text):
         guide = free.begin()

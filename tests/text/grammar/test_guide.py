@@ -236,13 +236,13 @@ def test_harmony_calls_after_an_analysis(made: Make) -> None:
     assert guide.done
 
 
-@pytest.mark.parametrize("format", [HERMES, HARMONY, format_named("llama")], ids=lambda format: format.name)
-def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(made: Make, format: Format) -> None:
-    grammars = made(HARMONIC)
+@pytest.mark.parametrize("name", ["hermes", "harmony", "muse", "inkling", "llama"])
+def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(made: Make, name: str) -> None:
+    grammars, format = made(HARMONIC), format_named(name)
     calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
     plan = grammars.answer(grammars.json_schema(SCHEMA), format, UNOPENED, calls=calls)
-    header = "<|channel|>final<|message|>" if format.channels else ""
-    for text in (render_call(format, [PastCall("f", {"n": 4})]).removesuffix("<|call|>"), header + '{"n": 5}'):
+    header, end = (format.channels.answer, format.channels.call_end) if format.channels else ("", "")
+    for text in (render_call(format, [PastCall("f", {"n": 4})]).removesuffix(end), header + '{"n": 5}'):
         guide = begun(plan)
         write(guide, HARMONIC, text)
         assert guide.done
@@ -252,6 +252,20 @@ def test_an_answer_by_a_schema_may_be_a_call_instead_where_tools_may_be_called(m
         events = parsed(format, HARMONIC, walker.answer(plan), UNOPENED)
         content = "".join(event.text for event in events if isinstance(event, ContentDelta))
         assert content == "" if any(isinstance(event, ToolCallBegan) for event in events) else json.loads(content)
+
+
+@pytest.mark.parametrize("name", [known.name for known in FORMATS if known.channels])
+def test_a_call_that_is_forced_may_come_behind_a_message_of_thinking(made: Make, name: str) -> None:
+    grammars, format = made(HARMONIC), format_named(name)
+    calls = grammars.tools(format, [GuidedTool("f", SCHEMA)], "required", parallel=False)
+    plan = grammars.answer(calls, format, UNOPENED, may_think=True)
+    channels = format.channels
+    assert channels is not None
+    call = render_call(format, [PastCall("f", {"n": 4})]).removesuffix(channels.call_end)
+    for thought in ("", f"{channels.asides[0]}Hm.{channels.ends[0]}{channels.start}{channels.role}"):
+        guide = begun(plan)
+        write(guide, HARMONIC, thought + call)
+        assert guide.done
 
 
 def test_forced_text_that_does_not_come_breaks_the_guide(made: Make) -> None:

@@ -43,7 +43,8 @@ def check_missing(format: Format, written: str) -> None:
 
 @pytest.mark.parametrize("format", WITH_FORMS, ids=lambda format: format.name)
 def test_what_is_left_of_a_call_is_known_wherever_it_ends(format: Format) -> None:
-    check_missing(format, render_call(format, [WEATHER]))
+    end = format.channels.call_end if format.channels else ""  # a template's, like the end of any message
+    check_missing(format, render_call(format, [WEATHER]).removesuffix(end))
 
 
 @pytest.mark.parametrize("form", [form for form in QWEN.forms if form.call == (JsonCall(),)])

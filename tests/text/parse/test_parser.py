@@ -46,9 +46,9 @@ def called(*calls: PastCall) -> list[tuple[str, str, dict[str, object]]]:
 
 def joined(format: Format, before: str, calls: str) -> str:
     """Text and calls, as the format sets them apart."""
-    if format.channels is None:
+    if (channels := format.channels) is None:
         return f"{before}\n{calls}"
-    return f"<|channel|>commentary<|message|>{before}<|end|><|start|>assistant{calls}"
+    return f"{channels.answer}{before}{channels.ends[0]}{channels.start}{channels.role}{calls}"
 
 
 @every_calling_format
