@@ -72,6 +72,8 @@ def start_engine(
     """
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
+    if tokenizer.template is not None:
+        tokenizer.template.check()
     limits = Limits(settings.max_sequences, settings.max_queue, settings.target_itl_ms)
     named = {"draft": draft, "eagle": eagle, "scorer": scorer}
     models = {name: found.path for name, found in named.items() if found is not None}

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
+from ingot.config.settings import Settings
+from ingot.engine.start import start_engine
+from ingot.errors import ModelError
 from tests import tiny
 from tests.engines import write_tokenizer
 
@@ -25,3 +29,11 @@ def test_a_server_whose_model_cannot_be_loaded_says_so_and_exits_in_peace(tmp_pa
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "cannot be loaded" in done.stderr and "terminate called" not in done.stderr
+
+
+def test_a_model_whose_template_cannot_render_a_plain_question_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIGS["llama"]))
+    write_tokenizer(tmp_path, tiny.VOCAB)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.encode() }}")
+    with pytest.raises(ModelError, match=r"cannot render a plain question: .*it calls 'encode'.*--chat-template"):
+        start_engine(Settings(), tmp_path, name="tiny", source="here")

@@ -19,6 +19,7 @@ from ingot.text.template.witness import Rendered, TemplateHistory, Witness, Witn
 
 _OURS = ("messages", "tools", "add_generation_prompt")
 _LONGEST_REASON = 1000
+_QUESTION = "Hi?"
 
 
 class ChatTemplate:
@@ -46,6 +47,22 @@ class ChatTemplate:
         self._with_tools = self._plain
         if tool_source is not None:
             self._with_tools = _Program(sandbox, tool_source, self._tokens, self._limits)
+
+    def check(self) -> None:
+        """Raises ModelError, in words, where the template cannot render one plain question."""
+        try:
+            shown = _QUESTION in self.render([{"role": "user", "content": _QUESTION}])
+        except IngotError as error:
+            reason = error.message.rstrip(".")
+            raise ModelError(
+                f"The model's chat template cannot render a plain question: {reason}. Another one is taken with "
+                "--chat-template FILE."
+            ) from error
+        if not shown:
+            raise ModelError(
+                "The model's chat template does not show a plain question. Another one is taken with "
+                "--chat-template FILE."
+            )
 
     @property
     def variables(self) -> frozenset[str]:

@@ -1,7 +1,7 @@
-"""What a chat template may use: filters, functions, string methods and operators, each bounded before it works.
+"""Filters, functions, string methods and operators of chat templates, each bounded before it works.
 
 Jinja's own implementations serve wherever their result is no larger than a small multiple of what goes in. The few
-that can make much out of little are bounded here.
+that can make much out of little are bounded here; those that no chat template needs are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from markupsafe import Markup
 
 from ingot.text.template.meter import ITEM, Exhausted, Meter, current
 
-_LONGEST_RANGE = 100_000
 _MOST_COLUMNS = 10_000
 _WIDEST_INDENT = 16
 _FINEST_PRECISION = 15
@@ -59,13 +58,6 @@ def _strftime_now(pattern: str) -> str:
         raise Exhausted("it formats the time with a width")
     current.get().room(_MOST_COLUMNS * pattern.count("%"))
     return datetime.now().strftime(pattern)
-
-
-def _range(*bounds: int) -> range:
-    made = range(*bounds)
-    if len(made) > _LONGEST_RANGE:
-        raise Exhausted(f"it uses a range of more than {_LONGEST_RANGE} numbers")
-    return made
 
 
 def _dict(pairs: Any = (), **kwargs: Any) -> dict[Any, Any]:
@@ -183,14 +175,13 @@ def _safe(value: Any) -> Markup:
     return Markup(current.get().text(value))
 
 
-_UNCHANGED = (
-    "abs capitalize count d default dictsort e escape first float groupby int items last length lower map max min "
-    "reject rejectattr reverse select selectattr sort truncate unique upper"
-)
+_LEFT_OUT = ("pprint", "striptags", "urlencode", "urlize", "wordcount", "wordwrap")
+UNBOUNDED_METHODS = frozenset({"encode", "from_bytes", "fromkeys", "maketrans", "striptags", "to_bytes", "translate"})
+"""Of Python's types. Without the first two, no template ever holds bytes."""
 
 _BOUNDED = (_center, _format, _indent, _join, _list, _replace, _round, _safe, _string, _sum, _title, _tojson, _trim)
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    **{name: metered(JINJA[name]) for name in _UNCHANGED.split()},
+    **{name: metered(function) for name, function in JINJA.items() if name not in _LEFT_OUT},
     **{name: metered(_columns(name)) for name in ("batch", "slice")},
     **{function.__name__.removeprefix("_"): metered(function) for function in _BOUNDED},
 }
@@ -202,7 +193,6 @@ TESTS: Mapping[str, Callable[..., Any]] = {
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "dict": _dict,
     "raise_exception": _raise_exception,
-    "range": _range,
     "strftime_now": _strftime_now,
 }
 
@@ -257,6 +247,11 @@ def _bound_pad(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
         meter.room(args[0])
 
 
+def _bound_tabs(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
+    if args and isinstance(args[0], int):
+        meter.room(len(text) + text.count("\t") * args[0])
+
+
 def _bound_split(meter: Meter, text: str, args: tuple[Any, ...]) -> None:
     if args and isinstance(args[0], str):
         pieces = text.count(args[0])
@@ -280,12 +275,13 @@ _METHODS: Mapping[str, Callable[[Meter, str, tuple[Any, ...]], None]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _bound_pad),
     **dict.fromkeys(("split", "splitlines"), _bound_split),
     **dict.fromkeys(("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip"), _bound_comparisons),
+    "expandtabs": _bound_tabs,
     "rsplit": _bound_backward_split,
     "replace": _bound_replace,
 }
 
 
-def bound_string_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def bound_string_method(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The arguments to call the method with, once it is certain that its result will not be too large."""
     meter = current.get()
     if name == "join" and args and isinstance(args[0], Iterable):
@@ -294,5 +290,6 @@ def bound_string_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[An
         meter.room(escaped * (sum(len(item) for item in items if isinstance(item, str)) + len(text) * len(items)))
         return (items, *args[1:])
     if name in _METHODS:
-        _METHODS[name](meter, text, args)
+        named = (kwargs[key] for key in ("sep", "tabsize") if key in kwargs)
+        _METHODS[name](meter, text, args or tuple(named))
     return args

@@ -1,50 +1,38 @@
 """The environment that Hugging Face chat templates are written for, in which nothing escapes and everything ends.
 
-A template comes with a model, so it is foreign code. Jinja's own sandbox keeps it from Python's internals; here, what
-may be called is a list of names instead of everything that is not forbidden, and all work is metered. Operators,
-calls, filters, tests and printed values have hooks in Jinja; loops, literals, slices, comparisons and `~` have none,
-so in those places the parsed template is rewritten to call `turn`, `weighed` and `concatenated`.
+A template comes with a model, so it is foreign code. Jinja's own sandbox, the one that transformers uses, keeps it from
+Python's internals and from changing what it is given; here all work is metered. Operators, calls, filters, tests and
+printed values have hooks in Jinja; loops, literals, slices, comparisons and `~` have none, so in those places the
+parsed template is rewritten to call `turn`, `weighed` and `concatenated`. What could not be bounded is refused by name:
+a few filters of Jinja's and methods of Python's that no chat template needs.
 """
 
 from __future__ import annotations
 
+import re
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Cycler, Joiner, Namespace
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
-from ingot.text.template.filters import FILTERS, FUNCTIONS, OPERATORS, TESTS, bound_string_method
+from ingot.text.template.filters import FILTERS, FUNCTIONS, OPERATORS, TESTS, UNBOUNDED_METHODS, bound_string_method
 from ingot.text.template.meter import current
 
-_STRING_METHODS = """
-    capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
-    islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix
-    replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill
-"""
-_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
-    (str, frozenset(_STRING_METHODS.split())),
-    (dict, frozenset({"copy", "get", "items", "keys", "values"})),
-    (list, frozenset({"copy", "count", "index"})),
-    (tuple, frozenset({"count", "index"})),
-    (float, frozenset({"is_integer"})),
-    (LoopContext, frozenset({"changed", "cycle"})),
-    (Cycler, frozenset({"next", "reset"})),
-)
 _BOUND = (types.MethodType, types.BuiltinMethodType)
 _REFUSED_TAGS: dict[type[nodes.Node], str] = {
     nodes.Include: "include",
     nodes.Import: "import",
     nodes.FromImport: "from",
     nodes.Extends: "extends",
-    nodes.Block: "block",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
 
@@ -52,7 +40,7 @@ _REFUSED_TAGS: dict[type[nodes.Node], str] = {
 class Sandbox(ImmutableSandboxedEnvironment):
     """Compiles and runs one model's templates. Whoever does either sets `meter.current` first."""
 
-    intercepted_binops = frozenset(OPERATORS)
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
         super().__init__(
@@ -63,8 +51,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters = dict(FILTERS)
         self.tests = dict(TESTS)
-        self.globals = {**FUNCTIONS, "namespace": PublicNamespace, "cycler": Cycler, "joiner": Joiner}
-        self._callables = {self.turn, self.weighed, self.concatenated, *self.globals.values()}
+        del self.globals["lipsum"]
+        self.globals.update(FUNCTIONS, namespace=PublicNamespace)
 
     def compiled(self, tree: nodes.Template) -> Callable[..., Iterator[str]]:
         """The generating function of a parsed template: called with its variables, it yields pieces of text."""
@@ -72,28 +60,30 @@ class Sandbox(ImmutableSandboxedEnvironment):
         rewritten.set_environment(self)
         return self.from_string(rewritten).generate
 
-    def is_safe_callable(self, obj: Any) -> bool:
-        if isinstance(obj, (Macro, LoopContext, Joiner, Undefined)):
-            return True
-        if isinstance(obj, Hashable) and obj in self._callables:
-            return True
-        if not isinstance(obj, _BOUND):
-            return False
-        return any(isinstance(obj.__self__, kind) and obj.__name__ in names for kind, names in _METHODS)
-
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = current.get()
         meter.step()
-        if not __self.is_safe_callable(__obj):
-            raise SecurityError(f"it calls {_name(__obj)!r}")
-        if isinstance(__obj, _BOUND) and isinstance(__obj.__self__, str):
-            args = bound_string_method(__obj.__self__, __obj.__name__, args)
-        return meter.admit(__context.call(__obj, *args, **kwargs))
+        if isinstance(__obj, _BOUND):
+            if __obj.__name__ in UNBOUNDED_METHODS:
+                raise SecurityError(f"it calls {__obj.__name__!r}")
+            if isinstance(__obj.__self__, str):
+                args = bound_string_method(__obj.__self__, __obj.__name__, args, kwargs)
+        return meter.admit(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            current.get().step()  # hashing one takes as long as it is, every time
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        return None if wrapped is None else _bounded_format(self, value.__self__, wrapped.__name__ == "format_map")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = current.get()
         meter.step()
-        OPERATORS[operator](meter, left, right)
+        if operator in OPERATORS:
+            OPERATORS[operator](meter, left, right)
         return meter.admit(self.binop_table[operator](left, right))
 
     def turn(self, written: int) -> bool:
@@ -123,6 +113,49 @@ class PublicNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
         super().__setitem__(name, value)
+
+
+class _BoundedFormatter(SandboxedFormatter):
+    """`'{}'.format(...)`, whose fields are steps and whose text is bounded before it is made."""
+
+    def __init__(self, env: Sandbox, **options: Any) -> None:
+        super().__init__(env, **options)
+        self._size = 0
+
+    def parse(self, format_string: str) -> Iterator[Any]:
+        for field in super().parse(format_string):
+            current.get().step()
+            yield field
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        current.get().text(value)
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        meter = current.get()
+        # Width and precision are the only numbers there; more digits than these are beyond any limit.
+        stated = sum(int(digits[:12]) for digits in re.findall(r"\d+", format_spec))
+        meter.room(self._size + stated)
+        made = super().format_field(value, format_spec)
+        self._size += len(made)
+        meter.room(self._size)
+        return made
+
+
+class _BoundedEscapeFormatter(_BoundedFormatter, SandboxedEscapeFormatter):
+    """The same for text that was marked as safe."""
+
+
+def _bounded_format(sandbox: Sandbox, pattern: str, mapped: bool) -> Callable[..., str]:
+    def format(*args: Any, **kwargs: Any) -> str:
+        made: _BoundedFormatter = _BoundedFormatter(sandbox)
+        if isinstance(pattern, Markup):
+            made = _BoundedEscapeFormatter(sandbox, escape=pattern.escape)
+        if mapped:
+            [kwargs], args = args, ()
+        return type(pattern)(made.vformat(pattern, args, kwargs))
+
+    return format
 
 
 class GenerationTag(Extension):
@@ -214,7 +247,3 @@ def _printed(value: Any) -> str:
 def _refuse_private(name: str) -> None:
     if name.startswith("_"):
         raise SecurityError(f"it keeps a private name, {name!r}, in a namespace")
-
-
-def _name(obj: Any) -> str:
-    return obj.__name__ if isinstance(obj, (*_BOUND, types.FunctionType, type)) else type(obj).__name__

@@ -121,10 +121,6 @@ def has_reasoning(message: Mapping[str, Any]) -> bool:
 class WitnessedSandbox(Sandbox):
     """A sandbox in which templates have been given a witness. Whoever renders sets `current` first."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._callables |= {self.begin, self.over, self.recent, self.newest, self.visible}
-
     def begin(self, item: Any, loop: int) -> str:
         return current.get().begin(item, loop)
 

@@ -119,6 +119,40 @@ def test_namespaces_macros_and_the_usual_filters_work() -> None:
     assert render(source) == "A20x-yb107[1, 2, 3][('k', 1)]1t1[2, 3]123b"
 
 
+def test_texts_are_formatted_as_python_formats_them() -> None:
+    source = (
+        "{{ '{} {:>4} {:.2f} {a!r} {b[0]} {m.role}'.format('x', 7, 1.5, a='y', b=[1], m=messages[0]) }}"
+        "{{ '{a:<{w}}|'.format(a='z', w=3) }}{{ '{a}'.format_map({'a': 1}) }}{{ ('<{}>'|safe).format('&') }}"
+        "{{ '{{}}'.format() }}{{ 'a\tb'.expandtabs(4) }}{{ 5|filesizeformat }}{% block b %}!{% endblock %}"
+    )
+    assert render(source) == "x    7 1.50 'y' 1 userz  |1<&amp;>{}a   b5 Bytes!"
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ messages[0].text.strip() }}", "'dict object' has no attribute 'text'"),
+        ("{{ raise_exception('Only in Latin!') }}", "Only in Latin!"),
+        ("{{ messages[0].content.encode() }}", "it calls 'encode'"),
+        ("{{ messages[0].content|length }}", "does not show a plain question"),
+        ("{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}", "does not show"),
+    ],
+)
+def test_a_template_that_cannot_render_a_plain_question_says_so_when_checked(source: str, reason: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        ChatTemplate(source).check()
+    assert reason in caught.value.message
+    assert "plain question" in caught.value.message and "--chat-template" in caught.value.message
+
+
+def test_a_template_that_renders_a_plain_question_passes_its_check() -> None:
+    ChatTemplate(PLAIN).check()
+    ChatTemplate("{% for m in messages %}{{ m.content[0].text }}{% endfor %}").check()
+
+
 def test_a_template_sees_nothing_it_was_not_given() -> None:
     template = ChatTemplate("{{ tools is none }}{{ add_generation_prompt }}{{ documents is defined }}{{ pad_token }}")
     assert template.render(HI, tools=[], add_generation_prompt=False) == "TrueFalseFalse"
@@ -150,6 +184,8 @@ def test_a_template_s_refusal_is_told_in_its_own_words() -> None:
         ("{{ missing.thing }}", "'missing' is undefined"),
         ("{{ 'a' + 1 }}", "concatenate"),
         ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ {}() }}", "not callable"),
+        ("{{ range(10 ** 6) }}", "[Rr]ange"),
         ("{{ missing|tojson }}", "JSON serializable"),
         ("{{ messages|map('upper') }}", "generator"),
     ],
@@ -166,12 +202,11 @@ def test_messages_that_a_template_cannot_render_are_a_clear_bad_request(source: 
         ("{% if %}", "line 1"),
         ("{{ 'x'|urlize }}", "urlize"),
         ("{% include 'other' %}", "include"),
-        ("{% block a %}{% endblock %}", "block"),
         ("{% autoescape true %}{% endautoescape %}", "autoescape"),
         ("x" * 200_000, "longer than"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nests too deeply"),
     ],
-    ids=["syntax", "filter", "include", "block", "autoescape", "length", "depth"],
+    ids=["syntax", "filter", "include", "autoescape", "length", "depth"],
 )
 def test_a_template_that_cannot_be_honoured_is_refused_when_loading(source: str, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):

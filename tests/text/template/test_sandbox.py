@@ -6,9 +6,12 @@ import time
 import tracemalloc
 
 import pytest
+from jinja2.sandbox import modifies_known_mutable
+from markupsafe import Markup
 
 from ingot.errors import BadRequest, IngotError, ModelError
 from ingot.text.template.chat_template import ChatTemplate
+from ingot.text.template.filters import UNBOUNDED_METHODS
 from ingot.text.template.meter import RenderLimits
 
 TIGHT = RenderLimits(steps=20_000, value=1 << 20, made=1 << 23, output=1 << 20, seconds=2.0)
@@ -67,6 +70,23 @@ BOMBS = {
     "a precise format": "{{ '%.1000000000f' % 1 }}",
     "a format whose width is an argument": "{{ '%*d' % (1000000000, 1) }}",
     "a format that hides its width": "{{ '%(a(b))1000000000d' % {'a(b)': 1} }}",
+    "a wide replacement field": "{{ '{:>1000000000}'.format(1) }}",
+    "a wide replacement field of other digits": "{{ '{:>１０００００００００}'.format(1) }}",
+    "a precise replacement field": "{{ '{:.1000000000f}'.format(1.5) }}",
+    "a replacement field whose width is an argument": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "a replacement field of a mapping": "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+    "a replacement field of safe text": "{{ ('{:>1000000000}'|safe).format(1) }}",
+    "a replacement field by its attribute": "{{ (['{:>1000000000}']|map(attribute='format')|first)(1) }}",
+    "replacement fields": doubled("'{0}{0}{0}'.format(x)"),
+    "replacement fields shown as Python writes them": doubled("'{0!r}{0!r}'.format(x)"),
+    "many replacement fields": "{% set x = ('{0}' * 99999).format('y' * 99999) %}",
+    "many braces": "{{ ('{{' * 400000).format()|length }}",
+    "wide tabs": "{{ 'a\tb'.expandtabs(10**9) }}",
+    "wide tabs by name": "{{ 'a\tb'.expandtabs(tabsize=10**9) }}",
+    "a split by name": "{{ " + LONG + ".split(maxsplit=-1, sep='a')|length }}",
+    "a key that takes long to hash": "{% set t = range(9999)|list|batch(9999)|first|join(',') %}"
+    + "{% set k = (t, t, t) %}{% for a in range(99999) %}{% if {}[k] %}{% endif %}{% endfor %}",
+    "a recursive block": "{% block a %}{{ self.a() }}{% endblock %}",
     "a wide centre": "{{ 'a'|center(10**9) }}",
     "wide padding": "{{ 'a'.ljust(10**9) }}{{ 'a'.zfill(10**9) }}",
     "wide indentation": "{{ 'a\nb'|indent(10**9) }}",
@@ -95,16 +115,34 @@ ESCAPES = {
     "a loop's frame": "{% for i in [1] %}{{ loop._iterator.gi_frame.f_globals['os'] }}{% endfor %}",
     "a generator's frame": "{{ ([1]|map('string')).gi_frame.f_builtins['open'] }}",
     "a format's attributes": "{{ '{0.__class__.__mro__}'.format(1) }}",
-    "a format by subscript": "{{ ''['format']('x') }}",
-    "a format in disguise": "{{ cycler('{0.__class__}'.format).next()(1) }}",
-    "a format of a mapping": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "a format by subscript": "{{ ''['format'].__globals__['os'] }}{{ '{0[__class__][__mro__]}'['format']('x') }}",
+    "a format in disguise": "{{ cycler('{0.__class__.__mro__}'.format).next()(1) }}",
+    "a format of a mapping": "{{ '{a.__class__.__mro__}'.format_map({'a': 1}) }}",
     "a change of the messages": "{{ messages.append(1) }}",
     "a change of a message": "{{ messages[0].update({'role': 'system'}) }}",
     "a method that Python keeps for itself": "{% set ns = namespace() %}{% set ns.__html__ = 1 %}",
     "a private name in a namespace": "{{ namespace(__call__=1) }}",
     "bytes": "{{ 'a'.encode().hex() }}",
-    "a call of something that is no function": "{{ {}() }}",
+    "bytes of a number": "{{ (1).to_bytes(10**9, 'big')|length }}",
+    "a table of letters": "{{ 'a'.translate({97: 'x' * 999999}) }}",
+    "keys that are placed at once": "{{ {}.fromkeys(range(9))|length }}",
+    "tags taken off": "{{ ('<a>'|safe).striptags() }}",
 }
+LOOKED_AT = {
+    str: """capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii
+        isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip
+        partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines
+        startswith strip swapcase title upper zfill""",
+    dict: "copy get items keys values",
+    list: "copy count index",
+    tuple: "count index",
+    int: "as_integer_ratio bit_count bit_length conjugate denominator imag is_integer numerator real",
+    float: "as_integer_ratio conjugate fromhex from_number hex imag is_integer real",
+    complex: "conjugate from_number imag real",
+    range: "count index start step stop",
+    Markup: "escape unescape",
+}
+"""What may be called of Python's types: linear in what it is given, or bounded before."""
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -150,7 +188,18 @@ def test_a_limit_once_passed_stays_passed() -> None:
 
 
 def test_printing_an_unsafe_attribute_shows_nothing() -> None:
-    assert ChatTemplate("[{{ ''.__class__ }}]").render(GO) == "[]"
+    assert ChatTemplate("[{{ ''.__class__ }}{{ '{0.__class__}'.format(1) }}]").render(GO) == "[]"
+
+
+def _some(kind: type) -> object:
+    return range(1) if kind is range else kind()
+
+
+@pytest.mark.parametrize("kind", LOOKED_AT, ids=lambda kind: kind.__name__)
+def test_a_method_that_python_adds_is_looked_at_first(kind: type) -> None:
+    public = {name for name in dir(kind) if not name.startswith("_") and not modifies_known_mutable(_some(kind), name)}
+    known = {*LOOKED_AT[kind].split(), *(LOOKED_AT[str].split() if kind is Markup else ())}
+    assert public - UNBOUNDED_METHODS <= known
 
 
 def test_a_message_cannot_inject_a_template() -> None:
