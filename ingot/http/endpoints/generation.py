@@ -73,7 +73,7 @@ class Generation:
             await out.end(self.framing.framed(telling.failed(as_ingot_error(error, request_id))))
 
 
-async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct:
+async def gathered(stream: AsyncIterable[list[Event]], view: Whole) -> Struct | dict[str, Any]:
     last: Event | None = None
     async for events in stream:
         for last in events:
