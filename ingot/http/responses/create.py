@@ -17,7 +17,7 @@ from ingot.http.edge import ClientGone, Json, Reply, answer_of, as_ingot_error
 from ingot.http.responses.endpoints import Responses
 from ingot.http.responses.runs import EVENTS, Run, tell
 from ingot.http.streaming.feed import Feed, FeedReader
-from ingot.http.streaming.response import StreamedResponse
+from ingot.http.streaming.response import HeldResponse, StreamedResponse
 from ingot.protocol.responses.request import read_response
 
 Batches = AsyncGenerator[list[Struct], None]
@@ -36,6 +36,7 @@ class CreateResponse:
     async def _answer(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         noted = answer_of(scope)
         out = StreamedResponse(send, EVENTS, self._service.settings)
+        held = HeldResponse(noted, send, self._service.settings)
         run: Run | None = None
 
         async def answer() -> None:
@@ -48,17 +49,21 @@ class CreateResponse:
                     await tell(batches, lambda: run.silence(reader), out)
                     return
                 if not alone:
-                    await consume(batches)
-                if run.error is not None:
+                    async with held.waiting():
+                        await consume(batches)
+                if run.error is not None and not held.begun:  # else the body tells that it failed
                     raise run.error
-                await Json(run.body())(scope, receive, send)
+                await Json(run.body())(scope, receive, held.send)
 
         exchange = Exchange(receive, self._service.settings.request_timeout_s, noted)
         try:
             await self._service.live.run(exchange, answer)
         except ClientGone:
             raise
-        except Exception as error:  # a stream that has begun ends in words, whatever broke it
+        except Exception as error:  # an answer that has begun ends in words, whatever broke it
+            if held.begun:
+                await held.fail(as_ingot_error(error, noted.id))
+                return
             if not out.started or run is None:
                 raise
             await out.end(EVENTS.framed(run.plan.composer.failed(as_ingot_error(error, noted.id))))
